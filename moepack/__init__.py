@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from moepack.packing.mirror import mirror_pack as mirror_pack
     from moepack.packing.mirror import remove_mirror as remove_mirror
     from moepack.packing.pack_model import pack_model as pack_model
+    from moepack.packing.pull import pull as pull
     from moepack.packing.ranking import rank_pack as rank_pack
     from moepack.packing.restore import restore as restore
     from moepack.packing.shard_index import index_model as index_model
@@ -97,6 +98,7 @@ _NAMES = {
     "pack.verifying.verifier": "verify",
     "packing.mirror": "mirror_pack remove_mirror",
     "packing.pack_model": "pack_model",
+    "packing.pull": "pull",
     "packing.ranking": "rank_pack",
     "packing.restore": "restore",
     "packing.shard_index": "index_model",

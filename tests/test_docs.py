@@ -29,6 +29,7 @@ from moepack.traces.hotness.learned import LearnedWindow
 from moepack.traces.hotness.learned_store import LearnedStore
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama, require_disk
+from tests.support.remote_servers import file_server
 from tests.support.warm_command import Run
 from tests.support.worked_example import example
 
@@ -238,8 +239,17 @@ def section(name: str) -> str:
     return COMMANDS[start : COMMANDS.index("\n## ", start + 1)]
 
 
+@pytest.fixture
+def address(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Serve the example as a pack that is elsewhere."""
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with file_server(example.parent) as server:
+        yield f"{server.url}/{example.name}"
+
+
 def test_the_json_fields_are_those_in_the_section_of_the_command(
-    example: Path, tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
+    example: Path, address: str, tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with moepack.open(example) as pack:
@@ -252,8 +262,11 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
     (tmp_path / "drive").mkdir()
     with open(next(damaged.glob("experts-*.bin")), "r+b") as data:
         data.write(bytes(64))
+    part = tmp_path / "part"
     assert_fields(
         cli,
+        ("pull", address, "-o", part, "--layers", "0"),
+        ("inspect", part),
         ("inspect", shard),
         ("mirror", mirrored, tmp_path / "drive"),
         ("mirror", mirrored),

@@ -10,10 +10,13 @@ MANIFEST_NAME = "manifest.json"
 JOURNAL_NAME = "pack.journal"
 """The packer's journal: a directory that has it and no manifest is a pack that is not whole."""
 
+PARTIAL_NAME = ".pull.json"
+"""The record of a partial pack: which bytes of a pack elsewhere are in its directory."""
+
 IN_PLACE_NAME = "in-place"
 """The folder in a directory that is turned from shards into a pack in place, or back."""
 
-_BEING_MADE = (JOURNAL_NAME, f"{IN_PLACE_NAME}/journal")
+_BEING_MADE = (JOURNAL_NAME, PARTIAL_NAME, f"{IN_PLACE_NAME}/journal")
 _MARK = f'"format": "{FORMAT}"'.encode()
 _HEAD_LENGTH = 4096
 

@@ -19,6 +19,7 @@ from moepack.inspection.facts import (
     PackFacts,
     PackHotnessFacts,
     PartFacts,
+    PartialFacts,
     PlacedPartFacts,
     ShardFacts,
     SourceFacts,
@@ -140,6 +141,7 @@ def describe_pack(pack: Pack) -> PackFacts:
         padding_length=padding_length if has_padding else None,
         padding_share=padding_length / data_length if has_padding else None,
         mirror=describe_mirror(pack),
+        partial=describe_partial(pack),
     )
 
 
@@ -180,6 +182,28 @@ def describe_mirror(pack: Pack) -> MirrorFacts | None:
         data_length=sum(file.length for file in pack.index.files),
         hottest=None if description is None else description.hottest,
         problem=mirror.problem,
+    )
+
+
+def describe_partial(pack: Pack) -> PartialFacts | None:
+    """Return the facts of a partial pack; None for any other."""
+    if pack.partial is None:
+        return None
+    counts = dict.fromkeys(pack.layers, 0)
+    all_counts = dict.fromkeys(pack.layers, 0)
+    for family in pack.index.families:
+        here = (
+            pack.is_local(family.layer, n, family=family.name) for n in range(family.expert_count)
+        )
+        counts[family.layer] += sum(here)
+        all_counts[family.layer] += family.expert_count
+    return PartialFacts(
+        origin=str(pack.partial.origin),
+        expert_count=sum(counts.values()),
+        all_expert_count=sum(all_counts.values()),
+        layers=tuple(layer for layer in counts if counts[layer] == all_counts[layer]),
+        missing_layers=tuple(layer for layer in counts if not counts[layer]),
+        length=pack.partial.length,
     )
 
 

@@ -159,6 +159,22 @@ class MirrorFacts:
     problem: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialFacts:
+    """The share of a partial pack that is on this machine: experts, and bytes with the dense part.
+
+    `layers` are those with all of their experts here, `missing_layers` those with none of them.
+    Whatever is not here is read from `origin`.
+    """
+
+    origin: str
+    expert_count: int
+    all_expert_count: int
+    layers: tuple[int, ...]
+    missing_layers: tuple[int, ...]
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class PackMirrorFacts:
     """The mirror of the pack at `path`; None if it has none."""
@@ -202,6 +218,7 @@ class PackFacts:
     padding_length: int | None
     padding_share: float | None
     mirror: MirrorFacts | None
+    partial: PartialFacts | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def blob_row(pack: Pack, family: PackedFamily, expert: int) -> BlobRow:
         layer=family.layer,
         expert=expert,
         family=family.name,
-        path=pack.file_paths[file] if has_blob else None,
+        path=pack.path_of(file, offset, length) if has_blob else None,
         offset=offset if has_blob else None,
         length=length or sum(kind.length for kind in family.part_kinds),
         rank=rank,

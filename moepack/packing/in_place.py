@@ -305,6 +305,7 @@ def _check_whole_pack(path: Path) -> Draft:
     """Return the draft of a whole pack; raise MoepackError if it cannot be restored in place."""
     instead = "restore without `in_place`"
     with Pack(path) as pack:
+        pack.require_complete()
         if any(file.is_second for file in pack.index.files):
             problem = "has files of second places, which stay behind"
             raise PackError(problem, path=path, hint=instead)

@@ -90,6 +90,7 @@ def rank_pack(
     """
     with Pack(pack) as opened:
         opened.require_files()
+        opened.require_complete()
         path = opened.path
         checked = load_hotness(hotness, opened.shape)
         assert checked is not None

@@ -102,6 +102,7 @@ def restore(
         problem = "a pack, not a folder for shards"
         raise RequestError(problem, path=target, hint="name a folder that is new or empty")
     with Pack(pack) as opened:
+        opened.require_complete()
         maps = map_shards(opened)
         entries = {entry.name: entry for entry in opened.manifest.source.shards}
         make_folder(target)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moepack.common.escaping import one_line, shorten
+from moepack.common.remote_path import is_remote
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import size_text
 from moepack.inspection.listing import BlobRow, Row, TensorRow
@@ -74,7 +75,9 @@ def _tensor_cells(row: TensorRow) -> Sequence[str]:
 
 
 def _file(path: Path | None) -> str:
-    return UNKNOWN if path is None else one_line(path.name)
+    if path is None:
+        return UNKNOWN
+    return one_line(str(path) if is_remote(path) else path.name)
 
 
 COLUMNS = (

@@ -17,7 +17,7 @@ from moepack.inspection.facts import (
     SourceFacts,
     UsedExpertsFacts,
 )
-from moepack.report import mirror_text
+from moepack.report import mirror_text, pull_text
 from moepack.report.page import Page
 from moepack.report.table import Column, Table
 from moepack.report.values import UNKNOWN, number_text, tokens_text
@@ -115,6 +115,8 @@ def pack(facts: PackFacts) -> Page:
     ]
     if facts.mirror is not None:
         lines.append(f"  mirror     {mirror_text.mirror(facts.mirror)}")
+    if facts.partial is not None:
+        lines.append(f"  here       {pull_text.partial(facts.partial)}")
     return Page(*lines, *_coverage(facts.coverage))
 
 

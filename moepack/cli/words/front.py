@@ -31,6 +31,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "restore": "Write the GGUF of a pack again, bit for bit.",
         "export": "Write a pack for another engine: a GGUF, SGLang's files.",
         "mount": "Serve the GGUF of a pack as files, without storing it.",
+        "pull": "Bring a pack from a store, or some of its experts.",
         "mirror": "Copy experts to a second drive, to read from both.",
         "index": "Index the experts of a GGUF, without a copy.",
         "rank": "Rank the experts of a pack by new counts.",

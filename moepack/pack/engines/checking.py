@@ -66,6 +66,7 @@ def verify_export(
     with ExitStack() as stack:
         if source is None:
             opened = stack.enter_context(Pack(pack or ""))
+            opened.require_complete()
             return _Check(chosen, Path(path), PackReference(opened)).run(threads, progress)
         shards = [str(shard) for shard in find_shards(source)]
         witness = read_shards(shards, sort=len(path_list(source)) > 1)

@@ -82,6 +82,7 @@ def export(
     chosen = registry.find(engine)
     settings = _settings(chosen, options)
     with Pack(pack) as opened:
+        opened.require_complete()
         if target is None and chosen.default_target is None:
             kind = "folder" if chosen.is_folder else "file"
             raise RequestError(f"no {kind} was given to write", hint="name one with `target`")

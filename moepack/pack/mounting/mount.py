@@ -64,6 +64,7 @@ def mount(
     check_mount_point(folder)
     with Pack(pack) as opened:
         opened.require_files()
+        opened.require_complete()
         shards = map_shards(opened)
         _check_plain(opened)
         serve = _fuse_server()

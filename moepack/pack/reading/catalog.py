@@ -28,6 +28,7 @@ from moepack.pack.reading.locations import (
 
 if TYPE_CHECKING:
     from moepack.pack.reading.mirror import Mirror
+    from moepack.pack.reading.partial import Partial
 
 PartNames = dict[str, tuple[PackedFamily, int]]
 """Each name of a part, full and short, with its family and its number there."""
@@ -36,13 +37,15 @@ PartNames = dict[str, tuple[PackedFamily, int]]
 class Catalog:
     """The experts of the pack at `path`, by its index; `file_paths` are the index's files.
 
-    A Catalog may be used from several threads. Offsets count from the start of the file they name.
+    `partial` says which bytes of these are on this machine, None if that is not in question. A
+    Catalog may be used from several threads. Offsets count from the start of the file they name.
     """
 
     def __init__(self, path: Path, index: Index, file_paths: Sequence[Path]) -> None:
         self.path = path
         self.index = index
         self.file_paths = tuple(file_paths)
+        self.partial: Partial | None = None
         self._families: dict[tuple[int, str], PackedFamily] = {}
         self._main_families: dict[int, PackedFamily] = {}
         # None is for a layer's main family, and the full names of the others.
@@ -83,6 +86,14 @@ class Catalog:
         """The mirror of the pack, sound or not; None if it has none."""
         return None
 
+    def path_of(self, file: int, offset: int, length: int) -> Path:
+        """Return the path under which a range of file number `file` is read.
+
+        It is that of the file; in a partial pack, of the origin's if the range is not here.
+        """
+        path = self.file_paths[file]
+        return path if self.partial is None else self.partial.path_of(path, offset, length)
+
     @overload
     def locate(
         self, layer: int, expert: int, part: None = None, *, family: str | None = None
@@ -115,7 +126,7 @@ class Catalog:
                 " read the whole expert",
             )
         measured = hotness if owner.hotness_measured else None
-        path = self.file_paths[file]
+        path = self.path_of(file, offset, length)
         return BlobLocation(layer, expert, owner.name, path, offset, length, rank, measured)
 
     def hotness(self, layer: int, expert: int, *, family: str | None = None) -> ExpertHotness:
@@ -169,7 +180,7 @@ class Catalog:
             layer,
             expert,
             kinds[number].name,
-            self.file_paths[file],
+            self.path_of(file, offset, stored_length),
             offset,
             blob[0] if is_in_blob else None,
             stored_length,
@@ -222,7 +233,7 @@ class Catalog:
             if part_file != file or not 0 <= start <= length - stored_length:
                 self._check_inside(layer, expert, kind, record, blob)
             spans.append(new_span((kind.name, start, kind.length, digest if has_digests else None)))
-        return self.file_paths[file], offset, length, tuple(spans)
+        return self.path_of(file, offset, length), offset, length, tuple(spans)
 
     def part_names(self, layer: int, *, family: str | None = None) -> PartNames:
         """Return the names that `locate` takes for a part in `layer`; not to be changed."""
@@ -323,7 +334,7 @@ class Catalog:
             type_id=tensor.type_id,
             type_name=tensor.type_name,
             shape=tensor.shape,
-            path=self.file_paths[tensor.file],
+            path=self.path_of(tensor.file, tensor.offset, tensor.length),
             offset=tensor.offset,
             length=tensor.length,
             digest=file.known(tensor.digest),

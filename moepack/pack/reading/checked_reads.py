@@ -1,6 +1,7 @@
 """Reads in the calling thread, and the check of all bytes that were read, in any thread.
 
-An expert for which the mirror gives an error or wrong bytes is read again from the pack here.
+An expert for which the mirror gives an error or wrong bytes is read again from the pack here; one
+of a partial pack, from where that pack came from.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from moepack.pack.reading.in_flight import InFlight
     from moepack.pack.reading.mirror_use import MirrorUse
     from moepack.pack.reading.open_work import OpenWork
+    from moepack.pack.reading.origin import OriginUse
     from moepack.pack.reading.scheduler import PendingRead
     from moepack.storage.backend import Backend
 
@@ -27,7 +29,7 @@ class CheckedReads:
 
     `check` is one of CHECKS: when parts are compared with their digests. With `first` a part whose
     digest was right is not compared again: a drive that gave the right bytes once is trusted from
-    then on. The mirror's parts are checked for themselves.
+    then on. The mirror's parts are checked for themselves. With `origin` the pack is a partial one.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class CheckedReads:
         check: str,
         decoder: Decoder | None,
         mirror: MirrorUse | None,
+        origin: OriginUse | None = None,
     ) -> None:
         self._backend = backend
         self._in_flight = in_flight
@@ -46,6 +49,7 @@ class CheckedReads:
         self._right: set[tuple[int, int, str, bool]] | None = set() if check == "first" else None
         self._decoder = decoder
         self._mirror = mirror
+        self._origin = origin
 
     def fill(self, read: ExpertRead, memory: AnyMemory) -> None:
         """Read into `memory`, in this thread, and check the bytes; raise their error."""
@@ -54,7 +58,7 @@ class CheckedReads:
             self._fill_from(read, memory, is_mirrored=is_mirrored)
             return
         except (PackError, MachineError) as error:
-            if not is_mirrored:
+            if not self._is_elsewhere(read, error, is_mirrored=is_mirrored):
                 raise
             problem = error.with_traceback(None)  # which holds this frame, and that the memory
         self._read_again(read, memory, problem)
@@ -71,17 +75,44 @@ class CheckedReads:
             self._check(pending.read, pending.memory, is_mirrored=pending.is_mirrored)
             return
         except (PackError, MachineError) as error:
-            if not pending.is_mirrored or pending.memory is None:
+            is_mirrored = pending.is_mirrored
+            is_elsewhere = self._is_elsewhere(pending.read, error, is_mirrored=is_mirrored)
+            if not is_elsewhere or pending.memory is None:
                 raise
             pending.error = None
             problem = error.with_traceback(None)
         self._read_again(pending.read, pending.memory, problem)
 
+    def _is_elsewhere(self, read: ExpertRead, error: MoepackError, *, is_mirrored: bool) -> bool:
+        """Return whether a read that ended with an error can be done at another place."""
+        if is_mirrored or self._origin is None:
+            return is_mirrored
+        self._origin.explain(read, error)
+        return self._origin.elsewhere(read) is not None
+
     def _read_again(self, read: ExpertRead, memory: AnyMemory, problem: MoepackError) -> None:
-        """Read from the pack, and then blame the mirror for the `problem` that it had."""
+        """Read at the other place, and then blame the first one for the `problem` that it had."""
+        if self._origin is not None:
+            self._read_at_origin(self._origin, read, memory, problem)
+            return
         assert self._mirror is not None
         self._fill_from(read, memory, is_mirrored=False)
         self._mirror.fail(problem)
+
+    def _read_at_origin(
+        self, origin: OriginUse, read: ExpertRead, memory: AnyMemory, problem: MoepackError
+    ) -> None:
+        """Read at the origin of a partial pack; if that fails too, raise the first `problem`."""
+        again = origin.elsewhere(read)
+        assert again is not None
+        try:
+            self._fill_from(again, memory, is_mirrored=False)
+        except (PackError, MachineError) as error:
+            problem.hint = f"there it cannot be read either: {error.problem}"
+            raise problem from None
+        if self._right is not None:  # which they are not where they are read first
+            self._right -= {(read.layer, read.expert, p.name, False) for p in read.parts}
+        origin.warn(problem)
 
     def _fill_from(self, read: ExpertRead, memory: AnyMemory, *, is_mirrored: bool) -> None:
         """Read from the pack or its mirror into `memory`, in this thread, and check the bytes."""

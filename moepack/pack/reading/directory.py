@@ -4,10 +4,13 @@ Opens these two files and no other. A link to a file is as good as the file, sin
 consist of links; anything but a regular file is refused before it is read.
 """
 
+from __future__ import annotations
+
 import mmap
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moepack.common.errors import (
     SHORTAGE_HINTS,
@@ -19,13 +22,16 @@ from moepack.common.errors import (
     remedy,
 )
 from moepack.common.escaping import shell_word
-from moepack.common.pack_files import IN_PLACE_NAME, JOURNAL_NAME, is_in_pack
+from moepack.common.pack_files import IN_PLACE_NAME, JOURNAL_NAME, PARTIAL_NAME, is_in_pack
 from moepack.common.path_hints import missing_hint
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.remote_path import RemotePath, is_remote
 from moepack.pack.format import manifest
 from moepack.storage.input_file import open_input
 from moepack.storage.regular_file import NotRegularError, open_regular
+
+if TYPE_CHECKING:
+    from moepack.pack.reading.partial import Partial
 
 _SUFFIX, _MAGIC = ".gguf", b"GGUF"
 _SHARDS = (f"*{_SUFFIX}", f"*/*{_SUFFIX}", f"snapshots/*/*{_SUFFIX}", f"snapshots/*/*/*{_SUFFIX}")
@@ -50,7 +56,7 @@ def named_pack(named: PathOrPaths) -> Path | None:
     paths = [Path(path) for path in names]
     if len(paths) != 1:
         return None
-    marks = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME, IN_PLACE_NAME)
+    marks = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME, IN_PLACE_NAME, PARTIAL_NAME)
     return paths[0] if any((paths[0] / mark).exists() for mark in marks) else None
 
 
@@ -128,6 +134,22 @@ def read_manifest(path: Path) -> bytes:
         raise _problem(name, error) from None
 
 
+def read_any_manifest(path: Path) -> tuple[Path, bytes, Partial | None]:
+    """Return path and bytes of the manifest of a pack, or of a partial one, and the latter.
+
+    Raises as `read_manifest`, and PackError for a partial pack whose record is damaged.
+    """
+    try:
+        return path / manifest.NAME, read_manifest(path), None
+    except PackError:
+        if not (path / PARTIAL_NAME).exists():
+            raise
+    from moepack.pack.reading.partial import MANIFEST_NAME, open_partial  # here, since few are
+
+    partial = open_partial(path)
+    return path / MANIFEST_NAME, partial.manifest_bytes, partial
+
+
 def map_index(folder: Path, entry: manifest.IndexEntry) -> mmap.mmap | bytes:
     """Map the index of a pack into memory, read-only. Raises as `read_manifest`."""
     name = folder / entry.name
@@ -164,6 +186,9 @@ def _not_a_pack(path: Path) -> PackError:
             "it is made in place: go on with `moepack pack --in-place --resume`, or back with"
             " `moepack restore`; do not remove it, it holds the model"
         )
+    elif (path / PARTIAL_NAME).exists():
+        problem = "not a whole pack: a part of it is elsewhere"
+        hint = f"bring the rest: `moepack pull --resume -o {shell_word(str(path))}`"
     elif (path / JOURNAL_NAME).exists():
         problem = "not a whole pack: no manifest.json"
         hint = "it was interrupted: `moepack pack … --resume` goes on with it"

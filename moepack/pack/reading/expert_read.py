@@ -17,6 +17,7 @@ from moepack.common.errors import (
     MoepackError,
     PackError,
     RequestError,
+    remedy,
 )
 from moepack.common.sizes import align
 from moepack.storage.backend import ReadRequest
@@ -207,7 +208,7 @@ class ExpertRead(NamedTuple):
         if isinstance(error, NotRegularError):
             return PackError("not a regular file", path=path, place=place, found=error.kind)
         if error is not None:
-            hint = _HINTS.get(error.errno or 0)
+            hint = remedy(error) or _HINTS.get(error.errno or 0)
             return MachineError(f"cannot read: {error.strerror}", path=path, place=place, hint=hint)
         return PackError(
             "the file ends too early",

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from moepack.common import digest
 from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, PackError, RequestError
-from moepack.common.remote_path import is_remote
+from moepack.common.escaping import shell_word
+from moepack.common.remote_path import RemotePath, is_remote
 from moepack.common.sizes import Size, ranges_text
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.names import MIRROR_NAME
 from moepack.pack.reading.catalog import Catalog, payload_length
-from moepack.pack.reading.directory import map_index, pack_folder, read_manifest
+from moepack.pack.reading.directory import map_index, pack_folder, read_any_manifest
 from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH
 from moepack.pack.reading.read_plan import plan_blob
 from moepack.pack.reading.reader import Reader
@@ -58,8 +59,9 @@ class Pack(Catalog, Closing):
             raise MachineError("no memory is left to open the pack", path=folder) from None
 
     def _open(self, folder: Path, shards: Sequence[Path]) -> None:
-        name = folder / manifest.NAME
-        self.manifest = manifest.decode(read_manifest(folder), str(name))
+        name, data, partial = read_any_manifest(folder)
+        self.manifest = manifest.decode(data, str(name))
+        self.manifest_bytes = data
         if not self.manifest.digest_matches:
             raise PackError(
                 "the manifest is damaged: its own digest differs",
@@ -75,6 +77,7 @@ class Pack(Catalog, Closing):
             index,
             shards or [folder / file.name for file in index.files if not file.is_second],
         )
+        self.partial = partial
         check_shards(index, self.file_paths)
 
     def __repr__(self) -> str:
@@ -82,12 +85,20 @@ class Pack(Catalog, Closing):
             return f"<moepack.Pack {self.path}>"
         contents = "experts and dense part" if self.index.is_whole else "experts"
         layers = f"layers {ranges_text(self.layers)}"
+        if self.partial is not None:
+            contents += f", some of them elsewhere: in {self.partial.origin}"
         return f"<moepack.Pack {self.path}: {contents}, {layers}, {self.index.blob_count:,} blobs>"
+
+    @property
+    def index_bytes(self) -> bytes:
+        """A copy of the bytes of the index."""
+        self.check_open()
+        return bytes(self._mapped)
 
     @property
     def mirror(self) -> Mirror | None:
         """The mirror of the pack, sound or not; None if it has none."""
-        if not os.path.islink(self._folder / MIRROR_NAME):
+        if self.partial is not None or not os.path.islink(self._folder / MIRROR_NAME):
             return None
         from moepack.pack.reading.mirror import find_mirror  # here, since few packs have one
 
@@ -125,11 +136,26 @@ class Pack(Catalog, Closing):
         if isinstance(self._mapped, mmap.mmap):
             self._mapped.close()
 
+    def is_local(self, layer: int, expert: int, *, family: str | None = None) -> bool:
+        """Return whether an expert is on this machine, and not where a partial pack came from.
+
+        Raises as `locate`.
+        """
+        reads = plan_blob(self, layer, expert, family).file_reads
+        return not any(isinstance(read.path, RemotePath) for read in reads)
+
     def require_files(self) -> None:
         """Raise RequestError if the pack's files are not on this machine, but in a store."""
         if is_remote(self.path):
-            hint = "copy the pack to this machine first"
+            address = shell_word(str(self.path))
+            hint = f"bring it to this machine first: `moepack pull {address} -o NAME.moepack`"
             raise RequestError("the pack is in a store", path=self.path, hint=hint)
+
+    def require_complete(self) -> None:
+        """Raise RequestError if the pack is a partial one."""
+        if self.partial is not None:
+            hint = f"bring the rest first: `moepack pull {self.partial.arguments}`"
+            raise RequestError("a part of the pack is not here", path=self.path, hint=hint)
 
     def tensor(
         self,
@@ -157,6 +183,7 @@ class Pack(Catalog, Closing):
         from moepack.pack.reading.tensors import part_array  # here, since it brings numpy
 
         location = self._locate_part(layer, expert, part, family)
+        self._require_here(location.path)
         owner, number = self.part_names(layer, family=family)[part]
         kind = owner.part_kinds[number]
 
@@ -174,7 +201,13 @@ class Pack(Catalog, Closing):
         from moepack.pack.reading.tensors import dense_array  # here, since it brings numpy
 
         location = self.locate_dense(name)
+        self._require_here(location.path)
         return dense_array(self._mapped_files(), location, dequantize=dequantize)
+
+    def _require_here(self, path: Path) -> None:
+        if isinstance(path, RemotePath):
+            self.require_files()
+            self.require_complete()
 
     def _mapped_files(self) -> Mappings:
         self.require_files()
@@ -201,6 +234,8 @@ class Pack(Catalog, Closing):
         keys = self.hottest(byte_budget, family=family)
         with self.reader(backend="buffered", check="never") as reader:
             reads = [plan_blob(self, *key, family) for key in keys]
+            if self.partial is not None:  # those that are elsewhere cannot be in the page cache
+                reads = [r for r in reads if not isinstance(r.file_reads[0].path, RemotePath)]
             reads.sort(key=lambda read: read.file_reads[0])
             done = 0
             with reader.submit_reads(reads) as batch:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from moepack.pack.reading.catalog import Catalog
     from moepack.pack.reading.mirror_use import MirrorUse
+    from moepack.pack.reading.origin import OriginUse
+    from moepack.pack.reading.partial import Partial
     from moepack.storage.arena import Arena
     from moepack.storage.backend import Backend
     from moepack.storage.buffers import BufferPool
@@ -52,7 +54,9 @@ class Reader(Closing):
     With `mirror`, reads are spread over the pack and its mirror, if it has one: see `moepack
     mirror`. Reads through the page cache are not, since the cache would then hold both copies. If
     the mirror returns an error or wrong bytes, only the pack is read from then on; this is a
-    MirrorWarning, and so is a mirror that is missing or another pack's.
+    MirrorWarning, and so is a mirror that is missing or another pack's. In a partial pack (see
+    `moepack pull`) experts that are not here are read where the pack came from, and so are those
+    that are damaged here, with a MirrorWarning.
 
     May be used from several threads, but only in the process that made it: after a fork every call
     in the child raises RequestError, and the child opens the pack again. Fork while nothing is in
@@ -94,6 +98,7 @@ class Reader(Closing):
             self._backend, self.why = choose(backend, files, depth, pool.fixed if pool else None)
         else:
             self._backend, self.why = backend, "given by the caller"
+        origin = None if catalog.partial is None else self._add_origin(catalog.partial)
         self._in_flight = InFlight(self._backend.name, depth, max_in_flight)
         self._mirror = self._open_mirror() if mirror else None
         self._decoder = None
@@ -103,7 +108,13 @@ class Reader(Closing):
             self._decoder = Decoder(self._in_flight, self._arena)
         self._open_work = OpenWork(self._in_flight, self._backend)
         self._reads = CheckedReads(
-            self._backend, self._in_flight, self._open_work, check, self._decoder, self._mirror
+            self._backend,
+            self._in_flight,
+            self._open_work,
+            check,
+            self._decoder,
+            self._mirror,
+            origin,
         )
         self._finalizer = weakref.finalize(
             self, _finish, weakref.ref(self), self._open_work, self._arena
@@ -113,6 +124,14 @@ class Reader(Closing):
     def backend(self) -> str:
         """The name of the backend that reads; `why` is the reason for it."""
         return self._backend.name
+
+    def _add_origin(self, partial: Partial) -> OriginUse:
+        # Here, since few packs are partial.
+        from moepack.pack.reading.origin import OriginBackend, OriginUse
+        from moepack.storage.routed_backend import RoutedBackend
+
+        self._backend = RoutedBackend(self._backend, OriginBackend(partial))
+        return OriginUse(partial)
 
     def _open_mirror(self) -> MirrorUse | None:
         mirror = self._catalog.mirror

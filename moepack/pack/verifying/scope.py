@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from moepack.common.errors import RequestError
+from moepack.common.errors import PackError, RequestError
 from moepack.common.sizes import parse_ranges, ranges_text
 from moepack.pack.format.index import Index
+from moepack.pack.reading.partial import Partial
 from moepack.pack.verifying.extents import readable
 
 
@@ -14,14 +15,15 @@ def choose(
     layers: str | Iterable[int] | None,
     sample: str | float | None,
     seed: int,
+    partial: Partial | None = None,
 ) -> tuple[frozenset[int] | None, list[str]]:
-    """Choose the blobs and tensors of `layers`, and of these a `sample`.
+    """Choose the blobs and tensors of `layers`, and of these a `sample`; of a partial pack, a part.
 
     Returns the numbers of the items to check (see `extents.Item`), None for all; the rest in words.
     The same `seed` chooses the same items of the same pack. Raises RequestError for a layer that
     the pack does not hold, and for a sample that is no share.
     """
-    if layers is None and sample is None:
+    if layers is None and sample is None and partial is None:
         return None, []
     packed = sorted({family.layer for family in index.families})
     chosen = packed if layers is None else _layers(layers, packed)
@@ -35,6 +37,8 @@ def choose(
         block, layer, *_ = (*tensor.name.split("."), "")
         if layers is None or (block == "blk" and layer in map(str, chosen)):
             numbers.append(index.blob_count + number)
+    if partial is not None:
+        numbers = [number for number in numbers if _is_here(index, partial, number)]
     if sample is not None:
         from random import Random  # here, since most verifications do without it
 
@@ -53,6 +57,19 @@ def choose(
     has_blobs = any(not file.is_shard for file in index.files)
     left_out.append(f"padding between {'blobs and tensors' if has_blobs else 'tensors'}")
     return frozenset(numbers), left_out
+
+
+def _is_here(index: Index, partial: Partial, number: int) -> bool:
+    """Return whether the bytes of a blob or a tensor are in the directory of a partial pack."""
+    try:
+        if number < index.blob_count:
+            offset, length, _, _, file = index.blob(number)
+        else:
+            tensor = index.tensor(number - index.blob_count)
+            offset, length, file = tensor.offset, tensor.length, tensor.file
+    except PackError:  # a finding of its own
+        return False
+    return partial.covers(index.files[file].name, offset, offset + length)
 
 
 def _layers(layers: str | Iterable[int], packed: Sequence[int]) -> list[int]:

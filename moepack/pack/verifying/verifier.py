@@ -18,8 +18,10 @@ from moepack.common.sizes import gaps
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
-from moepack.pack.reading.directory import pack_folder, read_manifest
-from moepack.pack.reading.mirror import Mirror, RangeSet, find_mirror
+from moepack.pack.format.tables import DataFile
+from moepack.pack.reading.directory import pack_folder, read_any_manifest
+from moepack.pack.reading.mirror import Mirror, find_mirror
+from moepack.pack.reading.partial import Partial
 from moepack.pack.reading.shard_map import map_shards
 from moepack.pack.verifying import agreement, headline, inventory, origins, scope
 from moepack.pack.verifying.comparison import SourceComparison
@@ -30,6 +32,7 @@ from moepack.pack.verifying.shard_sha256 import sha256_of, sha256_of_restored
 from moepack.pack.verifying.witness import Witness, read_shards
 from moepack.source.shards import find_shards
 from moepack.storage.input_file import open_input
+from moepack.storage.ranges import RangeSet
 from moepack.storage.thread_pool import ThreadPool
 
 DEFAULT_THREADS = 4
@@ -53,8 +56,8 @@ def verify(
     always checked; of the bytes, those of `layers` (`0-3,7`, or numbers) if given, and of blobs and
     tensors a `sample` (a share: 0.1 or `10%`), drawn by `seed`. With `sha256` the shards are read
     once more to compare their SHA-256 with the manifest; `with_gguf_py` compares the same blobs and
-    tensors with the gguf package's reading of the source. `progress` is called from one thread at a
-    time.
+    tensors with the gguf package's reading of the source. Of a partial pack (see `moepack pull`)
+    the bytes that are here are checked. `progress` is called from one thread at a time.
 
     Raises PackError if there is no pack or one of an unknown version, SourceError for a shard that
     cannot be read, RequestError for options that make no sense, MachineError if the machine lacks
@@ -67,9 +70,9 @@ def verify(
     findings = Findings()
     try:
         folder = pack_folder(path)
-        data = read_manifest(folder)
+        name, data, partial = read_any_manifest(folder)
         try:
-            described = manifest.decode(data, str(folder / manifest.NAME))
+            described = manifest.decode(data, str(name))
         except PackError as error:
             if error.code is ErrorCode.UNKNOWN_FORMAT:
                 raise
@@ -97,9 +100,9 @@ def verify(
                 not_looked_at=("all that the index would list",),
             )
         agreement.check(index, described, findings)
-        chosen, not_looked_at = scope.choose(index, layers, sample, seed)
+        chosen, not_looked_at = scope.choose(index, layers, sample, seed, partial)
         verification = _Verification(
-            folder, described, index, chosen, not_looked_at, witness, findings
+            folder, described, index, chosen, not_looked_at, witness, findings, partial
         )
         return verification.run(sha256, with_gguf_py, threads, Phases(progress))
     except MemoryError:
@@ -117,6 +120,7 @@ class _Verification:
     not_looked_at: list[str]
     witness: Witness | None
     findings: Findings
+    partial: Partial | None
 
     def __post_init__(self) -> None:
         self.paths = [self.path / file.name for file in self.index.files]
@@ -161,13 +165,10 @@ class _Verification:
         """List the segments to read, as far as the files on disk have them."""
         work: list[Segment | Gap] = []
         for number, file in enumerate(self.index.files):
-            path = self.paths[number]
-            if file.is_second and not os.path.exists(path):
+            if not self._is_looked_at(file):
                 continue
             length = self._length_on_disk(number, file.length, items[number])
-            chosen = items[number]
-            if self.chosen is not None:
-                chosen = [i for i in chosen if i.number is None or i.number in self.chosen]
+            chosen = self._chosen_items(file.name, items[number])
             if length < file.length:
                 self.unread |= _numbers(item for item in chosen if item.end > length)
                 chosen, length = cut(chosen, length)
@@ -190,6 +191,20 @@ class _Verification:
             if self.comparison is not None and self.is_same_model and self.index.is_whole:
                 work += self.comparison.gaps()
         return work
+
+    def _is_looked_at(self, file: DataFile) -> bool:
+        """Return false for a missing file of second places, and if nothing of a file is here."""
+        if self.partial is not None and not self.partial.has_bytes_of(file.name):
+            return False
+        return not file.is_second or os.path.exists(self.path / file.name)
+
+    def _chosen_items(self, name: str, items: list[Item]) -> list[Item]:
+        """Return the items of a file that are to be checked; in a partial pack, as far as here."""
+        if self.chosen is not None:
+            items = [one for one in items if one.number is None or one.number in self.chosen]
+        if self.partial is not None:
+            items = [one for one in items if self.partial.covers(name, one.start, one.end)]
+        return items
 
     def _gaps_of_shards(self) -> Iterator[Segment]:
         """Yield the ranges of files that are shards that no record covers: they are zeros."""

@@ -1,0 +1,350 @@
+"""Pull a pack from a store or a web server onto this machine: all of it, some layers, the hottest.
+
+The order of events is the promise:
+
+1. `.pull.json` is written, with no bytes named, then manifest (under another name) and index;
+2. ranges come and are compared with their digests; they are synced, and then named in `.pull.json`;
+3. if everything is there, the manifest gets its name: this is the commit; `.pull.json` is removed.
+
+Whatever ends it early leaves a partial pack that can be used as far as it goes, and the same
+command goes on from there. The record names the mtime of each file: those that were changed since,
+by a pull that was killed or by anybody else, are read and compared before they are trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from moepack.common import digest
+from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, write_failure
+from moepack.common.pack_files import JOURNAL_NAME
+from moepack.common.paths import AnyPath
+from moepack.common.phases import Phases, Progress
+from moepack.common.remote_path import is_remote
+from moepack.common.sizes import Size, parse_ranges, ranges_text
+from moepack.pack.format import manifest
+from moepack.pack.reading import partial as partials
+from moepack.pack.reading.pack import Pack
+from moepack.pack.reading.partial import PartialRecord, PullRequest
+from moepack.packing.commit import TEMPORARY_NAME, commit, settling, write_proven
+from moepack.packing.packed_items import PackedItem, packed_items
+from moepack.packing.pull_copy import PullCopy, write
+from moepack.storage.atomic import make_folder, require_folder_of, sync_directory
+from moepack.storage.input_file import open_input
+from moepack.storage.lock import locked_folder
+from moepack.storage.space import check_space
+
+DEFAULT_THREADS = 16
+_GO_ON = "run the same command again: it goes on from what is there"
+
+
+@dataclass(frozen=True, slots=True)
+class PullSummary:
+    """The pack at `origin` as far as it is at `path` now; lengths are bytes.
+
+    If it `is_whole`, it is that pack. Else `layers` are those with all their experts here, and
+    `missing_layers` those without any. `kept_length` was there before, `fetched_length` came now,
+    None if that is only planned.
+    """
+
+    path: str
+    origin: str
+    is_whole: bool
+    layers: tuple[int, ...]
+    missing_layers: tuple[int, ...]
+    expert_count: int
+    all_expert_count: int
+    length: int
+    all_length: int
+    kept_length: int
+    fetched_length: int | None
+
+
+def pull(
+    pack: AnyPath | None,
+    target: AnyPath,
+    *,
+    layers: str | Iterable[int] | None = None,
+    hottest: Size | None = None,
+    resume: bool = False,
+    check: bool = False,
+    threads: int = DEFAULT_THREADS,
+    planned: Callable[[PullSummary], None] | None = None,
+    progress: Progress | None = None,
+) -> PullSummary:
+    """Bring a pack from a store or a web server into the directory `target`, checked as it comes.
+
+    With `layers` (`0-20`, or numbers) or `hottest` (`40GiB`, or `25%` of the experts) the dense
+    part comes, and those experts: a partial pack, which opens as a pack does, and whose other
+    experts are read from `pack`. What is there already is kept; of files that were changed since,
+    as far as it has the right digests, and with `check` of all files. With `resume` the choices are
+    the earlier ones, and `pack` may be None. `threads` are the ranges that are asked for at a time.
+
+    `planned` is called with the bytes that will be there before any comes, `progress` with the
+    bytes done since its last call and with those to do in all, from one thread at a time.
+
+    Raises PackError for a pack that is damaged there or not the one that a part of is here,
+    RequestError for a target that is something else, MachineError if the store or this machine
+    fails; the same call goes on then.
+    """
+    folder = Path(target)
+    record = _record_in(folder)
+    request = _request(layers, hottest)
+    if resume and record is not None and request is None:
+        request = record.request
+    if pack is None:
+        if record is None:
+            raise RequestError("nothing to resume", path=folder, hint="name the pack to pull")
+        pack = record.origin
+    if not is_remote(pack):
+        hint = "a pack of this machine is copied like any folder"
+        raise RequestError("not the address of a pack in a store", path=pack, hint=hint)
+    with Pack(pack) as opened:
+        work = _Pull(opened, folder, record, request or PullRequest(is_all=True), hottest)
+        if (folder / manifest.NAME).exists():
+            return work.whole()
+        return work.run(threads, check, planned, progress)
+
+
+def _request(layers: str | Iterable[int] | None, hottest: Size | None) -> PullRequest | None:
+    """Return the layers that are asked for; None for neither layers nor the hottest."""
+    if layers is None and hottest is None:
+        return None
+    try:
+        numbers = parse_ranges(layers) if isinstance(layers, str) else layers or ()
+    except ValueError as error:
+        raise RequestError(f"not a list of layers: {error}") from None
+    return PullRequest(is_all=False, layers=tuple(sorted(set(numbers))))
+
+
+def _record_in(folder: Path) -> PartialRecord | None:
+    """Return the record of a partial pack; None for none, or a damaged one, which is made anew."""
+    try:
+        return partials.load(folder)
+    except (PackError, OSError):
+        return None
+
+
+class _Pull:
+    """One pull of an open pack into a directory, which may have a part of it by its `record`."""
+
+    def __init__(
+        self,
+        pack: Pack,
+        folder: Path,
+        record: PartialRecord | None,
+        request: PullRequest,
+        hottest: Size | None,
+    ) -> None:
+        self._pack = pack
+        self._folder = folder
+        self._record = record
+        self._manifest_digest = digest.xxh3(pack.manifest_bytes)
+        self._items = packed_items(pack.index)
+        if hottest is not None:
+            length = pack.budget_length(hottest, "hottest")
+            request = request._replace(hottest=length)
+        self._request = request
+        self._files = [
+            number for number, file in enumerate(pack.index.files) if self._is_pulled(number)
+        ]
+        self._chosen = self._choose()
+
+    def _is_pulled(self, number: int) -> bool:
+        """Return whether a file is to be here: one of second places may be missing there, too."""
+        file = self._pack.index.files[number]
+        if not file.is_second:
+            return True
+        if not self._request.is_all:
+            return False
+        try:
+            open_input(self._pack.path / file.name).close()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise MachineError(f"cannot read: {error.strerror}", path=self._pack.path) from None
+        return True
+
+    def _choose(self) -> list[int]:
+        """Return the numbers of the items that are asked for. Raises RequestError."""
+        request, files = self._request, set(self._files)
+        missing = sorted(set(request.layers) - set(self._pack.layers))
+        if missing:
+            hint = f"it has layers {ranges_text(self._pack.layers)}"
+            raise RequestError(f"the pack has no layer {missing[0]}", argument="layers", hint=hint)
+        keys = set(self._hottest(request.hottest)) if request.hottest else set()
+        return [
+            number
+            for number, item in enumerate(self._items)
+            if item.file in files
+            and (
+                item.key is None
+                or request.is_all
+                or item.key[0] in request.layers
+                or item.key in keys
+            )
+        ]
+
+    def _hottest(self, length: int) -> Iterator[tuple[int, int, str]]:
+        pack = self._pack
+        if not any(family.hotness_measured for family in pack.index.families):
+            hint = "choose layers instead"
+            raise RequestError(
+                "no hotness was measured for it", path=pack.path, argument="hottest", hint=hint
+            )
+        for layer, expert in pack.hottest(length):
+            yield layer, expert, pack.families(layer)[0]
+
+    def whole(self) -> PullSummary:
+        """Return the summary of a pack that is whole here. Raises RequestError for another pack."""
+        path = self._folder / manifest.NAME
+        if path.read_bytes() != self._pack.manifest_bytes:
+            hint = "choose another directory, or remove it"
+            raise RequestError("another pack is here already", path=self._folder, hint=hint)
+        self._remove_record()  # in case that a pull was killed when it was done
+        return self._summary(set(range(len(self._items))), kept=self._length(self._items))
+
+    def run(
+        self,
+        threads: int,
+        check: bool,
+        planned: Callable[[PullSummary], None] | None,
+        progress: Progress | None,
+    ) -> PullSummary:
+        """Pull what is missing, and commit the pack if it is all here then."""
+        self._check_target()
+        planned_length = self._length(self._items[number] for number in self._chosen)
+        if planned is not None:
+            planned(self._summary(set(self._chosen), kept=0, fetched=None))
+        if self._record is None and not self._folder.exists():  # so that nothing is left then
+            check_space(self._folder, planned_length)
+        try:
+            make_folder(self._folder)
+            with self._going_on(), locked_folder(self._folder):
+                return self._carry_out(threads, check, Phases(progress))
+        except OSError as error:
+            raise write_failure(error, self._folder, _GO_ON) from error
+
+    def _check_target(self) -> None:
+        """Raise RequestError if something else is in the directory, or a part of another pack."""
+        require_folder_of(self._folder)
+        record = self._record
+        if record is not None and record.manifest_digest != self._manifest_digest:
+            raise PackError(
+                "a part of another pack is here, or of this one before it was made anew",
+                path=self._folder,
+                place=partials.NAME,
+                expected=digest.to_text(self._manifest_digest),
+                found=digest.to_text(record.manifest_digest),
+                hint="choose another directory, or remove this one",
+            )
+        if not self._folder.is_dir():
+            return
+        ours = {f"{partials.NAME}.tmp", partials.NAME, partials.MANIFEST_NAME, TEMPORARY_NAME}
+        names = set(os.listdir(self._folder)) - {"lost+found"}
+        if JOURNAL_NAME in names or (names and not names & ours):
+            raise RequestError(
+                "not empty, and not a partial pack",
+                path=self._folder,
+                found=", ".join(sorted(names)[:3]),
+                hint="choose a new or an empty directory",
+            )
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Add to an error, or an interruption, how to go on."""
+        try:
+            yield
+        except MoepackError as error:
+            error.hint = _GO_ON if error.hint is None else f"{error.hint}; then {_GO_ON}"
+            raise
+        except KeyboardInterrupt as stop:
+            stop.add_note(_GO_ON)
+            raise
+
+    def _carry_out(self, threads: int, check: bool, phases: Phases) -> PullSummary:
+        record = self._new_record()
+        if self._record is None or self._record.request != record.request:
+            write(self._folder, record)
+        entry = self._pack.manifest.index_entry
+        description = {partials.MANIFEST_NAME: self._pack.manifest_bytes}
+        write_proven(self._folder, {**description, entry.name: self._pack.index_bytes})
+        copy = PullCopy(self._pack, self._folder, self._items, self._files, record)
+        chosen_length = self._length(self._items[number] for number in self._chosen)
+        reading = phases.begin(later=chosen_length)
+        copy.find_kept(self._record, threads, reading, check=check)
+        kept_length = self._length(self._items[number] for number in copy.here)
+        runs = list(copy.runs([number for number in self._chosen if number not in copy.here]))
+        length = sum(run.length for run in runs)
+        check_space(self._folder, length)
+        advance = phases.begin()
+        copy.fetch(runs, threads, lambda done: advance(done, length))
+        if self._is_complete(copy.here):
+            self._commit()
+        return self._summary(copy.here, kept=kept_length, fetched=length)
+
+    def _new_record(self) -> PartialRecord:
+        """Return the record with this request added to the earlier ones."""
+        request, record = self._request, self._record
+        if record is not None:
+            before = record.request
+            request = PullRequest(
+                is_all=request.is_all or before.is_all,
+                layers=tuple(sorted({*request.layers, *before.layers})),
+                hottest=max(request.hottest, before.hottest),
+            )
+        files = {} if record is None else record.files
+        return PartialRecord(str(self._pack.path), self._manifest_digest, request, files)
+
+    def _is_complete(self, here: set[int]) -> bool:
+        """Return whether all is here but the files of second places that are not there either."""
+        seconds = {n for n, file in enumerate(self._pack.index.files) if file.is_second}
+        left_out = seconds - set(self._files) if self._request.is_all else set()
+        return all(
+            number in here or item.file in left_out for number, item in enumerate(self._items)
+        )
+
+    def _commit(self) -> None:
+        for number in self._files:
+            file = self._pack.index.files[number]
+            path = self._folder / file.name
+            if os.stat(path, follow_symlinks=False).st_size != file.length:
+                raise MachineError("the file was changed after it was written", path=path)
+        entry = self._pack.manifest.index_entry
+        commit(self._folder, entry.name, self._pack.index_bytes, self._pack.manifest_bytes)
+        self._remove_record()
+
+    def _remove_record(self) -> None:
+        """Remove what only a partial pack has."""
+        with settling(self._folder, "still has the record of its pull"):
+            for name in (partials.NAME, partials.MANIFEST_NAME):
+                (self._folder / name).unlink(missing_ok=True)
+            sync_directory(self._folder)
+
+    def _length(self, items: Iterable[PackedItem]) -> int:
+        return sum(item.length for item in items)
+
+    def _summary(self, here: set[int], *, kept: int, fetched: int | None = 0) -> PullSummary:
+        counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+        for number, item in enumerate(self._items):
+            if item.key is not None:
+                counts[item.key[0]][0] += number in here
+                counts[item.key[0]][1] += 1
+        return PullSummary(
+            path=os.fspath(self._folder),
+            origin=str(self._pack.path),
+            is_whole=self._is_complete(here),
+            layers=tuple(layer for layer, (some, every) in counts.items() if some == every),
+            missing_layers=tuple(layer for layer, (some, _) in counts.items() if not some),
+            expert_count=sum(some for some, _ in counts.values()),
+            all_expert_count=sum(every for _, every in counts.values()),
+            length=self._length(self._items[number] for number in here),
+            all_length=self._length(self._items),
+            kept_length=kept,
+            fetched_length=fetched,
+        )

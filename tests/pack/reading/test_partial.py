@@ -1,0 +1,160 @@
+"""Partial packs are read as packs are: what is here from the drive, the rest from where it came."""
+
+import asyncio
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import moepack
+import moepack.aio
+from moepack.common.errors import MachineError, MirrorWarning, PackError
+from moepack.common.remote_path import RemotePath
+from tests.support.models import FIXTURES, first_shard, flip, keys_of
+from tests.support.pulls import copy_pack, local_keys, store_of_packs
+from tests.support.remote_servers import FileServer
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pack a small real model in the order of its hotness."""
+    target = tmp_path_factory.mktemp("original") / "pack"
+    moepack.pack_model(first_shard("qwen3moe"), target, hotness=FIXTURES / "qwen3moe-hotness.csv")
+    return target
+
+
+@pytest.fixture
+def server(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    (tmp_path / "store").mkdir()
+    copy_pack(original, tmp_path / "store")
+    with store_of_packs(tmp_path / "store", monkeypatch) as one:
+        yield one
+
+
+@pytest.fixture
+def part(server: FileServer, tmp_path: Path) -> Path:
+    """Pull half of the experts."""
+    moepack.pull(f"{server.url}/a.moepack", tmp_path / "part", hottest="600kB")
+    server.traffic.requests.clear()
+    return tmp_path / "part"
+
+
+@pytest.mark.parametrize("backend", ["auto", "uring", "direct", "buffered"])
+def test_every_expert_is_read_wherever_it_is(backend: str, part: Path, original: Path) -> None:
+    with moepack.Pack(part) as pack, moepack.Pack(original) as whole:
+        keys = keys_of(pack)
+        assert 8 < len(local_keys(pack)) < 28
+        with pack.reader(backend=backend) as reader, whole.reader() as other:
+            expected = {key: bytes(other.read(*key)) for key in keys}
+            assert {key: bytes(reader.read(*key)) for key in keys} == expected
+            for in_order in (True, False):
+                batch = reader.read_many(keys, in_order=in_order)
+                assert {(one.layer, one.expert): bytes(one.view) for one in batch} == expected
+            for layer, expert in keys[::5]:
+                assert reader.read(layer, expert, "up") == other.read(layer, expert, "up")
+            assert reader.read_dense("output_norm.weight") == other.read_dense("output_norm.weight")
+            assert reader.statistics.error_count == 0
+
+
+def test_an_event_loop_waits_for_both(part: Path, original: Path) -> None:
+    async def read() -> dict[tuple[int, int], bytes]:
+        with moepack.Pack(part) as pack:
+            async with moepack.aio.Reader(pack) as reader:
+                views = await asyncio.gather(*(reader.read(*key) for key in keys_of(pack)))
+                return {key: bytes(view) for key, view in zip(keys_of(pack), views, strict=True)}
+
+    with moepack.Pack(original) as whole, whole.reader() as other:
+        assert asyncio.run(read()) == {key: bytes(other.read(*key)) for key in keys_of(whole)}
+
+
+def test_what_is_here_costs_no_request_and_the_rest_one_each(
+    server: FileServer, part: Path
+) -> None:
+    with moepack.Pack(part) as pack, pack.reader() as reader:
+        here = local_keys(pack)
+        for key in here:
+            reader.read(*key)
+        assert not server.traffic.requests
+        missing = sorted(set(keys_of(pack)) - here)
+        for key in missing:
+            reader.read(*key)
+        assert len(server.traffic.requests) == 1 + len(missing), "the manifest was looked at once"
+
+
+def test_a_location_names_the_address_of_an_expert_that_is_not_here(part: Path) -> None:
+    with moepack.Pack(part) as pack:
+        here = local_keys(pack)
+        for key in keys_of(pack):
+            for where in (pack.locate(*key), pack.locate(*key, "down")):
+                assert isinstance(where.path, RemotePath) == (key not in here)
+        assert "elsewhere" in repr(pack)
+        rows = list(moepack.list_pack(part))
+        assert {type(row.path) for row in rows} == {type(part), RemotePath}
+
+
+def test_an_expert_that_cannot_be_reached_is_named_with_what_to_do(
+    server: FileServer, part: Path
+) -> None:
+    server.fault, server.status = lambda number: "status", 403
+    with moepack.Pack(part) as pack, pack.reader() as reader:
+        layer, expert = min(set(keys_of(pack)) - local_keys(pack))
+        for read in (
+            lambda: reader.read(layer, expert),
+            lambda: list(reader.read_many([(layer, expert)])),
+        ):
+            with pytest.raises(MachineError, match="403 Forbidden") as refusal:
+                read()
+            assert f"layer {layer} expert {expert}" in str(refusal.value)
+            assert f"not in {part}" in str(refusal.value)
+            command = f"`moepack pull {server.url}/a.moepack -o {part} --layers {layer}`"
+            assert command in str(refusal.value.hint)
+        for key in local_keys(pack):
+            reader.read(*key)
+        server.fault = lambda number: None
+        assert reader.read(layer, expert), "as soon as it can be reached again"
+
+
+@pytest.mark.parametrize("check", ["always", "first"])
+def test_an_expert_that_is_damaged_here_is_read_from_there(
+    server: FileServer, part: Path, original: Path, check: str
+) -> None:
+    with moepack.Pack(part) as pack, moepack.Pack(original) as whole:
+        damaged = min(local_keys(pack))
+        where = pack.locate(*damaged)
+        flip(where.path, where.offset + 100)
+        with whole.reader() as other:
+            expected = bytes(other.read(*damaged))
+        with pack.reader(check=check) as reader:
+            with pytest.warns(MirrorWarning, match="damaged here, and read from .* mends it"):
+                assert reader.read(*damaged) == expected
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                (one,) = reader.read_many([damaged])
+            assert one.view == expected
+            server.fault, server.status = lambda number: "status", 403
+            with pytest.raises(PackError, match="do not have the digest") as refusal:
+                reader.read(*damaged)
+            assert "cannot be read either" in str(refusal.value.hint)
+
+
+def test_damage_there_is_an_error_and_names_both_places(server: FileServer, part: Path) -> None:
+    with moepack.Pack(part) as pack, pack.reader() as reader:
+        key = min(set(keys_of(pack)) - local_keys(pack))
+        where = pack.locate(*key)
+        flip(server.folder / "a.moepack" / where.path.name, where.offset + 100)
+        with pytest.raises(PackError, match=f"not in {part}, and the bytes do not have"):
+            reader.read(*key)
+
+
+def test_a_part_opens_and_lists_itself_without_a_network(server: FileServer, part: Path) -> None:
+    server.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with moepack.Pack(part) as pack, pack.reader() as reader:
+            for key in local_keys(pack):
+                reader.read(*key)
+        assert not moepack.verify(part).findings
+        assert moepack.inspect(part).partial.origin == f"{server.url}/a.moepack"  # type: ignore[union-attr]

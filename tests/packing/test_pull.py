@@ -1,0 +1,538 @@
+"""Pulls of packs: whole ones are the same to the byte, parts are what they say that they are."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import moepack
+from moepack.common.errors import MachineError, PackError, RequestError
+from moepack.common.pack_files import is_pack
+from moepack.common.remote_path import RemotePath
+from moepack.pack.mounting.mount import mount
+from moepack.pack.reading import partial as partials
+from moepack.packing import pull_copy
+from moepack.packing.pull import PullSummary
+from moepack.storage.remote.stores import forget_stores, store_of
+from tests.support.compressible import compressible
+from tests.support.gguf_builder import write_shards
+from tests.support.hubs import REPOSITORY, hub_of
+from tests.support.interruptions import CrashError, StopHereError, crash_after, record_calls
+from tests.support.machine_faults import Room
+from tests.support.models import FIXTURES, contents, first_shard, flip, hotness_of
+from tests.support.pulls import MARKS, check_part, copy_pack, is_same, store_of_packs
+from tests.support.remote_servers import Fault, FileServer
+
+pytestmark = pytest.mark.long
+
+LAYER_1 = {(1, expert) for expert in range(16)}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pack a small real model in the order of its hotness."""
+    target = tmp_path_factory.mktemp("original") / "pack"
+    moepack.pack_model(first_shard("qwen3moe"), target, hotness=FIXTURES / "qwen3moe-hotness.csv")
+    return target
+
+
+@pytest.fixture
+def server(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    (tmp_path / "store").mkdir()
+    copy_pack(original, tmp_path / "store")
+    with store_of_packs(tmp_path / "store", monkeypatch) as one:
+        yield one
+
+
+@pytest.fixture
+def address(server: FileServer) -> str:
+    return f"{server.url}/a.moepack"
+
+
+# All of it
+
+
+def test_a_pack_that_is_pulled_is_the_pack_to_the_byte(
+    address: str, original: Path, tmp_path: Path
+) -> None:
+    done: list[tuple[int, int]] = []
+    plans: list[PullSummary] = []
+    summary = moepack.pull(
+        address,
+        tmp_path / "here",
+        planned=plans.append,
+        progress=lambda *both: done.append(both),
+    )
+    assert is_same(tmp_path / "here", original)
+    assert (summary.is_whole, summary.expert_count, summary.missing_layers) == (True, 32, ())
+    assert summary.length == summary.all_length == plans[0].length
+    assert plans[0].fetched_length is None
+    assert sum(length for length, _ in done) == summary.fetched_length
+    assert {total for _, total in done} == {summary.fetched_length}
+    again = moepack.pull(address, tmp_path / "here")
+    assert (again.fetched_length, again.is_whole) == (0, True)
+
+
+def test_every_kind_of_pack_can_be_pulled(
+    packs: dict[str, Path], server: FileServer, tmp_path: Path
+) -> None:
+    """Small parts, fused ones, several families, and parts that a codec has shortened."""
+    write_shards([compressible()], tmp_path)
+    moepack.pack_model(next(tmp_path.glob("*.gguf")), tmp_path / "zstd", codec="zstd")
+    for model, path in {**packs, "zstd": tmp_path / "zstd"}.items():
+        copy_pack(path, server.folder, model)
+        moepack.pull(f"{server.url}/{model}", tmp_path / f"{model}-here")
+        assert is_same(tmp_path / f"{model}-here", path)
+
+
+def test_long_ranges_are_asked_for_never_one_an_expert(
+    server: FileServer, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull_copy, "RUN_LENGTH", 32 << 20)
+    moepack.pull(address, tmp_path / "here")
+    assert len(server.traffic.gets()) == 5, "manifest and index, and each file"
+
+
+def test_an_index_over_shards_is_not_pulled(server: FileServer, tmp_path: Path) -> None:
+    moepack.index_model(first_shard("granite"), server.folder / "index")
+    with pytest.raises(PackError):
+        moepack.pull(f"{server.url}/index", tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize("shares", [(0, 25), (25, 0), (20, 20)])
+def test_refused_and_cut_answers_still_give_the_same_pack(
+    shares: tuple[int, int], server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    """Of a hundred answers so many are refused, and so many are cut off."""
+    refused, cut = shares
+
+    def fault(number: int) -> Fault:
+        draw = number * 37 % 100
+        return "status" if draw < refused else "cut" if draw < refused + cut else None
+
+    server.fault = fault
+    moepack.pull(address, tmp_path / "here")
+    assert is_same(tmp_path / "here", original)
+
+
+def test_bytes_that_are_wrong_once_are_asked_for_again(
+    server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    server.fault = lambda number: "other bytes" if number in (3, 9) else None
+    moepack.pull(address, tmp_path / "here")
+    assert is_same(tmp_path / "here", original)
+
+
+def test_a_pack_that_is_damaged_there_is_never_committed(
+    server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    with moepack.Pack(original) as pack:
+        where = pack.locate(1, 7, "up")
+    damaged = server.folder / "a.moepack" / where.path.name
+    flip(damaged, where.offset + 11)
+    with pytest.raises(PackError, match="layer 1 expert 7 ffn_up_exps.weight") as refusal:
+        moepack.pull(address, tmp_path / "here")
+    assert "moepack verify http" in str(refusal.value.hint)
+    assert not (tmp_path / "here" / "manifest.json").exists()
+    assert (1, 7) not in check_part(tmp_path / "here", original)
+    flip(damaged, where.offset + 11)
+    moepack.pull(address, tmp_path / "here")
+    assert is_same(tmp_path / "here", original)
+
+
+def test_a_file_that_is_missing_or_short_there_is_named(
+    server: FileServer, address: str, tmp_path: Path
+) -> None:
+    file = server.folder / "a.moepack" / "experts-00001.bin"
+    data = file.read_bytes()
+    file.write_bytes(data[:-4096])
+    with pytest.raises(PackError, match="not as long as the manifest says") as refusal:
+        moepack.pull(address, tmp_path / "here")
+    assert refusal.value.path == f"{address}/experts-00001.bin"
+    file.unlink()
+    with pytest.raises(PackError, match="a data file is missing"):
+        moepack.pull(address, tmp_path / "here")
+
+
+def test_padding_comes_from_nobody(
+    server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    """Bytes that no digest covers are zeros by the format, whatever a store sends."""
+    with moepack.Pack(original) as pack:
+        where = pack.locate(0, 3)
+    flip(server.folder / "a.moepack" / where.path.name, where.offset + where.length - 1)
+    moepack.pull(address, tmp_path / "here")
+    assert is_same(tmp_path / "here", original)
+
+
+# A part of it
+
+
+def test_layers_come_with_the_dense_part(address: str, original: Path, tmp_path: Path) -> None:
+    summary = moepack.pull(address, tmp_path / "here", layers="1")
+    assert check_part(tmp_path / "here", original) == LAYER_1
+    assert (summary.layers, summary.missing_layers, summary.is_whole) == ((1,), (0,), False)
+    names = set(os.listdir(tmp_path / "here"))
+    assert names >= MARKS
+    assert "manifest.json" not in names
+    file = tmp_path / "here" / "experts-00000.bin"
+    assert file.stat().st_size == (original / file.name).stat().st_size
+    assert file.stat().st_blocks == 0
+
+
+def test_the_hottest_are_those_of_the_ranking(address: str, original: Path, tmp_path: Path) -> None:
+    summary = moepack.pull(address, tmp_path / "here", hottest="500kB")
+    with moepack.Pack(original) as pack:
+        hottest = set(pack.hottest("500kB"))
+    assert check_part(tmp_path / "here", original) == hottest
+    assert summary.expert_count == len(hottest)
+    assert 0 < len(hottest) < 32
+
+
+def test_the_hottest_of_an_unranked_pack_are_nobody(
+    packs: dict[str, Path], server: FileServer, tmp_path: Path
+) -> None:
+    copy_pack(packs["granite"], server.folder, "granite")
+    with pytest.raises(RequestError, match="no hotness was measured"):
+        moepack.pull(f"{server.url}/granite", tmp_path / "here", hottest="1MiB")
+    assert not (tmp_path / "here").exists()
+
+
+def test_another_pull_adds_to_what_is_there_until_it_is_the_pack(
+    server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    first = moepack.pull(address, here, layers=[1])
+    before = server.traffic.sent_length
+    second = moepack.pull(address, here, hottest="500kB")
+    with moepack.Pack(original) as pack:
+        assert check_part(here, original) == LAYER_1 | set(pack.hottest("500kB"))
+    assert second.kept_length == first.length
+    assert server.traffic.sent_length - before < 400_000
+    assert moepack.pull(None, here, resume=True).fetched_length == 0
+    assert moepack.pull(address, here).is_whole
+    assert is_same(here, original)
+
+
+def test_what_is_asked_for_is_named_and_nothing_is_left(address: str, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    with pytest.raises(RequestError, match="no layer 7"):
+        moepack.pull(address, here, layers="0,7")
+    with pytest.raises(RequestError, match="not a list of layers"):
+        moepack.pull(address, here, layers="a")
+    with pytest.raises(RequestError, match="nothing to resume"):
+        moepack.pull(None, here, resume=True)
+    with pytest.raises(RequestError, match="not the address of a pack"):
+        moepack.pull(tmp_path, here)
+    with pytest.raises(PackError, match="no pack here"):
+        moepack.pull(f"{address}-2", here)
+    assert not here.exists()
+    here.mkdir()
+    (here / "holiday.jpg").write_text("x")
+    with pytest.raises(RequestError, match="not empty, and not a partial pack"):
+        moepack.pull(address, here)
+    assert os.listdir(here) == ["holiday.jpg"]
+
+
+def test_a_part_looks_like_a_pack_to_nobody_else(
+    address: str, original: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    moepack.pull(address, here, layers="1")
+    assert is_pack(here), "its files are spared"
+    (tmp_path / "second").mkdir()
+    refused: dict[str, Callable[[], object]] = {
+        "restore": lambda: moepack.restore(here, tmp_path / "shards"),
+        "restore in place": lambda: moepack.restore(here, tmp_path / "shards", in_place=True),
+        "export": lambda: moepack.export_gguf(here, tmp_path / "model.gguf"),
+        "mirror": lambda: moepack.mirror_pack(here, tmp_path / "second"),
+        "rank": lambda: moepack.rank_pack(here, hotness_of({(0, 1): 2})),
+        "mount": lambda: mount(here, tmp_path / "second"),
+        "tensor": lambda: moepack.Pack(here).tensor(0, 0, "up"),
+    }
+    for name, call in refused.items():
+        with pytest.raises(RequestError, match="a part of the pack is not here") as refusal:
+            call()
+        assert f"moepack pull {address} -o {here}" in str(refusal.value.hint), name
+    with pytest.raises(RequestError):
+        moepack.pack_model(first_shard("qwen3moe"), here)
+    check_part(here, original)
+    with moepack.Pack(here) as pack:
+        assert pack.tensor(1, 0, "up").size
+        assert pack.dense_tensor("output_norm.weight").size
+        assert pack.warm("100%") == sum(pack.locate(1, n).length for n in range(16))
+
+
+# Whatever interrupts it
+
+
+@pytest.mark.parametrize("layers", [None, "1"])
+def test_whatever_ends_it_leaves_a_part_that_is_right_and_it_goes_on(
+    address: str,
+    original: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layers: str | None,
+) -> None:
+    """At each call that writes, in one thread and in several."""
+    monkeypatch.setattr(pull_copy, "_RECORD_LENGTH", 300_000)
+    steps, has_crashed = 0, True
+    counts = set()
+    while has_crashed:
+        here = tmp_path / f"here {steps}"
+        with monkeypatch.context() as patch:
+            crashed = crash_after(patch, steps)
+            with contextlib.suppress(CrashError):
+                moepack.pull(address, here, layers=layers, threads=1 + steps % 3)
+            has_crashed = crashed()
+        if here.exists() and not (here / "manifest.json").exists():
+            with contextlib.suppress(PackError):
+                counts.add(len(check_part(here, original)))
+        moepack.pull(address, here, layers=layers)
+        if layers is None:
+            assert is_same(here, original)
+        else:
+            assert check_part(here, original) == LAYER_1
+        shutil.rmtree(here)
+        steps += 1 if steps < 16 else 5
+    assert steps > 60
+    assert len(counts) > 1, "more and more is named as it comes"
+
+
+def test_what_comes_is_synced_before_it_is_named(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = record_calls(monkeypatch)
+    moepack.pull(address, tmp_path / "here", threads=2)
+    named = max(n for n, event in enumerate(events) if event.endswith("-> .pull.json"))
+    for name in ("experts-00000.bin", "experts-00001.bin", "dense.bin"):
+        written = max(n for n, event in enumerate(events) if event == f"write {name}")
+        assert name in events[written:named]
+    assert "manifest.json.tmp -> manifest.json" in events[named:]
+    assert events.index("remove .pull.json") > events.index("manifest.json.tmp -> manifest.json")
+
+
+def test_a_stop_between_two_ranges_keeps_all_that_has_come(
+    server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    done = 0
+
+    def stop(length: int, total: int) -> None:
+        nonlocal done
+        done += length
+        if done > total / 2:
+            raise StopHereError
+
+    with pytest.raises(StopHereError):
+        moepack.pull(address, tmp_path / "here", threads=1, progress=stop)
+    assert check_part(tmp_path / "here", original)
+    before = server.traffic.sent_length
+    summary = moepack.pull(None, tmp_path / "here", resume=True)
+    assert is_same(tmp_path / "here", original)
+    assert server.traffic.sent_length - before < 0.6 * summary.all_length
+
+
+def test_what_a_killed_pull_has_written_is_kept(
+    server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    """Killed before anything was named: the bytes themselves tell that they are right."""
+    server.delay = 0.3
+    code = (
+        "import sys; from moepack.packing import pull_copy; pull_copy.RUN_LENGTH = 50_000\n"
+        "import moepack; moepack.pull(sys.argv[1], sys.argv[2], threads=1)"
+    )
+    here = tmp_path / "here"
+    process = subprocess.Popen([sys.executable, "-c", code, address, here])
+    file = here / "experts-00000.bin"
+    deadline = time.monotonic() + 60
+    while not (file.exists() and file.stat().st_blocks > 200):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    server.delay = 0.0
+    assert not check_part(here, original)
+    summary = moepack.pull(address, here)
+    assert summary.kept_length > 400_000
+    assert is_same(here, original)
+
+
+def test_a_store_that_fails_for_good_says_how_to_go_on(
+    server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    server.fault = lambda number: "status" if number > 9 else None
+    server.status = 403
+    with pytest.raises(MachineError, match="cannot read: 403 Forbidden") as refusal:
+        moepack.pull(address, tmp_path / "here", threads=1)
+    assert "run the same command again: it goes on" in str(refusal.value.hint)
+    assert check_part(tmp_path / "here", original)
+    server.fault = lambda number: None
+    moepack.pull(address, tmp_path / "here")
+    assert is_same(tmp_path / "here", original)
+
+
+def test_a_drive_without_space_is_named_before_anything_comes(
+    server: FileServer, address: str, tmp_path: Path, room: Room
+) -> None:
+    (tmp_path / "small").mkdir()
+    small = room.mount(tmp_path / "small", "-t", "tmpfs", "-o", "size=600k", "none")
+    with pytest.raises(MachineError, match="not enough space"):
+        moepack.pull(address, small / "here")
+    assert not (small / "here").exists()
+    assert len(server.traffic.gets()) == 2
+    assert moepack.pull(address, small / "here", hottest="100kB").expert_count
+
+
+# Changes
+
+
+def test_what_was_changed_since_is_looked_at_again(
+    address: str, original: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    moepack.pull(address, here, layers="1")
+    with moepack.Pack(here) as pack:
+        where = pack.locate(1, 4)
+    flip(where.path, where.offset + 9)
+    (finding,) = moepack.verify(here).findings
+    assert (finding.layer, finding.expert) == (1, 4)
+    assert 0 < (moepack.pull(address, here, layers="1").fetched_length or 0) < 200_000
+    assert check_part(here, original) == LAYER_1
+    where.path.unlink()
+    moepack.pull(address, here, layers="1")
+    assert check_part(here, original) == LAYER_1
+
+
+def test_what_changed_without_a_trace_is_found_by_a_check(
+    address: str, original: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    moepack.pull(address, here, layers="1")
+    with moepack.Pack(here) as pack:
+        where = pack.locate(1, 4)
+    status = where.path.stat()
+    flip(where.path, where.offset + 9)
+    os.utime(where.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert moepack.pull(address, here, layers="1").fetched_length == 0
+    assert moepack.verify(here).findings
+    assert moepack.pull(address, here, layers="1", check=True).fetched_length
+    assert check_part(here, original) == LAYER_1
+
+
+def test_a_pack_that_was_replaced_there_is_never_mixed_with_the_old_one(
+    server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    moepack.pull(address, here, layers="1")
+    shutil.rmtree(server.folder / "a.moepack")
+    moepack.pack_model(first_shard("qwen3moe"), server.folder / "a.moepack", layout="natural")
+    for add in ({"layers": "0"}, {}, {"resume": True}):
+        with pytest.raises(PackError, match="a part of another pack is here"):
+            moepack.pull(address, here, **add)
+    for check in ("always", "never"):
+        with moepack.Pack(here) as pack, pack.reader(check=check) as reader:
+            assert reader.read(1, 3)
+            with pytest.raises(MachineError, match="another pack is there now") as refusal:
+                reader.read(0, 3)
+            assert "into a new folder" in str(refusal.value.hint)
+    assert check_part(here, original) == LAYER_1
+
+
+def test_a_pack_that_was_pulled_is_not_replaced_by_another(
+    server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    moepack.pull(address, tmp_path / "here")
+    shutil.rmtree(server.folder / "a.moepack")
+    moepack.pack_model(first_shard("granite"), server.folder / "a.moepack")
+    with pytest.raises(RequestError, match="another pack is here already"):
+        moepack.pull(address, tmp_path / "here")
+    assert is_same(tmp_path / "here", original)
+
+
+def test_a_record_with_any_byte_changed_or_cut_is_refused_and_mended(
+    server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    moepack.pull(address, here, layers="1")
+    path = here / ".pull.json"
+    data = path.read_bytes()
+    record = partials.decode(data, path)
+    assert partials.encode(record) == data
+    for offset in range(len(data)):
+        for mask in (0x01, 0x20, 0x80):
+            wrong = bytearray(data)
+            wrong[offset] ^= mask
+            with pytest.raises(PackError, match="damaged, or of another version"):
+                partials.decode(bytes(wrong), path)
+    for length in range(len(data)):
+        with pytest.raises(PackError, match="damaged, or of another version"):
+            partials.decode(data[:length], path)
+    path.write_bytes(data[:-1])
+    with pytest.raises(PackError, match="damaged") as refusal:
+        moepack.open(here)
+    assert "pull the pack into this folder again" in str(refusal.value.hint)
+    before = server.traffic.sent_length
+    moepack.pull(address, here, layers="1")
+    assert server.traffic.sent_length - before < 100_000, "the bytes were right"
+    assert check_part(here, original) == LAYER_1
+    flip(here / ".pull.manifest", 99)
+    with pytest.raises(PackError, match="manifest of a partial pack is missing or damaged"):
+        moepack.open(here)
+    flip(here / "index.bin", 99)
+    moepack.pull(address, here, layers="1")
+    assert check_part(here, original) == LAYER_1
+
+
+# Elsewhere
+
+
+def test_a_pack_on_the_hub_is_pulled_at_its_commit(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "hub" / REPOSITORY
+    folder.mkdir(parents=True)
+    copy_pack(original, folder)
+    with hub_of(tmp_path / "hub", monkeypatch) as hub:
+        summary = moepack.pull(f"hf://{REPOSITORY}/a.moepack", tmp_path / "part", layers="0")
+        assert summary.origin == f"hf://{REPOSITORY}@{hub.commit}/a.moepack"
+        pack, whole = moepack.Pack(tmp_path / "part"), moepack.Pack(original)
+        with pack.reader() as reader, whole.reader() as other:
+            assert reader.read(1, 5) == other.read(1, 5)
+        moepack.pull(f"hf://{REPOSITORY}/a.moepack", tmp_path / "part")
+    assert is_same(tmp_path / "part", original)
+
+
+def test_a_pack_in_a_bucket_is_pulled(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moto = pytest.importorskip("moto.server")
+    forget_stores()
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    request = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
+    urllib.request.urlopen(request, timeout=10).close()
+    store = store_of(RemotePath("s3://bucket"))
+    for name, data in contents(original).items():
+        store.put(f"m/{name}", data)
+    moepack.pull("s3://bucket/m", tmp_path / "here", layers="0")
+    with moepack.Pack(tmp_path / "here") as pack, pack.reader() as reader:
+        assert reader.read(1, 5)
+    moepack.pull("s3://bucket/m", tmp_path / "here")
+    assert is_same(tmp_path / "here", original)
+    server.stop()
+    forget_stores()
