@@ -66,6 +66,7 @@ LIBRARIES = {
 """What moepack depends on, and where alone it is known; numpy any room may know."""
 
 EXTRAS = {
+    "distributed": ("cli.shared.executors",),
     "huggingface_hub": ("storage.remote.hub",),
     "obstore": ("storage.remote.store", "storage.remote.stores"),
     "prompt_toolkit": ("cli.running.line_editor",),

@@ -9,6 +9,7 @@ import click
 
 import moepack
 from moepack.cli.shared.confirmation import check_confirmation, confirm
+from moepack.cli.shared.executors import executor_option, opened_executor, part_option
 from moepack.cli.shared.options import (
     dry_run_option,
     folder_option,
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 @click.option(
     "--yes-delete-source", "is_confirmed", is_flag=True, help="Pack in place without asking."
 )
+@part_option("data files")
+@click.option("--commit", is_flag=True, help="Make a pack of the parts, once all are written.")
+@executor_option
 @dry_run_option
 @resume_option
 @recover_option
@@ -65,11 +69,13 @@ def pack(
     dry_run: bool,
     resume: bool,
     recover: bool,
+    executor: str | None,
     **options: Any,
 ) -> None:
     """Turn SOURCE into the new pack DIR: the whole model, one aligned blob per expert.
 
-    With --in-place --resume, leave SOURCE out: all of it is in DIR.
+    With --in-place --resume, leave SOURCE out: all of it is in DIR. SOURCE and DIR may be
+    addresses (hf://, https://, s3://); many machines can each write a --part.
 
     Example: moepack pack model.gguf --hotness hot.csv -o model.moepack
     """
@@ -92,10 +98,11 @@ def pack(
         summary = call(dry_run=True)
         if summary.in_place is not None and not summary.in_place.refusals:
             confirm(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
-    with progress(None, "packing") as advance:
+    with progress(None, "packing") as advance, opened_executor(executor) as workers:
+        call = partial(call, executor=workers)
         summary = call(dry_run=dry_run, planned=print_plan, progress=advance)
     next_step = None
-    if summary.written_length is not None:
+    if summary.written_length is not None and summary.missing_file_count is None:
         sources = [] if in_place else [word for path in source for word in ("--source", path)]
         next_step = next_line("verify", summary.path, *sources)
     sum_up(summary, pack_text.packed, next_step)

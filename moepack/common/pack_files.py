@@ -16,7 +16,10 @@ PARTIAL_NAME = ".pull.json"
 IN_PLACE_NAME = "in-place"
 """The folder in a directory that is turned from shards into a pack in place, or back."""
 
-_BEING_MADE = (JOURNAL_NAME, PARTIAL_NAME, f"{IN_PLACE_NAME}/journal")
+RECORDS_NAME = "pack.records"
+"""The folder of the records of a pack that several write, until it is committed."""
+
+_BEING_MADE = (JOURNAL_NAME, RECORDS_NAME, PARTIAL_NAME, f"{IN_PLACE_NAME}/journal")
 _MARK = f'"format": "{FORMAT}"'.encode()
 _HEAD_LENGTH = 4096
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import lt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moepack.packing.plan import BlobKey, Plan, PlannedFile, place_parts
 from moepack.storage.extents import Extent, NewFile
@@ -32,6 +32,28 @@ class FinishedFile(NamedTuple):
     name: str
     digests: array[int]
     stored: StoredParts | None = None
+
+
+def to_json(file: FinishedFile) -> dict[str, str]:
+    """Return a finished file as journals and records state it."""
+    entry = {"name": file.name, "digests": file.digests.tobytes().hex()}
+    if file.stored is not None:
+        entry["stored_lengths"] = file.stored.lengths.tobytes().hex()
+        entry["stored_digests"] = file.stored.digests.tobytes().hex()
+    return entry
+
+
+def from_json(entry: Mapping[str, Any]) -> FinishedFile:
+    """Read a finished file; raise KeyError, TypeError or ValueError if it makes no sense."""
+    stored = None
+    if "stored_lengths" in entry:
+        lengths, digests = entry["stored_lengths"], entry["stored_digests"]
+        stored = StoredParts(_numbers(lengths), _numbers(digests))
+    return FinishedFile(str(entry["name"]), _numbers(entry["digests"]), stored)
+
+
+def _numbers(text: str) -> array[int]:
+    return array("Q", bytes.fromhex(text))
 
 
 class WrittenPart(NamedTuple):

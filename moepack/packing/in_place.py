@@ -36,13 +36,18 @@ from moepack.pack.format.source_entry import ShardEntry, SourceEntry
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import map_shards
-from moepack.packing import in_place_draft, in_place_refusals, index_encoder
+from moepack.packing import (
+    in_place_draft,
+    in_place_refusals,
+    index_encoder,
+    manifest_encoder,
+)
 from moepack.packing.conversion import PieceLocations, PieceSearch
 from moepack.packing.finished_files import FinishedFile
 from moepack.packing.in_place_draft import Draft
 from moepack.packing.in_place_work import ByteProgress, InPlaceWork, margin
-from moepack.packing.pack_summary import InPlaceFacts
-from moepack.packing.packer import TOOL, encode_manifest
+from moepack.packing.manifest_encoder import TOOL
+from moepack.packing.pack_summary import InPlaceFacts, WrittenFiles
 from moepack.packing.plan import Plan
 from moepack.packing.target_directory import prepare
 from moepack.packing.unfinished import (
@@ -124,10 +129,8 @@ def pack_in_place(
     *,
     threads: int,
     progress: Progress | None = None,
-) -> tuple[int, int]:
+) -> WrittenFiles:
     """Turn the shards of `source` into the pack that `plan` describes, in the directory `target`.
-
-    Returns the bytes of data files, and how many files were there before: none.
 
     Raises the refusals of `examine` before anything is touched. Raises SourceError or MachineError
     for failures later; if no byte of the shards was given up yet, they are put back.
@@ -145,7 +148,7 @@ def pack_in_place(
             work = _begin(unfinished, draft, shards, False, threads, advanced)
         with work.undone_on_failure():
             work.pack(locations)
-    return plan.data_length, 0
+    return WrittenFiles(plan.data_length, 0)
 
 
 def _begin(
@@ -340,7 +343,7 @@ def _draft(
         )
         files[file.name] = FinishedFile(file.name, array("Q", in_order))
     index = index_encoder.encode(plan, files)
-    return in_place_draft.decode(path, encode_manifest(plan, described, index), index)
+    return in_place_draft.decode(path, manifest_encoder.encode(plan, described, index), index)
 
 
 def _shards_at(homes: Sequence[str | None], entries: Sequence[ShardEntry]) -> list[Shard]:

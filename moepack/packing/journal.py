@@ -7,12 +7,13 @@ identity of the input, then there is one for each data file that was written who
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from moepack.common.errors import RequestError
-from moepack.packing.finished_files import FinishedFile, StoredParts
+from moepack.common.paths import AnyPath
+from moepack.packing.finished_files import FinishedFile, from_json, to_json
 from moepack.packing.line_log import LineLog
 
 
@@ -27,12 +28,8 @@ class Journal(LineLog):
         """Record a file that has been synced, and sync the record."""
         # Before the record: an interruption that comes behind it must not cost the file.
         self.finished[file.name] = file
-        entry = {"name": file.name, "digests": file.digests.tobytes().hex()}
-        if file.stored is not None:
-            entry["stored_lengths"] = file.stored.lengths.tobytes().hex()
-            entry["stored_digests"] = file.stored.digests.tobytes().hex()
         try:
-            self.append(entry)
+            self.append(to_json(file))
         except OSError:
             del self.finished[file.name]
             raise
@@ -52,11 +49,7 @@ class Journal(LineLog):
         if begun_with is None:
             self.begin(identity)
             return
-        changed = [key for key in identity if begun_with.get(key) != identity[key]]
-        if changed:
-            problem = "the interrupted pack was made from other input: not the same "
-            hint = "remove the directory and pack again, or restore the input"
-            raise RequestError(problem + ", ".join(changed), path=self.path, hint=hint)
+        check_identity(begun_with, identity, self.path)
         count = 1
         for entry in entries:
             try:
@@ -71,13 +64,16 @@ class Journal(LineLog):
         if "forgotten" in entry:
             self.finished.pop(str(entry["forgotten"]), None)
             return
-        stored = None
-        if "stored_lengths" in entry:
-            lengths, digests = entry["stored_lengths"], entry["stored_digests"]
-            stored = StoredParts(_numbers(lengths), _numbers(digests))
-        name = str(entry["name"])
-        self.finished[name] = FinishedFile(name, _numbers(entry["digests"]), stored)
+        file = from_json(entry)
+        self.finished[file.name] = file
 
 
-def _numbers(text: str) -> array[int]:
-    return array("Q", bytes.fromhex(text))
+def check_identity(
+    begun_with: Mapping[str, Any], identity: Mapping[str, Any], path: AnyPath
+) -> None:
+    """Raise RequestError if a pack was begun with other input than `identity` says."""
+    changed = [key for key in identity if begun_with.get(key) != identity[key]]
+    if changed:
+        problem = "the interrupted pack was made from other input: not the same "
+        hint = "remove the directory and pack again, or restore the input"
+        raise RequestError(problem + ", ".join(changed), path=path, hint=hint)

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from moepack.common.errors import RequestError, SourceError
-from moepack.common.paths import PathOrPaths
+from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.phases import Phases, Progress
-from moepack.common.shape import ModelShape
-from moepack.common.sizes import parse_ranges
+from moepack.common.remote_path import is_remote
 from moepack.packing import packer
-from moepack.packing.chosen_hotness import load_hotness
+from moepack.packing.distributed import DistributedPacker
 from moepack.packing.in_place import examine, pack_in_place, resume_in_place
 from moepack.packing.in_place_refusals import raise_first
-from moepack.packing.layout import DEFAULT, Layout, load, parse_codec
-from moepack.packing.pack_summary import PackSummary, from_pack, from_plan
+from moepack.packing.layout import DEFAULT, Layout
+from moepack.packing.pack_request import PackRequest, PlannedModel
+from moepack.packing.pack_summary import PackSummary, WrittenFiles, from_pack, from_plan
 from moepack.packing.packer import DEFAULT_THREADS
-from moepack.packing.plan import make
+from moepack.packing.plan import Plan
+from moepack.packing.planned_pack import PlannedPack
 from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import check_as_if_packing, check_existing
 from moepack.packing.unfinished import is_unfinished
-from moepack.source.dense import find_dense
-from moepack.source.experts import find_experts, shape_of
-from moepack.source.shards import Source, open_source
 from moepack.traces.hotness.model import Hotness
 
 
 def pack_model(
     source: PathOrPaths | None,
-    target: str | os.PathLike[str],
+    target: AnyPath,
     *,
     layout: str | os.PathLike[str] | Layout = DEFAULT,
     hotness: str | os.PathLike[str] | Hotness | None = None,
@@ -48,11 +47,14 @@ def pack_model(
     resume: bool = False,
     in_place: bool = False,
     recover: bool = False,
+    part: str | tuple[int, int] | None = None,
+    commit: bool = False,
+    executor: Executor | None = None,
     threads: int = DEFAULT_THREADS,
     planned: Callable[[PackSummary], None] | None = None,
     progress: Progress | None = None,
 ) -> PackSummary:
-    """Pack a model into the directory `target`.
+    """Pack a model into the directory `target`, or into a folder of a store (`s3://…`).
 
     `source` is any one shard, a folder, or all shards. `layout` is a shipped one's name or the path
     of a TOML file, and `alignment` in bytes overrides it; so does `codec` (`zstd`, `zstd:LEVEL`),
@@ -68,6 +70,12 @@ def pack_model(
     other choices are ignored. With `recover` this works even if the journal is damaged or lost;
     `source` then names the shards that are elsewhere.
 
+    Several machines can share the work, if all of them reach source and target. With `part`, such
+    as `3/16` or (3, 16), this call writes its share of the data files and leaves the others; once
+    all parts are written, a call with `commit` makes them a pack. With an `executor` its workers
+    write the files, and this call commits. All calls need the same choices; each of them skips
+    files that are finished.
+
     `dry_run` writes nothing, and raises the errors of packing before it writes. `resume` continues
     an interrupted pack; `threads` write at a time. `planned` is called with the planned pack before
     anything is written, `progress` with the bytes done since its last call and with those to do in
@@ -80,33 +88,33 @@ def pack_model(
         raise RequestError(problem, hint="pack without one of them")
     if in_place and resume:
         return _resume_in_place(target, source, recover, threads, progress)
-    model = _open(source, Path(target), resume)
-    chosen = _choose_layout(layout, alignment, codec)
-    if model.is_remote and (in_place or chosen.codec is not None):
-        argument = "in_place" if in_place else "codec"
-        raise RequestError("not possible for a model that is elsewhere", argument=argument)
-    experts = find_experts(model)
-    shape = shape_of(model, experts)
-    plan = make(
-        experts,
-        chosen,
-        dense=None if experts_only else find_dense(model, experts),
-        hotness=load_hotness(hotness, shape),
-        layers=_choose_layers(layers, shape, mtp),
+    request = PackRequest(
+        source=() if source is None else source,
+        layout=layout,
+        hotness=hotness,
+        layers=layers if layers is None or isinstance(layers, str) else tuple(layers),
+        mtp=mtp,
+        experts_only=experts_only,
+        alignment=alignment,
+        codec=codec,
     )
-    summary = from_plan(plan, target, dry_run)
+    model = _plan(request, Path(target), resume)
+    writer = _writer(request, model, target, part, commit, executor, resume)
+    if in_place:
+        _check_in_place(model, writer)
+    summary = from_plan(model.plan, target, dry_run)
     if not (in_place or dry_run):  # before the source is read for its SHA-256, too
-        check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
+        _check_target(model.plan, target, writer, resume)
     phases = Phases(progress)
     shards = describe_shards(
-        model,
-        sha256=sha256 and not dry_run,
+        model.source,
+        sha256=sha256 and not dry_run and part is None,
         threads=threads,
-        progress=phases.begin(later=plan.data_length),
+        progress=phases.begin(later=model.plan.data_length),
     )
-    described = describe_source(model, shape, shards)
+    pack = PlannedPack(model.source, describe_source(model.source, model.shape, shards), model.plan)
     if in_place:
-        facts, refusals = examine(model, described, plan, target)
+        facts, refusals = examine(pack.source, pack.described, pack.plan, target)
         if not dry_run:
             raise_first(refusals)
         summary = replace(summary, in_place=facts)
@@ -114,13 +122,15 @@ def pack_model(
         planned(summary)
     if dry_run:
         if not in_place:
-            check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
+            _check_target(model.plan, target, writer, resume)
         return summary
-    pack: Callable[..., tuple[int, int]] = (
-        pack_in_place if in_place else partial(packer.pack, resume=resume, strong=strong)
-    )
-    write = partial(pack, model, described, plan, target, threads=threads)
-    return _carry_out(partial(write, progress=phases.begin()), summary)
+    if writer is not None:
+        write = partial(writer.write, pack, strong=strong)
+    elif in_place:
+        write = partial(pack_in_place, pack.source, pack.described, pack.plan, target)
+    else:
+        write = partial(packer.pack, pack, target, resume=resume, strong=strong)
+    return _carry_out(partial(write, threads=threads, progress=phases.begin()), summary)
 
 
 def _resume_in_place(
@@ -137,51 +147,62 @@ def _resume_in_place(
     return replace(summary, written_length=length, resumed_file_count=0, seconds=seconds)
 
 
-def _carry_out(write: Callable[[], tuple[int, int]], summary: PackSummary) -> PackSummary:
+def _carry_out(write: Callable[[], WrittenFiles], summary: PackSummary) -> PackSummary:
     """Write a pack; return its summary, from that of its plan."""
     began = time.monotonic()
-    length, count = write()
+    files = write()
     seconds = time.monotonic() - began
-    if summary.codec is not None:  # lengths were upper bounds
+    if summary.codec is not None and files.missing_count is None:  # lengths were upper bounds
         written = from_pack(summary.path)
         summary = replace(written, codec=summary.codec, free_space=summary.free_space)
-    return replace(summary, written_length=length, resumed_file_count=count, seconds=seconds)
+    return replace(
+        summary,
+        written_length=files.length,
+        resumed_file_count=files.resumed_count,
+        missing_file_count=files.missing_count,
+        seconds=seconds,
+    )
 
 
-def _open(source: PathOrPaths | None, target: Path, resume: bool) -> Source:
-    if source is None:
-        raise RequestError("no source given")
+def _plan(request: PackRequest, target: Path, resume: bool) -> PlannedModel:
     try:
-        return open_source(source)
+        return request.plan()
     except SourceError:
         if is_unfinished(target):  # it may have the shards
             check_existing(target, resume)
         raise
 
 
-def _choose_layout(
-    layout: str | os.PathLike[str] | Layout, alignment: int | None, codec: str | None
-) -> Layout:
-    chosen = layout if isinstance(layout, Layout) else load(layout)
-    if alignment is not None:
-        chosen = chosen.with_alignment(alignment)
-    return chosen if codec is None else chosen.with_codec(parse_codec(codec))
+def _writer(
+    request: PackRequest,
+    model: PlannedModel,
+    target: AnyPath,
+    part: str | tuple[int, int] | None,
+    commit: bool,
+    executor: Executor | None,
+    resume: bool,
+) -> DistributedPacker | None:
+    """Return the writer of a pack that several share, or that is elsewhere; None for others."""
+    if part is None and executor is None and not commit and not is_remote(target):
+        return None
+    if (part is not None) + (executor is not None) + commit > 1:
+        raise RequestError("at most one of `part`, `commit` and `executor` can be used")
+    elsewhere = request.elsewhere(model)
+    return DistributedPacker(elsewhere, target, part, commit, executor, resume)
 
 
-def _choose_layers(
-    layers: str | Iterable[int] | None, shape: ModelShape, mtp: bool
-) -> Sequence[int] | None:
-    """Return the layers to pack; None for all."""
-    chosen = set(shape.layers)
-    if isinstance(layers, str):
-        try:
-            chosen = set(parse_ranges(layers))
-        except ValueError as error:
-            raise RequestError(f"not a list of layers: {error}") from None
-    elif layers is not None:
-        chosen = set(layers)
-    if not mtp:
-        chosen -= set(shape.mtp_layers)
-    if not chosen:
-        raise RequestError("no layers are left to pack")
-    return None if chosen == set(shape.layers) else sorted(chosen)
+def _check_in_place(model: PlannedModel, writer: DistributedPacker | None) -> None:
+    if model.source.is_remote:
+        raise RequestError("not possible for a model that is elsewhere", argument="in_place")
+    if writer is not None:
+        raise RequestError("shards are turned into a pack by one process", argument="in_place")
+
+
+def _check_target(
+    plan: Plan, target: AnyPath, writer: DistributedPacker | None, resume: bool
+) -> None:
+    """Raise the error with which packing would end before it wrote."""
+    if writer is not None:
+        writer.check(plan)
+    else:
+        check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)

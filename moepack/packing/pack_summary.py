@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from moepack.common.paths import AnyPath
+from moepack.common.remote_path import is_remote
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.packing.plan import Plan
@@ -35,9 +38,11 @@ class PackSummary:
     are stored by, None without; `stored_length` is the bytes that parts take then: before they are
     compressed it is not known, and None, and lengths of files are upper bounds. `dense_length` is
     None for experts alone, and `measured_blob_count` is how many blobs the hotness covers, None
-    without one. `free_space` is that of the target before anything was written. `written_length` is
-    the bytes of data files written now, `resumed_file_count` how many were taken over from an
-    interrupted pack, `seconds` how long that took; all three are None for a dry run.
+    without one. `free_space` is that of the target before anything was written, None in a store.
+    `written_length` is the bytes of data files written now, `resumed_file_count` how many were
+    finished before, `seconds` how long that took; all three are None for a dry run. After a part of
+    a pack `missing_file_count` is how many others have to write before it can be committed; else
+    it is None.
     """
 
     layout: str
@@ -61,11 +66,23 @@ class PackSummary:
     padding_share: float
     path: str
     dry_run: bool
-    free_space: int
+    free_space: int | None
     written_length: int | None = None
     resumed_file_count: int | None = None
     seconds: float | None = None
+    missing_file_count: int | None = None
     in_place: InPlaceFacts | None = None
+
+
+class WrittenFiles(NamedTuple):
+    """The bytes of data files written by a call, and how many files were finished before.
+
+    `missing_count` is how many are missing after a part, None if the pack is committed.
+    """
+
+    length: int
+    resumed_count: int
+    missing_count: int | None = None
 
 
 def from_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSummary:
@@ -94,7 +111,7 @@ def from_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> Pack
         padding_share=padding_length / plan.data_length,
         path=os.fspath(target),
         dry_run=dry_run,
-        free_space=free_space(Path(target)),
+        free_space=_free_space(target),
     )
 
 
@@ -130,5 +147,9 @@ def from_pack(path: str | os.PathLike[str]) -> PackSummary:
             padding_share=padding_length / data_length,
             path=os.fspath(path),
             dry_run=False,
-            free_space=free_space(Path(path)),
+            free_space=_free_space(path),
         )
+
+
+def _free_space(path: AnyPath) -> int | None:
+    return None if is_remote(path) else free_space(Path(path))

@@ -26,11 +26,11 @@ from moepack.common.remote_path import is_remote
 from moepack.pack.format import manifest
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
+from moepack.packing import manifest_encoder
 from moepack.packing.chosen_hotness import load_hotness
 from moepack.packing.commit import TEMPORARY_NAME, commit
 from moepack.packing.index_encoder import DigestsByOffset, encode_over_shards
 from moepack.packing.layout import Layout
-from moepack.packing.packer import encode_manifest
 from moepack.packing.plan import Plan, make
 from moepack.packing.source_identity import describe_shards, describe_source
 from moepack.packing.target_directory import check_existing
@@ -111,7 +111,7 @@ def index_model(
     )
     index = encode_over_shards(plan, files, _digests(model, plan, digests, threads, progress))
     described = describe_source(model, shape, describe_shards(model))
-    data = encode_manifest(plan, described, index, layout={"name": _AS_IT_LIES.name})
+    data = manifest_encoder.encode(plan, described, index, layout={"name": _AS_IT_LIES.name})
     paths, stamps = zip(*((shard.path, shard.stamp) for shard in model.shards), strict=True)
     with Inputs(paths, SourceError, stamps=stamps):
         pass  # all of them are as they were

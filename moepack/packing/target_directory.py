@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from moepack.common.errors import MachineError, RequestError
-from moepack.common.pack_files import IN_PLACE_NAME, JOURNAL_NAME
+from moepack.common.pack_files import IN_PLACE_NAME, JOURNAL_NAME, RECORDS_NAME
 from moepack.pack.format import manifest
 from moepack.storage.atomic import make_folder, require_folder_of
 from moepack.storage.extents import NewFile, is_whole
@@ -36,6 +36,10 @@ def check_existing(path: Path, resume: bool) -> None:
             "go on with `in_place=True` and `resume=True`, or back with `moepack restore`; do not "
             "remove it"
         )
+        raise RequestError(problem, path=path, hint=hint)
+    if RECORDS_NAME in names:
+        problem = "parts of a pack are here, or being written"
+        hint = "go on with `part` or `executor`, and then `commit`; or remove the directory"
         raise RequestError(problem, path=path, hint=hint)
     if JOURNAL_NAME in names and not resume:
         hint = "continue it with `resume=True`, or remove the directory"

@@ -40,7 +40,7 @@ def plan(summary: PackSummary) -> str:
         lines.append(f"  codec     {summary.codec}, {when}")
     if not summary.is_whole:
         lines.append(f"  whole     no, {_missing(summary)}: nothing can be restored from it")
-    if summary.dry_run:
+    if summary.dry_run and summary.free_space is not None:
         lines.append(f"  free      {size_text(summary.free_space)}")
     if summary.in_place is not None:
         facts = summary.in_place
@@ -92,14 +92,20 @@ def packed(summary: PackSummary) -> str:
     if summary.written_length is None:
         return "nothing was written"
     resumed = summary.resumed_file_count or 0
+    count = summary.file_count - resumed - (summary.missing_file_count or 0)
     seconds, speed = summary.seconds, ""
     if seconds is not None and seconds >= SHOWN_SECONDS:
         speed = f" in {seconds_text(seconds)} ({speed_text(summary.written_length / seconds)})"
     text = (
-        f"{summary.path}: {count_text(summary.file_count - resumed, 'file')}, "
+        f"{summary.path}: {count_text(count, 'file')}, "
         f"{size_text(summary.written_length)} written{speed}"
-        + (f", {resumed} taken over" if resumed else "")
+        + (f", {resumed} finished before" if resumed else "")
     )
+    if summary.missing_file_count is not None:
+        left = "all files are written"
+        if summary.missing_file_count:
+            left = f"{count_text(summary.missing_file_count, 'file')} of other parts missing"
+        return f"{text}\n  {left}; `moepack pack … --commit` makes a pack of them"
     stored, codec = summary.stored_length, summary.codec
     if codec is None or stored is None:
         return text

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from moepack.common.errors import MachineError, MoepackError, RequestError
 from moepack.pack.verifying.verifier import verify
-from moepack.packing import commit, journal, line_log, packer
+from moepack.packing import commit, journal, line_log, manifest_encoder
 from tests.support.gguf_builder import F32, moe
 from tests.support.hostile_input import (
     QUICK,
@@ -132,7 +132,7 @@ def test_any_journal_is_taken_up_or_refused(
     path.write_bytes(mutate(journal_of(interrupted), damage))
     log = journal.Journal(path)
     try:
-        log.resume({"tool": packer.TOOL})
+        log.resume({"tool": manifest_encoder.TOOL})
     except RequestError as error:
         assert_clear(error, path)
     finally:

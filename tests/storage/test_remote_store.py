@@ -13,6 +13,7 @@ from moepack.storage.input_file import open_input
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteError, RemoteStamp, Store
 from moepack.storage.remote.stores import forget_stores, store_of
+from tests.support.buckets import bucket_of_moto
 from tests.support.remote_servers import FileServer, file_server
 
 pytest.importorskip("obstore")
@@ -139,22 +140,8 @@ def test_nobody_at_the_address_is_an_error_without_its_query() -> None:
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Store]:
-    moto = pytest.importorskip("moto.server")
-    forget_stores()
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        host, port = server.get_host_and_port()
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "key")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_REGION", "us-east-1")
-        import urllib.request
-
-        made = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
-        urllib.request.urlopen(made, timeout=10).close()
-        yield store_of(RemotePath("s3://bucket"))
-    server.stop()
+    with bucket_of_moto() as address:
+        yield store_of(RemotePath(address))
 
 
 @pytest.mark.long

@@ -22,7 +22,13 @@ from moepack.common.errors import (
     remedy,
 )
 from moepack.common.escaping import shell_word
-from moepack.common.pack_files import IN_PLACE_NAME, JOURNAL_NAME, PARTIAL_NAME, is_in_pack
+from moepack.common.pack_files import (
+    IN_PLACE_NAME,
+    JOURNAL_NAME,
+    PARTIAL_NAME,
+    RECORDS_NAME,
+    is_in_pack,
+)
 from moepack.common.path_hints import missing_hint
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.remote_path import RemotePath, is_remote
@@ -56,7 +62,8 @@ def named_pack(named: PathOrPaths) -> Path | None:
     paths = [Path(path) for path in names]
     if len(paths) != 1:
         return None
-    marks = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME, IN_PLACE_NAME, PARTIAL_NAME)
+    names = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME, RECORDS_NAME, PARTIAL_NAME)
+    marks = (*names, IN_PLACE_NAME)
     return paths[0] if any((paths[0] / mark).exists() for mark in marks) else None
 
 
@@ -192,6 +199,9 @@ def _not_a_pack(path: Path) -> PackError:
     elif (path / JOURNAL_NAME).exists():
         problem = "not a whole pack: no manifest.json"
         hint = "it was interrupted: `moepack pack … --resume` goes on with it"
+    elif (path / RECORDS_NAME).exists():
+        problem = "not a whole pack: no manifest.json"
+        hint = "parts of it are written: `moepack pack … --commit` makes a pack once all are"
     return PackError(problem, path=path, hint=hint)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ _T = TypeVar("_T")
 PAUSES = (1.0, 4.0, 15.0, 60.0)
 """Seconds before each further attempt, once the client's own retries have come to their end."""
 _CHUNK_LENGTH = 1 << 20
+UPLOAD_LENGTH = 16 << 20
+"""Bytes of a part of an upload: S3 takes 10,000 of them."""
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]*\w)")
 _REASON = re.compile(r"HTTP error: (.*)")
 _QUERY = re.compile(r"(https?://[^\s?\"')]*)\?[^\s\"')]*")
@@ -61,6 +65,7 @@ class Store:
         self._client = client
         self._retried = retried
         self._stamps = stamps
+        self._process = os.getpid()
 
     def stamp(self, key: str) -> RemoteStamp:
         """Return the length and the identity of an object."""
@@ -121,6 +126,7 @@ class Store:
         """Yield the body of one answer. Raises if it has no byte, or more than were asked for."""
         import obstore
 
+        self._check_process()
         answer = obstore.get(self._client, key, options={"range": (offset, end)})
         _check_unchanged(RemoteStamp(answer.meta["size"], answer.meta["e_tag"]), stamp)
         left = end - offset
@@ -149,13 +155,33 @@ class Store:
             lambda: obstore.put(self._client, key, data, mode="create" if new else "overwrite")
         )
 
+    def upload(self, key: str, path: Path) -> None:
+        """Write a file of this machine as an object, in several parts at a time."""
+        import obstore
+
+        def request() -> None:
+            obstore.put(self._client, key, path, chunk_size=UPLOAD_LENGTH, max_concurrency=8)
+
+        self._call(request)
+        length = path.stat().st_size
+        if (stored := self.stamp(key).length) != length:
+            raise _failure(errno.EIO, f"stored {stored:,} of {length:,} bytes")
+
     def delete(self, key: str) -> None:
         """Remove an object, if there is one."""
         import obstore
 
         self._call(lambda: obstore.delete(self._client, key))
 
+    def _check_process(self) -> None:
+        """Raise RemoteError in a forked child: the client's threads are not there."""
+        if os.getpid() != self._process:
+            failure = RemoteError(errno.ENOTSUP, "stores cannot be used in a forked process")
+            failure.hint = "start workers by `spawn`, not by `fork`"
+            raise failure
+
     def _call(self, request: Callable[[], _T]) -> _T:
+        self._check_process()
         for attempt in range(len(PAUSES)):
             try:
                 return request()

@@ -17,6 +17,7 @@ from moepack.common.errors import PackError, SourceError
 from moepack.pack.verifying import extents, scan
 from moepack.pack.verifying.verifier import verify
 from moepack.packing import layout, packer, plan
+from moepack.packing.planned_pack import PlannedPack
 from moepack.packing.restore import restore
 from moepack.packing.source_identity import describe_shard, describe_source
 from moepack.source import experts
@@ -90,7 +91,7 @@ def packed_wrongly(change: Callable[[Experts], Experts], folder: Path) -> tuple[
     planned = plan.make(change(model), layout.load("layers"), dense=find_dense(source, model))
     shards = tuple(map(describe_shard, source.shards))
     described = describe_source(source, experts.shape_of(source, model), shards)
-    packer.pack(source, described, planned, folder / "broken")
+    packer.pack(PlannedPack(source, described, planned), folder / "broken")
     return folder / "broken", [shard.path for shard in source.shards]
 
 

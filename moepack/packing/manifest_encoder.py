@@ -1,0 +1,44 @@
+"""Write manifest.json from a plan and its index (FORMAT.md, "The manifest")."""
+
+import hashlib
+from typing import Any
+
+from moepack.pack.format import manifest
+from moepack.pack.format.index import Index
+from moepack.pack.format.source_entry import SourceEntry
+from moepack.packing.plan import Plan
+from moepack.version import __version__
+
+TOOL = f"moepack {__version__}"
+
+
+def encode(
+    plan: Plan,
+    described: SourceEntry,
+    index: bytes,
+    *,
+    strong: bool = False,
+    layout: dict[str, Any] | None = None,
+) -> bytes:
+    """Return the bytes of the manifest of the pack that `plan` describes, with that index.
+
+    With `strong` it has the SHA-256 of the index; `layout` overrules that of the plan.
+    """
+    entry = manifest.describe_index(index)
+    if strong:
+        entry = entry._replace(sha256=hashlib.sha256(index).hexdigest())
+    decoded = Index(index, entry.name)
+    # If nothing was shortened, the pack is as it would be without a codec.
+    codec = plan.layout.codec if decoded.codecs else None
+    return manifest.encode(
+        manifest.Manifest(
+            tool=TOOL,
+            is_whole=plan.is_whole,
+            source=described,
+            layout=layout or plan.layout.with_codec(codec).to_json(),
+            hotness=plan.hotness_to_json(),
+            layers=None if plan.layers is None else list(plan.layers),
+            index_entry=entry,
+            files=tuple(manifest.FileEntry(file.name, file.length) for file in decoded.files),
+        )
+    )

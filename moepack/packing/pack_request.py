@@ -1,0 +1,96 @@
+"""The choices that decide a pack: enough to plan the same one again elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from moepack.common.errors import RequestError
+from moepack.common.paths import PathOrPaths
+from moepack.common.shape import ModelShape
+from moepack.common.sizes import parse_ranges
+from moepack.packing.chosen_hotness import load_hotness
+from moepack.packing.layout import Layout, load, parse_codec
+from moepack.packing.plan import Plan, make
+from moepack.source.dense import find_dense
+from moepack.source.experts import find_experts, shape_of
+from moepack.source.shards import Source, open_source
+from moepack.traces.hotness.model import Hotness
+
+
+class PlannedModel(NamedTuple):
+    """An open source, the shape of its model, and the plan of its pack."""
+
+    source: Source
+    shape: ModelShape
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class PackRequest:
+    """A source and the choices of `pack_model` that decide what the pack is; can be pickled."""
+
+    source: PathOrPaths
+    layout: str | os.PathLike[str] | Layout
+    hotness: str | os.PathLike[str] | Hotness | None = None
+    layers: str | tuple[int, ...] | None = None
+    mtp: bool = True
+    experts_only: bool = False
+    alignment: int | None = None
+    codec: str | None = None
+
+    def plan(self) -> PlannedModel:
+        """Open the source and plan its pack. Raises as `pack_model`."""
+        source = open_source(self.source)
+        layout = self._chosen_layout()
+        if source.is_remote and layout.codec is not None:
+            raise RequestError("not possible for a model that is elsewhere", argument="codec")
+        experts = find_experts(source)
+        shape = shape_of(source, experts)
+        plan = make(
+            experts,
+            layout,
+            dense=None if self.experts_only else find_dense(source, experts),
+            hotness=load_hotness(self.hotness, shape),
+            layers=self._chosen_layers(shape),
+        )
+        return PlannedModel(source, shape, plan)
+
+    def elsewhere(self, planned: PlannedModel) -> PackRequest:
+        """Return the request by which another process plans the same: nothing is relative."""
+        shards = [shard.path for shard in planned.source.shards]
+        is_remote = planned.source.is_remote  # then the first names all others, at one commit
+        return PackRequest(
+            source=shards[0] if is_remote else [os.path.abspath(path) for path in shards],
+            layout=planned.plan.layout,
+            hotness=planned.plan.hotness,
+            layers=planned.plan.layers,
+            mtp=True if planned.plan.layers is not None else self.mtp,
+            experts_only=self.experts_only,
+        )
+
+    def _chosen_layout(self) -> Layout:
+        layout = self.layout if isinstance(self.layout, Layout) else load(self.layout)
+        if self.alignment is not None:
+            layout = layout.with_alignment(self.alignment)
+        return layout if self.codec is None else layout.with_codec(parse_codec(self.codec))
+
+    def _chosen_layers(self, shape: ModelShape) -> Sequence[int] | None:
+        """Return the layers to pack; None for all."""
+        layers = set(shape.layers if self.layers is None else _numbers(self.layers))
+        if not self.mtp:
+            layers -= set(shape.mtp_layers)
+        if not layers:
+            raise RequestError("no layers are left to pack")
+        return None if layers == set(shape.layers) else sorted(layers)
+
+
+def _numbers(layers: str | Iterable[int]) -> Iterable[int]:
+    if not isinstance(layers, str):
+        return layers
+    try:
+        return parse_ranges(layers)
+    except ValueError as error:
+        raise RequestError(f"not a list of layers: {error}") from None

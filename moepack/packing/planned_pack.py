@@ -1,0 +1,140 @@
+"""A pack that is planned and not written: its source, its plan, its files and its index.
+
+Whoever writes it, one packer or many workers, writes the same files by it, the same index and the
+same manifest.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from moepack.common import digest
+from moepack.common.errors import SourceError
+from moepack.pack.format.source_entry import SourceEntry
+from moepack.packing import index_encoder, manifest_encoder, strong_digests
+from moepack.packing.finished_files import FinishedFile, makes_sense, on_disk
+from moepack.packing.plan import DENSE_NAME, Plan
+from moepack.packing.shard_hashes import check_shard_hashes
+from moepack.source.shards import Source
+from moepack.storage.copying import Copier
+from moepack.storage.extents import NewFile
+from moepack.storage.inputs import Inputs
+from moepack.storage.scattering import Scatterer
+
+
+@dataclass(frozen=True)
+class PlannedPack:
+    """A source, its identity as the manifest will state it, and the plan of a pack of it."""
+
+    source: Source
+    described: SourceEntry
+    plan: Plan
+
+    @cached_property
+    def files(self) -> dict[str, NewFile]:
+        """The data files by name; with a codec their lengths are upper bounds."""
+        return {file.name: file for file in self.plan.new_files()}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the identity of the input, as JSON: packs of equal ones have the same files.
+
+        A codec's frames depend on its version, beside the layout, which names codec and level.
+        """
+        plan = self.plan
+        identity = {
+            "tool": manifest_encoder.TOOL,
+            "source": [[shard.header_sha256, shard.length] for shard in self.described.shards],
+            "dense": None if plan.dense is None else _digest(plan.dense.extents()),
+            "layout": plan.layout.to_json(),
+            "hotness": plan.hotness_to_json(),
+            # Two hotnesses may look alike.
+            "order": _digest((*blob, plan.counts.get(blob, -1)) for blob in plan.order),
+            "layers": None if plan.layers is None else list(plan.layers),
+        }
+        if plan.layout.codec is not None:
+            from moepack.storage.frames import VERSION  # it loads the codec
+
+            identity["version of the codec"] = VERSION
+        return identity
+
+    def on_disk(self, finished: FinishedFile) -> NewFile | None:
+        """Return a finished file as it lies on the disk; None if it cannot be one of these."""
+        file = self.files.get(finished.name)
+        if file is None or not makes_sense(file, finished, self._is_compressed(file.name)):
+            return None
+        return on_disk(self.plan, file, finished)
+
+    def _is_compressed(self, name: str) -> bool:
+        """Return whether a file is written with a codec: if there is one, all files of blobs."""
+        return self.plan.layout.codec is not None and name != DENSE_NAME
+
+    def inputs(self) -> Inputs:
+        """Return the shards, to be opened; each must be as it was when its header was read."""
+        shards = self.source.shards
+        paths, stamps = [shard.path for shard in shards], [shard.stamp for shard in shards]
+        return Inputs(paths, SourceError, stamps=stamps)
+
+    def write(
+        self,
+        names: Collection[str],
+        folder: Path,
+        inputs: Inputs,
+        threads: int,
+        advanced: Callable[[int], None],
+        finished: Callable[[FinishedFile], None],
+    ) -> None:
+        """Write and sync the data files `names` in `folder`; call `finished` after each.
+
+        `advanced` is called with the bytes done since its last call, from one thread at a time.
+        Each file is locked until `finished` has returned.
+        """
+        compressed = [file for file in self.plan.files if self._is_compressed(file.name)]
+        compressed = [file for file in compressed if file.name in names]
+        if compressed:
+            from moepack.packing.compressed_files import CompressedFiles  # it loads the codec
+
+            CompressedFiles(folder, inputs, self.plan, advanced).write(
+                compressed, threads, finished
+            )
+        copied = [
+            file
+            for name, file in self.files.items()
+            if name in names and not self._is_compressed(name)
+        ]
+        copier = Scatterer if self.source.is_remote else Copier
+        copier(folder, inputs, advanced).write(
+            copied, threads, lambda written: finished(FinishedFile(*written))
+        )
+
+    def check_shard_hashes(self, inputs: Inputs, folder: Path, threads: int) -> None:
+        """Compare the shards in the finished pack `folder` with the SHA-256 that the hub states.
+
+        Needed if they did not pass by as a whole, in order. Raises SourceError.
+        """
+        if self.source.is_remote:
+            check_shard_hashes(self.plan, inputs, folder, threads)
+
+    def encode(
+        self, finished: Mapping[str, FinishedFile], paths: Sequence[Path], strong: int | None
+    ) -> tuple[bytes, bytes]:
+        """Return index and manifest of the pack with the files `finished`.
+
+        `strong` threads read the data files at `paths` for strong digests; None leaves them out.
+        """
+        index = index_encoder.encode(self.plan, finished)
+        if strong is not None:
+            index = strong_digests.add(index, paths, strong)
+        return index, manifest_encoder.encode(
+            self.plan, self.described, index, strong=strong is not None
+        )
+
+
+def _digest(records: Iterable[Iterable[object]]) -> str:
+    """Return the digest of records of whole numbers; all else in them is passed over."""
+    numbers = (field for record in records for field in record if isinstance(field, int))
+    return digest.to_text(digest.xxh3(array("q", numbers).tobytes()))

@@ -1,0 +1,466 @@
+"""Packs that several processes write: the bytes of a pack made alone, whatever happens to them."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.common.remote_path import RemotePath
+from moepack.pack.verifying.verifier import verify
+from moepack.packing import distributed_pack, distributed_target
+from moepack.packing.distributed import Part
+from moepack.packing.pack_model import pack_model
+from moepack.storage import scattering
+from moepack.storage.remote import store as remote_store
+from moepack.storage.remote.stores import store_of
+from tests.support.buckets import bucket_of_moto
+from tests.support.gguf_builder import F32, moe
+from tests.support.hubs import REPOSITORY, hub_of
+from tests.support.models import contents, flip, hotness_of, shards_of
+
+MODEL = "deepseek2"
+HOTNESS = hotness_of({(3, 3): 5, (3, 1): 9, (2, 0): 2})
+OTHER_HOTNESS = hotness_of({(3, 1): 5, (3, 3): 9, (2, 0): 2})
+PARTS = 3
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Return the files of the pack that one process makes."""
+    folder = tmp_path_factory.mktemp("alone") / "pack"
+    pack_model(shards_of(MODEL), folder, hotness=HOTNESS)
+    return contents(folder)
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def pack_part(target: Path | str, **options: Any) -> Any:
+    return pack_model(shards_of(MODEL), target, **{"hotness": HOTNESS, **options})
+
+
+def write_parts(target: Path | str, **options: Any) -> None:
+    for number in range(1, PARTS + 1):
+        pack_part(target, part=(number, PARTS), **options)
+
+
+@given(
+    st.dictionaries(st.text("abc", min_size=1), st.integers(1, 1000), max_size=30),
+    st.integers(1, 8),
+)
+def test_every_file_has_one_part_and_all_parts_have_like_lengths(
+    lengths: dict[str, int], count: int
+) -> None:
+    shares = [Part((number + 1, count)).share(lengths) for number in range(count)]
+    assert sorted(name for share in shares for name in share) == sorted(lengths)
+    loads = [sum(lengths[name] for name in share) for share in shares]
+    assert max(loads) - min(loads) <= max(lengths.values(), default=0)
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "3", "1/x", "-1/3", "1/2/3", (0, 3), (4, 3)])
+def test_what_is_no_part_is_refused(part: Any, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="not a part"):
+        pack_part(tmp_path / "pack", part=part)
+
+
+def test_parts_that_share_a_folder_alone_become_the_pack_of_one_process(
+    alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "moepack", "pack", *shards_of(MODEL), "-o", "pack"]
+    nodes = [
+        subprocess.Popen([*command, "--part", f"{number}/{PARTS}"], cwd=tmp_path)
+        for number in range(1, PARTS + 1)
+    ]
+    assert [node.wait() for node in nodes] == [0] * PARTS
+    assert not (tmp_path / "pack" / "manifest.json").exists()
+    done = subprocess.run([*command, "--commit", "--json"], cwd=tmp_path, check=True)
+    assert done.returncode == 0
+    pack_model(shards_of(MODEL), tmp_path / "other")
+    assert contents(tmp_path / "pack") == contents(tmp_path / "other")
+
+
+def test_a_part_says_how_many_files_are_missing(tmp_path: Path) -> None:
+    first = pack_part(tmp_path / "pack", part="1/3")
+    assert first.written_length
+    assert first.missing_file_count == first.file_count - 1
+    again = pack_part(tmp_path / "pack", part="1/3")
+    assert (again.written_length, again.resumed_file_count) == (0, 1)
+
+
+def test_nothing_is_committed_before_all_parts_are_written(
+    alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    pack_part(tmp_path / "pack", part="1/3")
+    with pytest.raises(RequestError, match="data files are not finished, found missing"):
+        pack_part(tmp_path / "pack", commit=True)
+    write_parts(tmp_path / "pack")
+    pack_part(tmp_path / "pack", commit=True)
+    assert contents(tmp_path / "pack") == alone
+    with pytest.raises(RequestError, match="a whole pack is here already"):
+        pack_part(tmp_path / "pack", part="1/3")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hotness": OTHER_HOTNESS},
+        {"hotness": None},
+        {"layout": "natural"},
+    ],
+    ids=["counts", "no counts", "layout"],
+)
+def test_parts_of_other_input_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    pack_part(tmp_path / "pack", part="1/3")
+    with pytest.raises(RequestError, match="made from other input"):
+        pack_part(tmp_path / "pack", part="2/3", **change)
+
+
+def test_parts_and_packs_of_one_process_do_not_meet(tmp_path: Path) -> None:
+    pack_part(tmp_path / "pack", part="1/3")
+    for resume in (False, True):
+        with pytest.raises(RequestError, match="parts of a pack are here"):
+            pack_part(tmp_path / "pack", resume=resume)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "pack.journal").write_bytes(b"")
+    with pytest.raises(RequestError, match="not an unfinished pack of several"):
+        pack_part(tmp_path / "other", part="1/3")
+    with pytest.raises(RequestError, match="at most one of"):
+        pack_part(tmp_path / "new", part="1/3", commit=True)
+    with pytest.raises(RequestError, match="by one process"):
+        pack_part(tmp_path / "new", part="1/3", in_place=True)
+    with pytest.raises(MoepackError, match="not a whole pack"):
+        verify(tmp_path / "pack")
+
+
+def test_a_record_with_any_byte_changed_or_cut_off_only_costs_its_file(
+    alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    model = moe((0,), 2, ne=(4, 2), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
+    pack_model([model], tmp_path / "alone")
+    pack_model([model], tmp_path / "pack", part="1/1")
+    records = sorted((tmp_path / "pack" / "pack.records").glob("*.json"))
+    assert len(records) == 3, "of two files, and of the input"
+    for record in records:
+        whole = record.read_bytes()
+        damaged = [flipped(whole, at) for at in range(len(whole))]
+        cut = [whole[:at] for at in range(len(whole))]
+        assert not any(map(distributed_pack._unseal, damaged + cut))
+        for at in range(0, len(whole), 97):
+            flip(record, at)
+            if record.name != "input.json":
+                with pytest.raises(RequestError, match="1 of 2 data files are not finished"):
+                    pack_model([model], tmp_path / "pack", commit=True)
+            record.write_bytes(whole[:at])
+            summary = pack_model([model], tmp_path / "pack", part="1/1")
+            assert summary.resumed_file_count == (2 if record.name == "input.json" else 1)
+            assert record.read_bytes() == whole
+    pack_model([model], tmp_path / "pack", commit=True)
+    assert contents(tmp_path / "pack") == contents(tmp_path / "alone")
+
+
+def test_a_record_of_other_input_is_not_trusted(tmp_path: Path) -> None:
+    """Whoever removes input.json, as damaged, does not make files of another pack right."""
+    write_parts(tmp_path / "pack", hotness=None)
+    (tmp_path / "pack" / "pack.records" / "input.json").unlink()
+    with pytest.raises(RequestError, match="not empty"):
+        pack_part(tmp_path / "pack", part="1/3")
+    (tmp_path / "pack" / "pack.records" / "input.json").write_bytes(b"{}")
+    with pytest.raises(RequestError, match="are not finished"):
+        pack_part(tmp_path / "pack", commit=True)
+
+
+def test_a_data_file_that_is_gone_or_short_is_written_again(
+    alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    write_parts(tmp_path / "pack")
+    files = sorted((tmp_path / "pack").glob("*.bin"))
+    files[0].unlink()
+    files[1].write_bytes(files[1].read_bytes()[:-1])
+    with pytest.raises(RequestError, match=r"2 of \d data files are not finished"):
+        pack_part(tmp_path / "pack", commit=True)
+    write_parts(tmp_path / "pack")
+    pack_part(tmp_path / "pack", commit=True)
+    assert contents(tmp_path / "pack") == alone
+
+
+def test_a_part_killed_at_any_moment_is_run_again(alone: dict[str, bytes], tmp_path: Path) -> None:
+    choices = random.Random(7)
+    for trial in range(4):
+        target = tmp_path / f"pack-{trial}"
+        command = [
+            sys.executable,
+            "-m",
+            "moepack",
+            "pack",
+            *shards_of(MODEL),
+            "-o",
+            str(target),
+            "--part",
+            "1/1",
+        ]
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 20
+        while not target.exists() and time.monotonic() < deadline and run.poll() is None:
+            time.sleep(0.001)
+        time.sleep(choices.uniform(0, 0.05))
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        pack_model(shards_of(MODEL), target, part="1/1")
+        pack_model(shards_of(MODEL), target, commit=True)
+        assert not (target / "pack.records").exists(), "what was killed has left nothing"
+        assert verify(target, shards_of(MODEL)).passed
+
+
+def test_two_that_commit_at_once_make_one_pack(alone: dict[str, bytes], tmp_path: Path) -> None:
+    for trial in range(5):
+        target = tmp_path / f"pack-{trial}"
+        write_parts(target)
+        with ThreadPoolExecutor(3) as threads:
+            commits = [threads.submit(pack_part, target, commit=True) for _ in range(3)]
+        problems = [str(one.exception()) for one in commits if one.exception()]
+        assert all("a whole pack is here already" in problem for problem in problems)
+        assert len(problems) < 3
+        assert contents(target) == alone
+
+
+@pytest.fixture(params=["threads", "processes", "dask"])
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    if request.param == "threads":
+        yield ThreadPoolExecutor(2)
+    elif request.param == "processes":
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            yield pool
+    else:
+        distributed = pytest.importorskip("distributed")
+        with (
+            distributed.LocalCluster(
+                n_workers=2, threads_per_worker=1, dashboard_address=None
+            ) as cluster,
+            distributed.Client(cluster, set_as_default=False) as client,
+        ):
+            yield client.get_executor()
+
+
+def test_an_executors_workers_write_the_pack_of_one_process(
+    alone: dict[str, bytes], tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[int, int]] = []
+    summary = pack_part(
+        tmp_path / "pack", executor=executor, progress=lambda *step: done.append(step)
+    )
+    assert summary.written_length == sum(
+        len(data) for name, data in alone.items() if name not in ("index.bin", "manifest.json")
+    )
+    assert sum(length for length, _ in done) == done[-1][1]
+    assert contents(tmp_path / "pack") == alone
+    monkeypatch.chdir(tmp_path)  # workers have folders of their own
+    pack_part("strong", executor=executor, strong=True)
+    assert verify("strong", shards_of(MODEL)).passed
+    pack_part("compressed", executor=executor, codec="zstd")
+    pack_part("other", codec="zstd")
+    assert contents(tmp_path / "compressed") == contents(tmp_path / "other")
+
+
+def test_dask_workers_killed_at_random_cost_nothing_but_time(
+    alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    distributed = pytest.importorskip("distributed")
+    choices = random.Random(3)
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        ended = threading.Event()
+        killed: list[int] = []
+
+        def kill() -> None:
+            while not ended.wait(choices.uniform(0.05, 0.4)) and len(killed) < 4:
+                pids = [worker.pid for worker in cluster.workers.values() if worker.pid]
+                if pids:
+                    killed.append(choices.choice(pids))
+                    os.kill(killed[-1], signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            for trial in range(3):
+                target = tmp_path / f"pack-{trial}"
+                for resume in (False, *[True] * 9):
+                    try:
+                        pack_part(target, executor=client.get_executor(retries=9), resume=resume)
+                        break
+                    except distributed.KilledWorker:
+                        continue
+                assert contents(target) == alone
+        finally:
+            ended.set()
+            killer.join()
+        assert killed
+
+
+def test_a_pool_whose_process_dies_is_continued(alone: dict[str, bytes], tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        pool.submit(os._exit, 1)
+        with pytest.raises(MachineError, match="a worker died") as failure:
+            pack_part(tmp_path / "pack", executor=pool)
+    assert "resume=True" in str(failure.value.hint)
+    with pytest.raises(RequestError, match="an interrupted pack is here"):
+        pack_part(tmp_path / "pack", executor=ThreadPoolExecutor(1))
+    pack_part(tmp_path / "pack", executor=ThreadPoolExecutor(1), resume=True)
+    assert contents(tmp_path / "pack") == alone
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with bucket_of_moto() as address:
+        yield address
+
+
+def objects(address: str) -> dict[str, bytes]:
+    path = RemotePath(address)
+    store = store_of(path)
+    return {
+        key.removeprefix(f"{path.key}/"): store.read(key, stamp.length)
+        for key, stamp in store.objects(path.key)
+    }
+
+
+def test_a_pack_in_a_bucket_has_the_bytes_of_one_on_the_disk(
+    alone: dict[str, bytes], bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_store, "UPLOAD_LENGTH", 5 << 20)
+    pack_part(f"{bucket}/one.moepack")
+    assert objects(f"{bucket}/one.moepack") == alone
+    assert verify(f"{bucket}/one.moepack", shards_of(MODEL)).passed
+    with pytest.raises(RequestError, match="a whole pack is here already"):
+        pack_part(f"{bucket}/one.moepack", resume=True)
+
+
+def test_parts_that_share_a_bucket_alone_are_committed_once(
+    alone: dict[str, bytes], bucket: str
+) -> None:
+    write_parts(f"{bucket}/parts.moepack")
+    with ThreadPoolExecutor(2) as threads:
+        commits = [
+            threads.submit(pack_part, f"{bucket}/parts.moepack", commit=True) for _ in range(2)
+        ]
+    problems = [str(one.exception()) for one in commits if one.exception()]
+    assert all("a whole pack is here already" in problem for problem in problems)
+    assert objects(f"{bucket}/parts.moepack") == alone
+
+
+def test_a_failed_upload_is_continued(
+    alone: dict[str, bytes], bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"{bucket}/failed.moepack"
+    upload = remote_store.Store.upload
+
+    def fail(store: remote_store.Store, key: str, path: Path) -> None:
+        if "dense" in key:
+            raise remote_store.RemoteError(5, "503 Service Unavailable")
+        upload(store, key, path)
+
+    monkeypatch.setattr(remote_store.Store, "upload", fail)
+    with pytest.raises(MachineError, match="503 Service Unavailable"):
+        pack_part(address)
+    monkeypatch.undo()
+    names = set(objects(address))
+    assert "manifest.json" not in names
+    assert "dense.bin" not in names
+    with pytest.raises(RequestError, match="an interrupted pack is here"):
+        pack_part(address)
+    summary = pack_part(address, resume=True)
+    assert summary.resumed_file_count
+    assert objects(address) == alone
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("https://127.0.0.1:1/pack", "nothing can be written there"),
+        ("s3://bucket", "a bucket, not a folder in it"),
+    ],
+)
+def test_what_cannot_be_written_to_is_refused(target: str, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        pack_part(target)
+
+
+def test_a_forked_worker_is_told_that_stores_do_not_work_there(bucket: str, tmp_path: Path) -> None:
+    store = store_of(RemotePath(bucket))
+    store.put("forked", b"1")
+    with (
+        ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool,
+        pytest.raises(OSError, match="cannot be used in a forked process"),
+    ):
+        pool.submit(store_in_fork, bucket).result()
+
+
+def store_in_fork(address: str) -> bytes:
+    return store_of(RemotePath(address)).read("forked", 1)
+
+
+def test_parts_of_a_model_on_the_hub_are_checked_before_they_are_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_store, "PAUSES", (0.0,) * 4)
+    monkeypatch.setattr(scattering, "MAX_GAP", 0)  # else a worker reads these small shards whole
+    folder = tmp_path / "hub" / REPOSITORY
+    folder.mkdir(parents=True)
+    for shard in shards_of(MODEL):
+        shutil.copy(shard, folder)
+    with hub_of(tmp_path / "hub", monkeypatch) as hub:
+        source = f"hf://{REPOSITORY}"
+        pack_model(source, tmp_path / "pack", part="1/2")
+        pack_model(source, tmp_path / "pack", part="2/2")
+        pack_model(source, tmp_path / "pack", commit=True)
+        assert verify(tmp_path / "pack", shards_of(MODEL), sha256=True).passed
+
+        def lie(summary: object) -> None:
+            hub.content.fault = lambda number: "other bytes"
+
+        for part in ("1/2", "2/2"):
+            hub.content.fault = lambda number: None
+            pack_model(source, tmp_path / "lies", part=part, planned=lie)
+        hub.content.fault = lambda number: None
+        with pytest.raises(SourceError, match="other bytes than the hub states"):
+            pack_model(source, tmp_path / "lies", commit=True)
+        assert not (tmp_path / "lies" / "manifest.json").exists()
+
+
+def test_the_order_of_events_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record comes behind its file, the manifest behind the index, and records go last."""
+    events: list[str] = []
+    for name in ("take", "put", "create", "clean_up"):
+        original = getattr(distributed_target._FolderTarget, name)
+
+        def note(self: Any, *arguments: Any, original: Any = original, name: str = name) -> Any:
+            events.append(f"{name} {arguments[-1 if name == 'take' else 0] if arguments else ''}")
+            return original(self, *arguments)
+
+        monkeypatch.setattr(distributed_target._FolderTarget, name, note)
+    pack_part(tmp_path / "pack", part="1/1")
+    pack_part(tmp_path / "pack", commit=True)
+    files = [event.removeprefix("take ") for event in events if event.startswith("take")]
+    for name in files:
+        assert events.index(f"take {name}") < events.index(f"put pack.records/{name}.json")
+    assert events[-3:] == ["put index.bin", "create manifest.json", "clean_up "]

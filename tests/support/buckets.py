@@ -1,0 +1,30 @@
+"""A bucket of moto's S3, with its semantics of conditional writes and uploads in parts."""
+
+import contextlib
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from moepack.storage.remote.stores import forget_stores
+
+
+@contextlib.contextmanager
+def bucket_of_moto() -> Iterator[str]:
+    """Serve an empty bucket for the block; yield its address. The environment names the server."""
+    pytest.importorskip("obstore")
+    moto = pytest.importorskip("moto.server")
+    forget_stores()
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        host, port = server.get_host_and_port()
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_REGION", "us-east-1")
+        made = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
+        urllib.request.urlopen(made, timeout=10).close()
+        yield "s3://bucket"
+    server.stop()
+    forget_stores()
