@@ -438,9 +438,8 @@ def test_parts_of_a_model_on_the_hub_are_checked_before_they_are_committed(
         def lie(summary: object) -> None:
             hub.content.fault = lambda number: "other bytes"
 
-        for part in ("1/2", "2/2"):
-            hub.content.fault = lambda number: None
-            pack_model(source, tmp_path / "lies", part=part, planned=lie)
+        pack_model(source, tmp_path / "lies", part="1/2")
+        pack_model(source, tmp_path / "lies", part="2/2", planned=lie)
         hub.content.fault = lambda number: None
         with pytest.raises(SourceError, match="other bytes than the hub states"):
             pack_model(source, tmp_path / "lies", commit=True)
