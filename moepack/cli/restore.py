@@ -7,6 +7,7 @@ import click
 
 import moepack
 from moepack.cli.shared.confirmation import check_confirmation, confirm
+from moepack.cli.shared.executors import executor_option, opened_executor, part_option
 from moepack.cli.shared.options import (
     folder_option,
     force_option,
@@ -32,10 +33,17 @@ from moepack.common.escaping import one_line
 @resume_option
 @recover_option
 @force_option
+@part_option("shards")
+@executor_option
 @threads_option
 @progress_options
 def restore(
-    pack_path: str, target: str | None, in_place: bool, is_confirmed: bool, **options: Any
+    pack_path: str,
+    target: str | None,
+    in_place: bool,
+    is_confirmed: bool,
+    executor: str | None,
+    **options: Any,
 ) -> None:
     """Write the shards of a whole pack again, bit for bit.
 
@@ -50,8 +58,9 @@ def restore(
         _check_restorable(pack_path, target)
         deletion = "will be turned back into its shards, and be gone"
         confirm(f"{one_line(pack_path)} {deletion}", "--yes-delete-pack")
-    with progress(None, "restoring") as advance:
-        summary = moepack.restore(pack_path, target, in_place=in_place, progress=advance, **options)
+    with progress(None, "restoring") as advance, opened_executor(executor) as workers:
+        options |= {"in_place": in_place, "executor": workers, "progress": advance}
+        summary = moepack.restore(pack_path, target, **options)
     sum_up(summary, pack_text.restored)
 
 

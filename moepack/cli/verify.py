@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 import moepack
 from moepack.cli.shared.argument_names import typed_name
+from moepack.cli.shared.executors import executor_option, opened_executor, part_option
 from moepack.cli.shared.exit_codes import ExitCode
 from moepack.cli.shared.files import output_file
 from moepack.cli.shared.options import (
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     "--junit", "junit_path", type=OutputFile(), metavar="FILE", help="Report in JUnit XML."
 )
 @force_option
+@part_option("data files")
+@executor_option
 @threads_option
 @progress_options
 def verify(
@@ -65,6 +68,7 @@ def verify(
     pack: str | None,
     junit_path: str | None,
     force: bool,
+    executor: str | None,
     **options: Any,
 ) -> None:
     """Verify a pack: its structure, padding and digests, and every byte against the source.
@@ -80,7 +84,9 @@ def verify(
             junit_file = outputs.enter_context(output_file(junit_path, force=force))
         with progress(None, "verifying") as advance:
             if engine is None and pack is None:
-                report = moepack.verify(path, source_paths or None, progress=advance, **options)
+                with opened_executor(executor) as workers:
+                    options |= {"executor": workers, "progress": advance}
+                    report = moepack.verify(path, source_paths or None, **options)
             else:
                 report = _verify_export(engine, path, pack, source_paths, advance, **options)
         if junit_path:

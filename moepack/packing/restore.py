@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from moepack.common.errors import PackError, RequestError
 from moepack.common.pack_files import is_pack
-from moepack.common.phases import Progress
+from moepack.common.paths import AnyPath
+from moepack.common.phases import Progress, advancing
+from moepack.common.remote_path import is_remote
+from moepack.common.shares import Share
+from moepack.common.tasks import run_tasks
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import ShardEntry
@@ -23,9 +28,9 @@ from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import ShardMap, map_shards
 from moepack.packing.in_place import restore_in_place, settle
 from moepack.packing.unfinished import is_unfinished
-from moepack.storage.atomic import make_folder
+from moepack.storage.atomic import make_folder, refuse_existing
 from moepack.storage.extents import Extent, NewFile
-from moepack.storage.whole_files import write_whole_files
+from moepack.storage.whole_files import WholeFilesResult, write_whole_files
 
 _PIECE_LENGTH = 1 << 20
 
@@ -58,6 +63,8 @@ def restore(
     resume: bool = False,
     force: bool = False,
     recover: bool = False,
+    part: str | tuple[int, int] | None = None,
+    executor: Executor | None = None,
     threads: int = 4,
     progress: Progress | None = None,
 ) -> RestoreSummary:
@@ -73,6 +80,10 @@ def restore(
     is an unfinished pack made in place, in any case; without a `target` its shards go back to where
     they were. With `recover` this works without its journal, but needs `target`.
 
+    With `part`, such as `3/16` or (3, 16), only that share of the shards is written, so that a job
+    on each of many machines can write its own; with an `executor` its workers write them, a shard
+    in each task. Both must reach pack and folder by the same paths.
+
     Raises PackError if the pack is not whole or its bytes are wrong, RequestError for existing
     files, MachineError for faults of the machine.
     """
@@ -81,6 +92,8 @@ def restore(
     is_begun = is_unfinished(Path(pack))
     if target is None and not is_begun:
         raise RequestError("no folder was given for the shards", hint="name one with `target`")
+    if (in_place or is_begun) and (part is not None or executor is not None):
+        raise RequestError("shards are made in place by one process", argument="in_place")
     if in_place or is_begun:
         shards, moved_length = restore_in_place(
             pack, target, force=force, recover=recover, threads=threads, progress=progress
@@ -104,18 +117,15 @@ def restore(
     with Pack(pack) as opened:
         opened.require_complete()
         maps = map_shards(opened)
-        entries = {entry.name: entry for entry in opened.manifest.source.shards}
+        if part is not None:
+            names = Share(part).names({mapped.name: mapped.length for mapped in maps})
+            maps = tuple(mapped for mapped in maps if mapped.name in names)
         make_folder(target)
-        result = write_whole_files(
-            Path(target),
-            [NewFile(m.name, m.length, partial(_extents, m, opened.index)) for m in maps],
-            opened.file_paths,
-            check=lambda path, name: _check_sha256(entries[name], path),
-            resume=resume,
-            force=force,
-            threads=threads,
-            progress=progress,
-        )
+        if executor is None:
+            result = _write(opened, maps, target, resume, force, threads, progress)
+        else:
+            result = _submit(executor, opened, maps, target, resume, force, threads, progress)
+        entries = {entry.name: entry for entry in opened.manifest.source.shards}
         return RestoreSummary(
             path=os.fspath(target),
             files=tuple(DataFile(mapped.name, mapped.length) for mapped in maps),
@@ -123,8 +133,68 @@ def restore(
             cloned_length=result.cloned_length,
             kept_length=result.kept_length,
             has_digests=all(file.has_digests for file in opened.index.files),
-            sha256_count=sum(entry.sha256 is not None for entry in entries.values()),
+            sha256_count=sum(entries[mapped.name].sha256 is not None for mapped in maps),
         )
+
+
+def _write(
+    pack: Pack,
+    maps: Sequence[ShardMap],
+    target: AnyPath,
+    resume: bool,
+    force: bool,
+    threads: int,
+    progress: Progress | None,
+) -> WholeFilesResult:
+    entries = {entry.name: entry for entry in pack.manifest.source.shards}
+    return write_whole_files(
+        Path(target),
+        [NewFile(m.name, m.length, partial(_extents, m, pack.index)) for m in maps],
+        pack.file_paths,
+        check=lambda path, name: _check_sha256(entries[name], path),
+        resume=resume,
+        force=force,
+        threads=threads,
+        progress=progress,
+    )
+
+
+def _submit(
+    executor: Executor,
+    pack: Pack,
+    maps: Sequence[ShardMap],
+    target: AnyPath,
+    resume: bool,
+    force: bool,
+    threads: int,
+    progress: Progress | None,
+) -> WholeFilesResult:
+    """Write shards by an executor's workers."""
+    for mapped in maps:
+        if not (resume or force):
+            refuse_existing(Path(target, mapped.name), force=force)
+    path = pack.path if is_remote(pack.path) else pack.path.absolute()
+    folder = Path(target).absolute()
+    tasks = [(path, mapped.name, folder, force, threads) for mapped in maps]
+    advanced = advancing(progress, sum(mapped.length for mapped in maps))
+    results = []
+    for result in run_tasks(executor, _write_shard, tasks):
+        results.append(result)
+        advanced(result.length)
+    return WholeFilesResult(
+        length=sum(result.length for result in results),
+        cloned_length=sum(result.cloned_length for result in results),
+        kept_length=sum(result.kept_length for result in results),
+    )
+
+
+def _write_shard(
+    path: Path, name: str, folder: Path, force: bool, threads: int
+) -> WholeFilesResult:
+    """Write one shard. A task that is run again, since its worker died, goes on."""
+    with Pack(path) as pack:
+        maps = [mapped for mapped in map_shards(pack) if mapped.name == name]
+        return _write(pack, maps, folder, not force, force, threads, None)
 
 
 def _extents(shard: ShardMap, index: Index) -> Iterable[Extent]:

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.common.remote_path import RemotePath
 from moepack.pack.verifying.verifier import verify
 from moepack.packing import distributed_pack, distributed_target
-from moepack.packing.distributed import Part
 from moepack.packing.pack_model import pack_model
+from moepack.packing.restore import restore
 from moepack.storage import scattering
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.stores import store_of
@@ -59,25 +57,6 @@ def pack_part(target: Path | str, **options: Any) -> Any:
 def write_parts(target: Path | str, **options: Any) -> None:
     for number in range(1, PARTS + 1):
         pack_part(target, part=(number, PARTS), **options)
-
-
-@given(
-    st.dictionaries(st.text("abc", min_size=1), st.integers(1, 1000), max_size=30),
-    st.integers(1, 8),
-)
-def test_every_file_has_one_part_and_all_parts_have_like_lengths(
-    lengths: dict[str, int], count: int
-) -> None:
-    shares = [Part((number + 1, count)).share(lengths) for number in range(count)]
-    assert sorted(name for share in shares for name in share) == sorted(lengths)
-    loads = [sum(lengths[name] for name in share) for share in shares]
-    assert max(loads) - min(loads) <= max(lengths.values(), default=0)
-
-
-@pytest.mark.parametrize("part", ["0/3", "4/3", "3", "1/x", "-1/3", "1/2/3", (0, 3), (4, 3)])
-def test_what_is_no_part_is_refused(part: Any, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="not a part"):
-        pack_part(tmp_path / "pack", part=part)
 
 
 def test_parts_that_share_a_folder_alone_become_the_pack_of_one_process(
@@ -463,3 +442,59 @@ def test_the_order_of_events_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in files:
         assert events.index(f"take {name}") < events.index(f"put pack.records/{name}.json")
     assert events[-3:] == ["put index.bin", "create manifest.json", "clean_up "]
+
+
+def test_parts_of_a_verification_look_at_all_of_a_pack_together(
+    alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    pack_part(tmp_path / "pack")
+    whole = verify(tmp_path / "pack", shards_of(MODEL))
+    reports = [
+        verify(tmp_path / "pack", shards_of(MODEL), part=(number, PARTS))
+        for number in range(1, PARTS + 1)
+    ]
+    assert [report.passed for report in reports] == [None] * PARTS
+    for field in ("read_length", "compared_length", "checked_blob_count", "checked_tensor_count"):
+        assert sum(getattr(one, field) for one in reports) == getattr(whole, field), field
+    assert "2 of 3 data files, which other parts have" in reports[0].not_looked_at
+    assert verify(tmp_path / "pack", part="1/1").passed
+    for path in sorted((tmp_path / "pack").glob("*.bin")):
+        flip(path, path.stat().st_size // 2)
+        damaged = [verify(tmp_path / "pack", part=(n, PARTS)).passed for n in range(1, PARTS + 1)]
+        expected = 3 if path.name == "index.bin" else 1
+        assert damaged.count(False) == expected, path.name
+        flip(path, path.stat().st_size // 2)
+
+
+def test_an_executors_workers_verify_and_restore_a_pack(
+    tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_part(tmp_path / "pack", sha256=True)
+    monkeypatch.chdir(tmp_path)
+    report = verify("pack", shards_of(MODEL), executor=executor)
+    assert report == verify("pack", shards_of(MODEL))
+    alone = verify("pack", executor=executor)
+    assert (alone.passed, alone.sha256_count) == (True, len(shards_of(MODEL)))
+    summary = restore("pack", "shards", executor=executor)
+    assert summary.sha256_count == len(shards_of(MODEL))
+    for shard in shards_of(MODEL):
+        assert (tmp_path / "shards" / Path(shard).name).read_bytes() == Path(shard).read_bytes()
+    with pytest.raises(RequestError, match="exists already"):
+        restore("pack", "shards", executor=executor)
+    assert restore("pack", "shards", executor=executor, resume=True).kept_length == summary.length
+    flip(tmp_path / "pack" / "experts-00002.bin", 100)
+    damaged = verify("pack", shards_of(MODEL), executor=executor)
+    assert damaged == verify("pack", shards_of(MODEL))
+    assert damaged.findings
+    with pytest.raises(PackError, match="do not have the digest in the index"):
+        restore("pack", "others", executor=executor)
+
+
+def test_parts_restore_each_shard_once(tmp_path: Path) -> None:
+    pack_part(tmp_path / "pack")
+    for number in range(1, PARTS + 1):
+        restore(tmp_path / "pack", tmp_path / "shards", part=(number, PARTS))
+    for shard in shards_of(MODEL):
+        assert (tmp_path / "shards" / Path(shard).name).read_bytes() == Path(shard).read_bytes()
+    with pytest.raises(RequestError, match="by one process"):
+        restore(tmp_path / "pack", in_place=True, part="1/2", target=tmp_path / "in place")

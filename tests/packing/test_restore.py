@@ -308,7 +308,8 @@ def test_a_file_that_is_being_written_is_not_taken_over(
 
 
 def test_progress_ends_at_its_total(big: tuple[list[Path], Path], tmp_path: Path) -> None:
-    for options in ({}, {"resume": True}, {"force": True}):
+    choices: tuple[dict[str, Any], ...] = ({}, {"resume": True}, {"force": True})
+    for options in choices:
         steps: list[tuple[int, int]] = []
         add = steps.append
         done = restore(big[1], tmp_path, progress=lambda *step, add=add: add(step), **options)

@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import NamedTuple
 
 from moepack.common import digest
 from moepack.common.errors import MachineError, SourceError, is_shortage, read_failure
+from moepack.common.remote_path import is_remote
+from moepack.common.tasks import run_tasks
 from moepack.pack.verifying.extents import CheckedRange, Frame, Segment, Where
 from moepack.pack.verifying.report import Finding, Findings
 from moepack.storage.input_file import InputFile, open_input
@@ -110,6 +113,44 @@ def scan(
         sum(worker.compared_length for worker in workers),
         sum(worker.second_length for worker in workers),
     )
+
+
+def scan_apart(
+    executor: Executor,
+    paths: Sequence[Path],
+    shard_paths: Sequence[str],
+    work: Iterable[Segment | Gap],
+    threads: int,
+    advanced: Callable[[int], None],
+    findings: Findings,
+) -> Lengths:
+    """Do as `scan` by an executor's workers, each with `threads`: a data file is one task.
+
+    All of them must reach the files by the same paths.
+    """
+    by_file: dict[int, list[Segment | Gap]] = {}
+    for one in work:
+        by_file.setdefault(one.file if isinstance(one, Segment) else -1, []).append(one)
+    places = [path if is_remote(path) else path.absolute() for path in paths]
+    shards = [path if is_remote(path) else os.path.abspath(path) for path in shard_paths]
+    tasks = [(places, shards, segments, threads) for segments in by_file.values()]
+    total = Lengths(0, 0, 0)
+    for lengths, of_file in run_tasks(executor, _scan_file, tasks):
+        findings.all += of_file
+        advanced(lengths.read)
+        total = Lengths(total.read + lengths.read, total.compared + lengths.compared, 0)
+    return total
+
+
+def _scan_file(
+    paths: Sequence[Path],
+    shard_paths: Sequence[str],
+    work: Sequence[Segment | Gap],
+    threads: int,
+) -> tuple[Lengths, list[Finding]]:
+    findings = Findings()
+    lengths = scan(paths, shard_paths, work, threads, lambda _: None, findings)
+    return lengths, findings.all
 
 
 def _open_shard(path: str, stack: ExitStack) -> InputFile:

@@ -2,10 +2,13 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from moepack.common.errors import SourceError, read_failure
+from moepack.common.remote_path import is_remote
+from moepack.common.tasks import run_tasks
 from moepack.pack.reading.shard_map import ShardMap
 from moepack.storage.extents import Extent
 from moepack.storage.input_file import InputFile, open_input
@@ -34,12 +37,22 @@ def sha256_of_restored(
     shards: Sequence[ShardMap],
     threads: int,
     progress: Callable[[int, int], None],
+    executor: Executor | None = None,
 ) -> list[str]:
     """Return the SHA-256 of each shard, put together from the files `paths` of a sound pack.
 
-    `progress` is called as for `verify`. Raises OSError, and EOFError for a file that ends early.
+    With an `executor` its workers do it, a shard in each task. `progress` is called as for
+    `verify`. Raises OSError, and EOFError for a file that ends early.
     """
     total = sum(piece.length for shard in shards for piece in shard.pieces)
+    if executor is not None:
+        places = [path if is_remote(path) else path.absolute() for path in paths]
+        tasks = [(number, places, shard) for number, shard in enumerate(shards)]
+        computed = {}
+        for number, sha256 in run_tasks(executor, _sha256_of_one, tasks):
+            computed[number] = sha256
+            progress(sum(piece.length for piece in shards[number].pieces), total)
+        return [computed[number] for number in range(len(shards))]
 
     def compute(shard: ShardMap, advanced: Callable[[int], None]) -> str:
         sha256 = hashlib.sha256()
@@ -59,6 +72,10 @@ def sha256_of_restored(
         return sha256.hexdigest()
 
     return run_each(compute, shards, threads, lambda length: progress(length, total))
+
+
+def _sha256_of_one(number: int, paths: Sequence[Path], shard: ShardMap) -> tuple[int, str]:
+    return number, sha256_of_restored(paths, [shard], 1, lambda _, total: None)[0]
 
 
 def _content(file: InputFile, piece: Extent) -> Iterator[bytes | memoryview]:

@@ -7,6 +7,7 @@ stops at none, as long as the manifest and the tables of the index can be read a
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from moepack.common.errors import ErrorCode, MachineError, PackError, RequestError, is_shortage
 from moepack.common.paths import PathOrPaths, path_list
 from moepack.common.phases import Phases, Progress
+from moepack.common.shares import Share
 from moepack.common.sizes import gaps
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
@@ -27,7 +29,7 @@ from moepack.pack.verifying import agreement, headline, inventory, origins, scop
 from moepack.pack.verifying.comparison import SourceComparison
 from moepack.pack.verifying.extents import Item, Segment, cut, whole_segments
 from moepack.pack.verifying.report import Findings, Report
-from moepack.pack.verifying.scan import Gap, Lengths, SecondOpinion, scan
+from moepack.pack.verifying.scan import Gap, Lengths, SecondOpinion, scan, scan_apart
 from moepack.pack.verifying.shard_sha256 import sha256_of, sha256_of_restored
 from moepack.pack.verifying.witness import Witness, read_shards
 from moepack.source.shards import find_shards
@@ -47,6 +49,8 @@ def verify(
     seed: int = 0,
     sha256: bool = False,
     with_gguf_py: bool = False,
+    part: str | tuple[int, int] | None = None,
+    executor: Executor | None = None,
     threads: int = DEFAULT_THREADS,
     progress: Progress | None = None,
 ) -> Report:
@@ -59,6 +63,10 @@ def verify(
     tensors with the gguf package's reading of the source. Of a partial pack (see `moepack pull`)
     the bytes that are here are checked. `progress` is called from one thread at a time.
 
+    With `part`, such as `3/16` or (3, 16), only that share of the data files is read, so that a job
+    on each of many machines verifies its own; with an `executor` its workers read the files. Both
+    must reach pack and source by the same paths.
+
     Raises PackError if there is no pack or one of an unknown version, SourceError for a shard that
     cannot be read, RequestError for options that make no sense, MachineError if the machine lacks
     memory, threads or open files; every other fault is a finding.
@@ -67,6 +75,9 @@ def verify(
         raise RequestError("the SHA-256 of shards needs a source to read", hint="give a `source`")
     if with_gguf_py and source is None:
         raise RequestError("gguf-py needs a source to read", hint="give a `source`")
+    if with_gguf_py and executor is not None:
+        raise RequestError("gguf-py reads in one process", hint="verify without `executor`")
+    share = None if part is None else Share(part)
     findings = Findings()
     try:
         folder = pack_folder(path)
@@ -100,9 +111,18 @@ def verify(
                 not_looked_at=("all that the index would list",),
             )
         agreement.check(index, described, findings)
-        chosen, not_looked_at = scope.choose(index, layers, sample, seed, partial)
+        chosen, left_out = scope.choose(index, layers, sample, seed, partial)
         verification = _Verification(
-            folder, described, index, chosen, not_looked_at, witness, findings, partial
+            folder,
+            described,
+            index,
+            chosen,
+            left_out,
+            witness,
+            findings,
+            partial,
+            share,
+            executor,
         )
         return verification.run(sha256, with_gguf_py, threads, Phases(progress))
     except MemoryError:
@@ -121,9 +141,12 @@ class _Verification:
     witness: Witness | None
     findings: Findings
     partial: Partial | None
+    share: Share | None
+    executor: Executor | None
 
     def __post_init__(self) -> None:
         self.paths = [self.path / file.name for file in self.index.files]
+        self.of_others: set[int] = set()
         self.unread: set[int] = set()
         self.unproven: set[int] = set()
         self.short_files: set[int] = set()
@@ -157,14 +180,16 @@ class _Verification:
         opinion = self._ask_gguf_py() if with_gguf_py else None
         lengths = self._scan(work, items, opinion, threads, phases.begin())
         self.findings.drop_consequences()
-        if self.witness is None and not self.findings.all and self.chosen is None:
+        is_all = self.chosen is None and self.share is None
+        if self.witness is None and not self.findings.all and is_all:
             self._check_sha256_of_pack(threads, phases)
         return self._report(lengths, with_gguf_py=opinion is not None)
 
     def _work(self, items: Sequence[list[Item]]) -> list[Segment | Gap]:
         """List the segments to read, as far as the files on disk have them."""
         work: list[Segment | Gap] = []
-        for number, file in enumerate(self.index.files):
+        for number in self._shared_files(items):
+            file = self.index.files[number]
             if not self._is_looked_at(file):
                 continue
             length = self._length_on_disk(number, file.length, items[number])
@@ -186,7 +211,7 @@ class _Verification:
                 work += [Segment(number, one.start, one.end, one.ranges) for one in chosen]
             else:
                 work += whole_segments(number, chosen, min(length, file.length))
-        if self.chosen is None:
+        if self.chosen is None and (self.share is None or self.share.number == 1):
             work += self._gaps_of_shards()
             if self.comparison is not None and self.is_same_model and self.index.is_whole:
                 work += self.comparison.gaps()
@@ -205,6 +230,20 @@ class _Verification:
         if self.partial is not None:
             items = [one for one in items if self.partial.covers(name, one.start, one.end)]
         return items
+
+    def _shared_files(self, items: Sequence[list[Item]]) -> list[int]:
+        """Return the numbers of the data files that this call reads: all, or its share."""
+        files = self.index.files
+        if self.share is None:
+            return list(range(len(files)))
+        names = set(self.share.names({file.name: file.length for file in files}))
+        numbers = [number for number, file in enumerate(files) if file.name in names]
+        for number in set(range(len(files))) - set(numbers):
+            self.of_others |= _numbers(items[number])
+        if len(numbers) < len(files):
+            others = f"{len(files) - len(numbers):,} of {len(files):,} data files"
+            self.not_looked_at.append(f"{others}, which other parts have")
+        return numbers
 
     def _gaps_of_shards(self) -> Iterator[Segment]:
         """Yield the ranges of files that are shards that no record covers: they are zeros."""
@@ -256,6 +295,9 @@ class _Verification:
             for entry, shard in zip(entries, self.witness.shards, strict=False)
             if entry.sha256
         }
+        if self.share is not None:
+            names = self.share.names(dict.fromkeys(paths, 1))
+            paths = {name: paths[name] for name in names}
         with ThreadPool(max_workers=threads) as executor:
             computed = executor.map(sha256_of, paths)
             self._compare_sha256(
@@ -271,7 +313,9 @@ class _Verification:
         maps = map_shards(self)
         shards = [shard for shard in maps if expected[shard.name]]
         try:
-            computed = sha256_of_restored(self.paths, shards, threads, phases.begin())
+            computed = sha256_of_restored(
+                self.paths, shards, threads, phases.begin(), self.executor
+            )
         except (OSError, EOFError) as error:
             self.findings.add("file", f"cannot read: {error}")
             return
@@ -323,7 +367,12 @@ class _Verification:
             progress(length, total)
 
         shard_paths = [] if self.witness is None else [one.path for one in self.witness.shards]
-        lengths = scan(self.paths, shard_paths, work, threads, advanced, self.findings, opinion)
+        if self.executor is not None:
+            lengths = scan_apart(
+                self.executor, self.paths, shard_paths, work, threads, advanced, self.findings
+            )
+        else:
+            lengths = scan(self.paths, shard_paths, work, threads, advanced, self.findings, opinion)
         if mirror is not None:
             findings = Findings()
             copies = [mirror.path / file.name for file in self.index.files]
@@ -353,7 +402,7 @@ class _Verification:
         checked = self.chosen
         if checked is None:
             checked = frozenset(range(index.blob_count + index.tensor_count))
-        checked -= self.unread | self.unproven
+        checked -= self.unread | self.unproven | self.of_others
         layers = dict.fromkeys(family.layer for family in index.families)
         skipped = {
             family.layer
