@@ -88,6 +88,7 @@ def verify(
                     options |= {"executor": workers, "progress": advance}
                     report = moepack.verify(path, source_paths or None, **options)
             else:
+                options["executor"] = executor
                 report = _verify_export(engine, path, pack, source_paths, advance, **options)
         if junit_path:
             write_whole(junit_file, junit.encode(report))

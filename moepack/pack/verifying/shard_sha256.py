@@ -1,18 +1,21 @@
 """The SHA-256 of shards: of files, and of the shards that a whole pack is restored to."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from moepack.common.errors import SourceError, read_failure
+from moepack.common.phases import Phases
 from moepack.common.remote_path import is_remote
 from moepack.common.tasks import run_tasks
-from moepack.pack.reading.shard_map import ShardMap
+from moepack.pack.reading.shard_map import Described, ShardMap, map_shards
+from moepack.pack.verifying.report import Findings
 from moepack.storage.extents import Extent
 from moepack.storage.input_file import InputFile, open_input
-from moepack.storage.thread_pool import run_each
+from moepack.storage.thread_pool import ThreadPool, run_each
 
 _PIECE_LENGTH = 1 << 20
 
@@ -72,6 +75,52 @@ def sha256_of_restored(
         return sha256.hexdigest()
 
     return run_each(compute, shards, threads, lambda length: progress(length, total))
+
+
+def check_files(expected: Mapping[str, str], threads: int, findings: Findings) -> int:
+    """Compare the SHA-256 of files with those `expected` by path; return how many are equal."""
+    with ThreadPool(max_workers=threads) as pool:
+        computed = list(pool.map(sha256_of, expected))
+    names = [os.path.basename(path) for path in expected]
+    return _compare(names, list(expected.values()), computed, findings)
+
+
+def check_restored(
+    pack: Described,
+    paths: Sequence[Path],
+    threads: int,
+    phases: Phases,
+    executor: Executor | None,
+    findings: Findings,
+) -> int | None:
+    """Compare the shards that a sound, whole pack is restored to with the SHA-256 in its manifest.
+
+    Returns how many are equal, None if none was compared.
+    """
+    expected = {entry.name: entry.sha256 for entry in pack.manifest.source.shards if entry.sha256}
+    if not pack.manifest.is_whole or not expected:
+        return None
+    shards = [shard for shard in map_shards(pack) if shard.name in expected]
+    try:
+        computed = sha256_of_restored(paths, shards, threads, phases.begin(), executor)
+    except (OSError, EOFError) as error:
+        findings.add("file", f"cannot read: {error}")
+        return None
+    names = [shard.name for shard in shards]
+    return _compare(names, [expected[name] for name in names], computed, findings)
+
+
+def _compare(
+    names: Sequence[str], expected: Sequence[str], computed: Sequence[str], findings: Findings
+) -> int:
+    count = 0
+    for name, manifests, ours in zip(names, expected, computed, strict=True):
+        if ours == manifests:
+            count += 1
+        else:
+            message = f"its SHA-256 is {ours}, the manifest says {manifests}"
+            findings.add("source", message, file=name)
+    return count
 
 
 def _sha256_of_one(number: int, paths: Sequence[Path], shard: ShardMap) -> tuple[int, str]:

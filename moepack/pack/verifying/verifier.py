@@ -25,17 +25,15 @@ from moepack.pack.reading.directory import pack_folder, read_any_manifest
 from moepack.pack.reading.mirror import Mirror, find_mirror
 from moepack.pack.reading.partial import Partial
 from moepack.pack.reading.shard_map import map_shards
-from moepack.pack.verifying import agreement, headline, inventory, origins, scope
+from moepack.pack.verifying import agreement, headline, inventory, origins, scope, shard_sha256
 from moepack.pack.verifying.comparison import SourceComparison
 from moepack.pack.verifying.extents import Item, Segment, cut, whole_segments
 from moepack.pack.verifying.report import Findings, Report
 from moepack.pack.verifying.scan import Gap, Lengths, SecondOpinion, scan, scan_apart
-from moepack.pack.verifying.shard_sha256 import sha256_of, sha256_of_restored
 from moepack.pack.verifying.witness import Witness, read_shards
 from moepack.source.shards import find_shards
 from moepack.storage.input_file import open_input
 from moepack.storage.ranges import RangeSet
-from moepack.storage.thread_pool import ThreadPool
 
 DEFAULT_THREADS = 4
 
@@ -167,7 +165,7 @@ class _Verification:
         items = inventory.list_items(self.index, self.manifest, comparison, self.findings)
         work = self._work(items)
         if sha256:
-            self._check_sha256(threads)
+            self.sha256_count = self._check_sha256(threads)
         if self.unread:
             count = f"{len(self.unread):,} blobs and tensors"
             self.not_looked_at.append(f"the bytes of {count} that are lost or have no digest")
@@ -182,7 +180,9 @@ class _Verification:
         self.findings.drop_consequences()
         is_all = self.chosen is None and self.share is None
         if self.witness is None and not self.findings.all and is_all:
-            self._check_sha256_of_pack(threads, phases)
+            self.sha256_count = shard_sha256.check_restored(
+                self, self.paths, threads, phases, self.executor, self.findings
+            )
         return self._report(lengths, with_gguf_py=opinion is not None)
 
     def _work(self, items: Sequence[list[Item]]) -> list[Segment | Gap]:
@@ -284,55 +284,17 @@ class _Verification:
         self.findings.add("file", message, file=path.name, offset=min(length, expected))
         return length
 
-    def _check_sha256(self, threads: int) -> None:
-        """Compare the SHA-256 of the shards with those in the manifest."""
+    def _check_sha256(self, threads: int) -> int:
         assert self.witness is not None
         entries = self.manifest.source.shards
         if not all(entry.sha256 for entry in entries):
             self.not_looked_at.append("the SHA-256 of shards for which the manifest states none")
-        paths = {
-            shard.path: entry.sha256
-            for entry, shard in zip(entries, self.witness.shards, strict=False)
-            if entry.sha256
-        }
+        shards = zip(entries, self.witness.shards, strict=False)
+        expected = {shard.path: entry.sha256 for entry, shard in shards if entry.sha256}
         if self.share is not None:
-            names = self.share.names(dict.fromkeys(paths, 1))
-            paths = {name: paths[name] for name in names}
-        with ThreadPool(max_workers=threads) as executor:
-            computed = executor.map(sha256_of, paths)
-            self._compare_sha256(
-                (os.path.basename(path), expected, sha256)
-                for (path, expected), sha256 in zip(paths.items(), computed, strict=True)
-            )
-
-    def _check_sha256_of_pack(self, threads: int, phases: Phases) -> None:
-        """Compare the SHA-256 of the shards that a sound, whole pack is restored to."""
-        expected = {entry.name: entry.sha256 for entry in self.manifest.source.shards}
-        if not self.manifest.is_whole or not any(expected.values()):
-            return
-        maps = map_shards(self)
-        shards = [shard for shard in maps if expected[shard.name]]
-        try:
-            computed = sha256_of_restored(
-                self.paths, shards, threads, phases.begin(), self.executor
-            )
-        except (OSError, EOFError) as error:
-            self.findings.add("file", f"cannot read: {error}")
-            return
-        self._compare_sha256(
-            (shard.name, expected[shard.name], sha256)
-            for shard, sha256 in zip(shards, computed, strict=True)
-        )
-
-    def _compare_sha256(self, shards: Iterable[tuple[str, str | None, str]]) -> None:
-        """Compare SHA-256 of shards, each with its name: the manifest's, and the one computed."""
-        self.sha256_count = 0
-        for name, expected, computed in shards:
-            if computed == expected:
-                self.sha256_count += 1
-            else:
-                message = f"its SHA-256 is {computed}, the manifest says {expected}"
-                self.findings.add("source", message, file=name)
+            names = self.share.names(dict.fromkeys(expected, 1))
+            expected = {name: expected[name] for name in names}
+        return shard_sha256.check_files(expected, threads, self.findings)
 
     def _ask_gguf_py(self) -> SecondOpinion | None:
         """Check the source with gguf-py too; None if it is another model's."""
