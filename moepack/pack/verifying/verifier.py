@@ -69,12 +69,7 @@ def verify(
     cannot be read, RequestError for options that make no sense, MachineError if the machine lacks
     memory, threads or open files; every other fault is a finding.
     """
-    if sha256 and source is None:
-        raise RequestError("the SHA-256 of shards needs a source to read", hint="give a `source`")
-    if with_gguf_py and source is None:
-        raise RequestError("gguf-py needs a source to read", hint="give a `source`")
-    if with_gguf_py and executor is not None:
-        raise RequestError("gguf-py reads in one process", hint="verify without `executor`")
+    _check_request(source, sha256, with_gguf_py, executor)
     share = None if part is None else Share(part)
     findings = Findings()
     try:
@@ -125,6 +120,17 @@ def verify(
         return verification.run(sha256, with_gguf_py, threads, Phases(progress))
     except MemoryError:
         raise MachineError("not enough memory", path=path, hint="use fewer `threads`") from None
+
+
+def _check_request(
+    source: PathOrPaths | None, sha256: bool, with_gguf_py: bool, executor: Executor | None
+) -> None:
+    if sha256 and source is None:
+        raise RequestError("the SHA-256 of shards needs a source to read", hint="give a `source`")
+    if with_gguf_py and source is None:
+        raise RequestError("gguf-py needs a source to read", hint="give a `source`")
+    if with_gguf_py and executor is not None:
+        raise RequestError("gguf-py reads in one process", hint="verify without `executor`")
 
 
 @dataclass

@@ -165,7 +165,7 @@ def test_the_report_has_stable_fields(pack_copy: Path) -> None:
         *("blob_count", "part_count", "tensor_count"),
         *("checked_blob_count", "checked_tensor_count"),
         *("read_length", "data_length", "compared_length", "sha256_count", "gguf_py_length"),
-        *("not_looked_at", "mirror_length"),
+        *("not_looked_at", "mirror_length", "compared_with"),
     }
     digest = next(finding for finding in body["findings"] if finding["kind"] == "digest")
     assert set(digest) == {
