@@ -184,8 +184,7 @@ class _Verification:
         opinion = self._ask_gguf_py() if with_gguf_py else None
         lengths = self._scan(work, items, opinion, threads, phases.begin())
         self.findings.drop_consequences()
-        is_all = self.chosen is None and self.share is None
-        if self.witness is None and not self.findings.all and is_all:
+        if self.chosen is None and not (self.witness or self.share or self.findings.all):
             self.sha256_count = shard_sha256.check_restored(
                 self, self.paths, threads, phases, self.executor, self.findings
             )
