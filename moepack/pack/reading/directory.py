@@ -62,8 +62,8 @@ def named_pack(named: PathOrPaths) -> Path | None:
     paths = [Path(path) for path in names]
     if len(paths) != 1:
         return None
-    names = (manifest.NAME, manifest.INDEX_NAME, JOURNAL_NAME, RECORDS_NAME, PARTIAL_NAME)
-    marks = (*names, IN_PLACE_NAME)
+    unfinished = (JOURNAL_NAME, RECORDS_NAME, IN_PLACE_NAME, PARTIAL_NAME)
+    marks = (manifest.NAME, manifest.INDEX_NAME, *unfinished)
     return paths[0] if any((paths[0] / mark).exists() for mark in marks) else None
 
 

@@ -6,33 +6,29 @@ stops at none, as long as the manifest and the tables of the index can be read a
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.common.errors import ErrorCode, MachineError, PackError, RequestError, is_shortage
+from moepack.common.errors import ErrorCode, MachineError, PackError, RequestError
 from moepack.common.paths import PathOrPaths, path_list
 from moepack.common.phases import Phases, Progress
 from moepack.common.shares import Share
-from moepack.common.sizes import gaps
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
-from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.directory import pack_folder, read_any_manifest
 from moepack.pack.reading.mirror import Mirror, find_mirror
 from moepack.pack.reading.partial import Partial
-from moepack.pack.reading.shard_map import map_shards
 from moepack.pack.verifying import agreement, headline, inventory, origins, scope, shard_sha256
 from moepack.pack.verifying.comparison import SourceComparison
-from moepack.pack.verifying.extents import Item, Segment, cut, whole_segments
+from moepack.pack.verifying.extents import Item, Segment
 from moepack.pack.verifying.report import Findings, Report
 from moepack.pack.verifying.scan import Gap, Lengths, SecondOpinion, scan, scan_apart
 from moepack.pack.verifying.witness import Witness, read_shards
+from moepack.pack.verifying.work_list import WorkList
 from moepack.source.shards import find_shards
-from moepack.storage.input_file import open_input
 from moepack.storage.ranges import RangeSet
 
 DEFAULT_THREADS = 4
@@ -81,13 +77,8 @@ def verify(
             if error.code is ErrorCode.UNKNOWN_FORMAT:
                 raise
             findings.add_error("manifest", error, file=manifest.NAME)
-            return Report(
-                passed=False,
-                headline="manifest.json cannot be read",
-                path=str(folder),
-                findings=findings.in_order(),
-                not_looked_at=("all that manifest and index would list",),
-            )
+            problem = "manifest.json cannot be read"
+            return _unreadable(folder, findings, problem, "all that manifest and index would list")
         witness = None
         if source is not None:
             paths = [str(shard) for shard in find_shards(source)]
@@ -96,13 +87,8 @@ def verify(
             findings.add("manifest", "its own digest differs", file=manifest.NAME)
         index = agreement.open_index(folder, described, findings)
         if index is None:
-            return Report(
-                passed=False,
-                headline=headline.write(findings.all, described, None, is_all=False),
-                path=str(folder),
-                findings=findings.in_order(),
-                not_looked_at=("all that the index would list",),
-            )
+            problem = headline.write(findings.all, described, None, is_all=False)
+            return _unreadable(folder, findings, problem, "all that the index would list")
         agreement.check(index, described, findings)
         chosen, left_out = scope.choose(index, layers, sample, seed, partial)
         verification = _Verification(
@@ -120,6 +106,19 @@ def verify(
         return verification.run(sha256, with_gguf_py, threads, Phases(progress))
     except MemoryError:
         raise MachineError("not enough memory", path=path, hint="use fewer `threads`") from None
+
+
+def _unreadable(
+    folder: Path, findings: Findings, problem: str | None, not_looked_at: str
+) -> Report:
+    """Return the report on a pack that nothing can be read of but what it begins with."""
+    return Report(
+        passed=False,
+        headline=problem,
+        path=str(folder),
+        findings=findings.in_order(),
+        not_looked_at=(not_looked_at,),
+    )
 
 
 def _check_request(
@@ -150,10 +149,6 @@ class _Verification:
 
     def __post_init__(self) -> None:
         self.paths = [self.path / file.name for file in self.index.files]
-        self.of_others: set[int] = set()
-        self.unread: set[int] = set()
-        self.unproven: set[int] = set()
-        self.short_files: set[int] = set()
         self.sha256_count: int | None = None
         self.mirror_length: int | None = None
         origins.check(self.index, self.manifest, self.findings)
@@ -169,18 +164,20 @@ class _Verification:
     def run(self, sha256: bool, with_gguf_py: bool, threads: int, phases: Phases) -> Report:
         comparison = self.comparison if self.is_same_model else None
         items = inventory.list_items(self.index, self.manifest, comparison, self.findings)
-        work = self._work(items)
+        work_list = WorkList(
+            self.path,
+            self.manifest,
+            self.index,
+            self.chosen,
+            self.partial,
+            self.share,
+            comparison,
+            self.findings,
+            self.not_looked_at,
+        )
+        work = work_list.segments(items)
         if sha256:
             self.sha256_count = self._check_sha256(threads)
-        if self.unread:
-            count = f"{len(self.unread):,} blobs and tensors"
-            self.not_looked_at.append(f"the bytes of {count} that are lost or have no digest")
-        if self.unproven:
-            count = f"{len(self.unproven):,} blobs and tensors"
-            self.not_looked_at.append(
-                f"the bytes of {count}: the index links to these very files, and has no digests to"
-                " compare them with"
-            )
         opinion = self._ask_gguf_py() if with_gguf_py else None
         lengths = self._scan(work, items, opinion, threads, phases.begin())
         self.findings.drop_consequences()
@@ -188,106 +185,8 @@ class _Verification:
             self.sha256_count = shard_sha256.check_restored(
                 self, self.paths, threads, phases, self.executor, self.findings
             )
-        return self._report(lengths, with_gguf_py=opinion is not None)
-
-    def _work(self, items: Sequence[list[Item]]) -> list[Segment | Gap]:
-        """List the segments to read, as far as the files on disk have them."""
-        work: list[Segment | Gap] = []
-        for number in self._shared_files(items):
-            file = self.index.files[number]
-            if not self._is_looked_at(file):
-                continue
-            length = self._length_on_disk(number, file.length, items[number])
-            chosen = self._chosen_items(file.name, items[number])
-            if length < file.length:
-                self.unread |= _numbers(item for item in chosen if item.end > length)
-                chosen, length = cut(chosen, length)
-            if file.is_shard:
-                unknown = _numbers(item for item in chosen if not _can_be_checked(item))
-                is_same = self.comparison is not None and number in self.comparison.same_files
-                if is_same:
-                    self.unproven |= unknown
-                else:
-                    self.unread |= unknown
-                chosen = [item for item in chosen if _can_be_checked(item)]
-            if not length:
-                continue
-            if file.is_shard or self.chosen is not None:
-                work += [Segment(number, one.start, one.end, one.ranges) for one in chosen]
-            else:
-                work += whole_segments(number, chosen, min(length, file.length))
-        if self.chosen is None and (self.share is None or self.share.number == 1):
-            work += self._gaps_of_shards()
-            if self.comparison is not None and self.is_same_model and self.index.is_whole:
-                work += self.comparison.gaps()
-        return work
-
-    def _is_looked_at(self, file: DataFile) -> bool:
-        """Return false for a missing file of second places, and if nothing of a file is here."""
-        if self.partial is not None and not self.partial.has_bytes_of(file.name):
-            return False
-        return not file.is_second or os.path.exists(self.path / file.name)
-
-    def _chosen_items(self, name: str, items: list[Item]) -> list[Item]:
-        """Return the items of a file that are to be checked; in a partial pack, as far as here."""
-        if self.chosen is not None:
-            items = [one for one in items if one.number is None or one.number in self.chosen]
-        if self.partial is not None:
-            items = [one for one in items if self.partial.covers(name, one.start, one.end)]
-        return items
-
-    def _shared_files(self, items: Sequence[list[Item]]) -> list[int]:
-        """Return the numbers of the data files that this call reads: all, or its share."""
-        files = self.index.files
-        if self.share is None:
-            return list(range(len(files)))
-        names = set(self.share.names({file.name: file.length for file in files}))
-        numbers = [number for number, file in enumerate(files) if file.name in names]
-        for number in set(range(len(files))) - set(numbers):
-            self.of_others |= _numbers(items[number])
-        if len(numbers) < len(files):
-            others = f"{len(files) - len(numbers):,} of {len(files):,} data files"
-            self.not_looked_at.append(f"{others}, which other parts have")
-        return numbers
-
-    def _gaps_of_shards(self) -> Iterator[Segment]:
-        """Yield the ranges of files that are shards that no record covers: they are zeros."""
-        if not self.manifest.is_whole or not any(file.is_shard for file in self.index.files):
-            return
-        try:
-            shards = map_shards(self)
-        except PackError:  # a finding of its own
-            return
-        for shard in shards:
-            for number in sorted({piece.input for piece in shard.pieces}):
-                file = self.index.files[number]
-                is_sound = file.length == shard.length and number not in self.short_files
-                if file.is_shard and is_sound:
-                    pieces = ((piece.offset, piece.end) for piece in shard.pieces)
-                    for start, end in gaps(0, shard.length, pieces):
-                        yield Segment(number, start, end, ())
-
-    def _length_on_disk(self, number: int, expected: int, items: Sequence[Item]) -> int:
-        """Return the length of a file, 0 if there is none; report any other than `expected`."""
-        path = self.paths[number]
-        try:
-            with closing(open_input(path)) as file:
-                length = file.stamp.length
-        except OSError as error:
-            if is_shortage(error):
-                raise MachineError(f"cannot open: {error.strerror}", path=path) from None
-            self.findings.add("file", f"cannot open: {error.strerror}", file=path.name)
-            self.short_files.add(number)
-            return 0
-        if length == expected:
-            return length
-        self.short_files.add(number)
-        message = f"it is {length:,} bytes long, the index says {expected:,}"
-        lost = sum(item.end > length for item in items)
-        if lost:
-            message += f": {lost:,} of {len(items):,} blobs and tensors in it are cut or missing"
-        self.findings.add("file", message, file=path.name, offset=min(length, expected))
-        return length
+        unchecked = work_list.unread | work_list.unproven | work_list.of_others
+        return self._report(lengths, unchecked, with_gguf_py=opinion is not None)
 
     def _check_sha256(self, threads: int) -> int:
         assert self.witness is not None
@@ -364,12 +263,12 @@ class _Verification:
                     segments.append(Segment(file, start, end, plain))
         return segments
 
-    def _report(self, lengths: Lengths, *, with_gguf_py: bool) -> Report:
+    def _report(self, lengths: Lengths, unchecked: set[int], *, with_gguf_py: bool) -> Report:
         index = self.index
         checked = self.chosen
         if checked is None:
             checked = frozenset(range(index.blob_count + index.tensor_count))
-        checked -= self.unread | self.unproven | self.of_others
+        checked -= unchecked
         layers = dict.fromkeys(family.layer for family in index.families)
         skipped = {
             family.layer
@@ -402,15 +301,3 @@ class _Verification:
             not_looked_at=tuple(self.not_looked_at),
             mirror_length=self.mirror_length,
         )
-
-
-def _numbers(items: Iterable[Item]) -> set[int]:
-    return {item.number for item in items if item.number is not None}
-
-
-def _can_be_checked(item: Item) -> bool:
-    return any(
-        one is not None
-        for checked in item.ranges
-        for one in (checked.digest, checked.source, checked.strong)
-    )
