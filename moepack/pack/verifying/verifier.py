@@ -87,8 +87,8 @@ def verify(
             findings.add("manifest", "its own digest differs", file=manifest.NAME)
         index = agreement.open_index(folder, described, findings)
         if index is None:
-            problem = headline.write(findings.all, described, None, is_all=False)
-            return _unreadable(folder, findings, problem, "all that the index would list")
+            common = headline.write(findings.all, described, None, is_all=False)
+            return _unreadable(folder, findings, common, "all that the index would list")
         agreement.check(index, described, findings)
         chosen, left_out = scope.choose(index, layers, sample, seed, partial)
         verification = _Verification(

@@ -1,4 +1,4 @@
-"""The work of a verification: the bytes of a pack's files that are read, and those without proof."""
+"""The work of a verification: the bytes of its files that are read, and those without proof."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
