@@ -34,12 +34,12 @@ def text(facts: Simulation) -> Page:
             f"with {size_text(facts.enough_length)} LRU has all but 1 % of the hits that it has "
             "with everything in memory"
         )
-    tables = (_hit_rates(facts), _slots(facts), _prefetches(facts))
+    tables = (hit_rates(facts), _slots(facts), _prefetches(facts))
     blocks = [block for table in tables if table.rows for block in ("", table)]
     return Page(*lines, *blocks, "", *_notes(facts))
 
 
-def _hit_rates(facts: Simulation) -> Table:
+def hit_rates(facts: Simulation) -> Table:
     """Write the decode hit rates: a row for each budget, a column for each policy."""
     policies = list(dict.fromkeys(one.policy for one in facts.results if one.slots is None))
     even = {point.budget_length: point.even_hit_rate for point in facts.curve}
