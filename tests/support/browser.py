@@ -72,11 +72,20 @@ class Tab:
 
     def point_at(self, selector: str, across: float, down: float) -> None:
         """Move the pointer to a place in an element, by shares of its width and height."""
-        self.value(f"document.querySelector('{selector}').scrollIntoView({{block: 'center'}})")
-        corner = f"document.querySelector('{selector}').getBoundingClientRect()"
-        left, top, width, height = self.value(f"(r => [r.x, r.y, r.width, r.height])({corner})")
-        place = {"x": left + across * width, "y": top + down * height}
+        left, top, right, bottom = self.area(selector)
+        place = {"x": left + across * (right - left), "y": top + down * (bottom - top)}
         self.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+
+    def area(self, selector: str) -> tuple[float, float, float, float]:
+        """Bring an element to the middle of the window, and return its edges there.
+
+        They are left, top, right and bottom, in pixels.
+        """
+        element = f"document.querySelector('{selector}')"
+        self.value(f"{element}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        box = f"{element}.getBoundingClientRect()"
+        left, top, right, bottom = self.value(f"(b => [b.left, b.top, b.right, b.bottom])({box})")
+        return left, top, right, bottom
 
     def press(self, key: str) -> None:
         """Press a key, as `ArrowRight`."""

@@ -87,7 +87,7 @@ def bytes_axis(axis: Any, most: int) -> None:
     """Give a horizontal axis of bytes, from 0 to `most`, steps that are round in their unit."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    unit = max(unit for unit in (1, 1 << 10, 1 << 20, 1 << 30) if unit <= max(most, 1))
+    unit = max(unit for unit in (1, 1 << 10, 1 << 20, 1 << 30) if unit <= max(most / 4, 1))
     axis.set_xlim(0, max(most, 1))
     ticks = MaxNLocator(5, steps=[1, 2, 2.5, 4, 5, 10]).tick_values(0, max(most, 1) / unit)
     axis.set_xticks([tick * unit for tick in ticks if tick * unit <= most])
@@ -102,6 +102,14 @@ def gib_text(gibs: float) -> str:
         if gibs * factor >= 1:
             return f"{gibs * factor:,.3g} {unit}"
     return f"{gibs * (1 << 30):.0f} B"
+
+
+def number_axis(axis: Any) -> None:
+    """Give a vertical axis numbers from 0 on, with commas."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_ylim(bottom=0)
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
 
 
 def percent_axis(axis: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from moepack.planning.forecasting.facts import ForecastFacts, SpeedFacts
 from moepack.report import forecast_text
-from moepack.report.html.drawing import COLOURS, PAPER, draw, gib_axis
+from moepack.report.html.drawing import COLOURS, PAPER, draw, gib_axis, number_axis
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, Key, MissingSection, PageSection, Picture
 from moepack.report.table import Column, Table
@@ -92,7 +92,8 @@ def _speeds(sweep: ForecastFacts) -> Picture:
             gib_axis(axis, [one.budget_length or 1 for one in forecasts])
         else:
             axis.set_xlim(min(places), max(places))
-        axis.set_ylim(bottom=0)
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        number_axis(axis)
         axis.grid(axis="y")
         axis.set_xlabel(cause)
         axis.set_ylabel("tokens a second")
@@ -143,6 +144,7 @@ def _terms(one: SpeedFacts) -> Picture:
             start += length
         axis.set_xlim(0, total * 1e3)
         axis.set_ylim(-0.5, 0.5)
+        axis.xaxis.get_major_locator().set_params(nbins=5)
         axis.set_yticks([])
         axis.spines[["left", "bottom"]].set_visible(False)
         axis.set_xlabel("milliseconds of a token")

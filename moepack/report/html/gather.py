@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from moepack.common.errors import RequestError
+from moepack.common.escaping import one_line
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import Size, parse_size
@@ -111,11 +112,14 @@ def gather(inputs: ReportInputs, advance: Callable[[], None]) -> ReportFacts:
         ),
         problems=problems,
     )
-    return without_folders(facts, inputs.names)
+    return _for_page(facts, inputs.names)
 
 
-def without_folders(facts: ReportFacts, names: Iterable[str]) -> ReportFacts:
-    """Return facts without the folders of the named files, so that no page tells of a machine."""
+def _for_page(facts: ReportFacts, names: Iterable[str]) -> ReportFacts:
+    """Return facts with escaped texts, and without the folders of the named files.
+
+    So no page tells of a machine. Blobs and tensors, of which there are many, stay as they are.
+    """
     folders = {os.path.dirname(os.path.normpath(name)) for name in names}
     folders |= {os.path.dirname(os.path.abspath(name)) for name in names}
     folders |= {os.path.abspath(name) for name in names if os.path.isdir(name)}
@@ -124,9 +128,10 @@ def without_folders(facts: ReportFacts, names: Iterable[str]) -> ReportFacts:
     def shortened(text: str) -> str:
         for prefix in prefixes:
             text = text.replace(prefix, "")
-        return text
+        return one_line(text)
 
-    return with_texts(facts, shortened)
+    others = with_texts(replace(facts, blobs=(), tensors=()), shortened)
+    return replace(others, blobs=facts.blobs, tensors=facts.tensors)
 
 
 def _name(paths: PathOrPaths, model: SourceFacts | PackFacts) -> str:

@@ -17,7 +17,7 @@ from moepack.report.table import Column, Table
 from moepack.report.values import UNKNOWN, number_text, rate_text, share_text
 from moepack.traces.analysis.concentration import Concentration
 
-TITLE = "Who is selected"
+TITLE = "Which experts are used"
 _HOTTEST, _NUMBERED = "heat-hottest", "heat-numbered"
 _TICKS = 12
 

@@ -12,7 +12,7 @@ from moepack.common.sizes import size_text
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.forecasting.reads import KIND_WORDS
 from moepack.report import bench_text, machine_text, speed_text
-from moepack.report.html.drawing import COLOURS, draw
+from moepack.report.html.drawing import COLOURS, draw, number_axis
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, Key, MissingSection, PageSection, Picture
 from moepack.report.page import Block
@@ -57,12 +57,13 @@ def measured_section(facts: ReportFacts) -> PageSection | MissingSection:
     if runs:
         tables.append(DataTable("Runs of the model", Table(_RUNS, runs)))
         speeds = ", ".join(f"{row[3]} tok/s ({row[1]})" for row in runs)
-        sentences.append(f"measured: {speeds}")
-    text = "; ".join(sentences) or "whole programs ran the model in turns"
+        sentences.append(f"Measured: {speeds}")
+    sentences = [one if one.endswith(".") else f"{one}." for one in sentences]
+    text = " ".join(sentences) or "whole programs ran the model in turns."
     return PageSection(
         name="measured",
         title=TITLE,
-        sentence=f"{text[0].upper()}{text[1:]}{'' if text.endswith('.') else '.'}",
+        sentence=f"{text[0].upper()}{text[1:]}",
         figures=tuple(figures),
         tables=tuple(tables),
         blocks=tuple(blocks),
@@ -85,7 +86,7 @@ def _surface(name: str, order: str, points: Sequence[SurfacePoint]) -> Picture:
         axis.set_xscale("log", base=2)
         axis.set_xticks(ticks, [_short(length) for length in ticks])
         axis.minorticks_off()
-        axis.set_ylim(bottom=0)
+        number_axis(axis)
         axis.grid(axis="y")
         axis.set_xlabel("size of a read")
         axis.set_ylabel("MiB/s")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moepack.common.escaping import one_line
 from moepack.common.sizes import count_text, divide_up, size_text
 from moepack.inspection.facts import PackFacts
 from moepack.inspection.listing import BlobRow
@@ -90,7 +91,7 @@ def lay_out(blobs: Sequence[BlobRow]) -> BlobMap:
     """Return the map of blobs, which all have a file."""
     by_file: dict[str, list[BlobRow]] = defaultdict(list)
     for blob in blobs:
-        by_file[blob.path.name if blob.path is not None else UNKNOWN].append(blob)
+        by_file[UNKNOWN if blob.path is None else one_line(blob.path.name)].append(blob)
     files = tuple(
         (name, tuple(sorted(some, key=lambda blob: blob.offset or 0)))
         for name, some in sorted(by_file.items())

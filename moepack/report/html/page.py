@@ -11,7 +11,6 @@ from dataclasses import fields
 from importlib import resources
 from typing import Any, NamedTuple
 
-from moepack.common.extras import require
 from moepack.report.html.cache_section import cache_section
 from moepack.report.html.coverage_section import coverage_section
 from moepack.report.html.facts import ReportFacts
@@ -25,7 +24,6 @@ from moepack.report.html.section import DataTable, MissingSection, PageSection, 
 from moepack.report.html.verification_section import verification_section
 from moepack.report.json_text import escape_delete, to_json
 from moepack.report.page import Verbatim
-from moepack.report.printable import printable
 from moepack.report.table import Table
 from moepack.version import __version__
 
@@ -56,9 +54,7 @@ class RenderedPage(NamedTuple):
 
 
 def render(facts: ReportFacts) -> RenderedPage:
-    """Return the page of facts. Raises MachineError without the extra `report`."""
-    require("report")
-    facts = printable(facts)
+    """Return the page of facts."""
     made = [make(facts) for make in SECTIONS]
     sections = [one for one in made if isinstance(one, PageSection)]
     missing = tuple(one for one in made if isinstance(one, MissingSection))

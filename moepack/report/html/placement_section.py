@@ -6,6 +6,7 @@ from typing import Any
 
 from moepack.common.sizes import size_text
 from moepack.planning.placing.facts import DeviceFacts, PlacementFacts
+from moepack.planning.placing.streamed import PACK
 from moepack.report import placement_text
 from moepack.report.html.drawing import COLOURS, MUTED, PAPER, bytes_axis, draw
 from moepack.report.html.facts import ReportFacts
@@ -47,7 +48,6 @@ def placement_section(facts: ReportFacts) -> PageSection | MissingSection:
         figures=(figure,),
         tables=(_memories(placement),),
         blocks=tuple(_commands(placement)),
-        unknown=tuple(f"{note[0].upper()}{note[1:]}." for note in placement.notes),
     )
 
 
@@ -69,7 +69,8 @@ def _sentence(placement: PlacementFacts) -> str:
     )
     experts = ", ".join(f"{size_text(length)} {where}" for length, where in places if length)
     context = f"{placement.context:,} tokens of context"
-    return f"Under {placement.engine}, with {context}: experts take {experts or 'no bytes'}."
+    engine = "moepack run" if placement.engine == PACK else placement.engine
+    return f"Under {engine}, with {context}: experts take {experts or 'no bytes'}."
 
 
 def _words(device: DeviceFacts) -> str:
@@ -105,6 +106,7 @@ def _commands(placement: PlacementFacts) -> list[Block]:
     blocks = list(placement_text.option_blocks(placement.option))
     for one in placement.alternatives:
         blocks += ["Or:", *placement_text.option_blocks(one)]
+    blocks += (f"note: {note}" for note in placement.notes)
     if placement.pins is not None:
         blocks += placement_text.pin_lines(placement.pins)
     return blocks
