@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from moepack.cli.shared.options import (
 )
 from moepack.cli.shared.parameters import STANDARD_STREAM
 from moepack.cli.shared.progress import progress
-from moepack.cli.shared.terminal import sum_up
+from moepack.cli.shared.terminal import complain, sum_up
 from moepack.common.errors import RequestError
 
 
@@ -95,5 +96,5 @@ def report(
                 **settings,
             )
     sum_up(replace(page.summary, path=output), report_text.text)
-    if opens:
-        click.launch(output)
+    if opens and click.launch(os.path.abspath(output)):
+        complain("note", "no browser could be started: open the page by hand")

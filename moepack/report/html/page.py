@@ -82,6 +82,7 @@ def _template() -> Any:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
         loader=jinja2.FunctionLoader(_resource),
     )
     environment.filters.update(

@@ -46,7 +46,7 @@ def tip(tab: Tab, name: str) -> str:
     return str(tab.wait_for(f"{shown} && {shown}.textContent"))
 
 
-def seen(tab: Tab, selector: str) -> np.ndarray:  # type: ignore[type-arg]
+def seen(tab: Tab, selector: str) -> np.ndarray:
     """Return the pixels of an element, 720 wide, moved to the corner of the window [rows, columns].
 
     Between pixels, letters would look otherwise.
