@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from moepack.planning.forecasting.misses import WorkingSet as WorkingSet
     from moepack.planning.forecasting.published import published_formula as published_formula
     from moepack.planning.placing.place import place as place
+    from moepack.report.html.report import make_report as make_report
     from moepack.running.programs.calls import run as run
     from moepack.running.programs.calls import serve as serve
     from moepack.running.programs.learned import forget_learned as forget_learned
@@ -106,6 +107,7 @@ _NAMES = {
     "planning.forecasting.misses": "WorkingSet",
     "planning.forecasting.published": "published_formula",
     "planning.placing.place": "place",
+    "report.html.report": "make_report",
     "running.programs.calls": "run serve",
     "running.programs.learned": "forget_learned learned_facts learned_hotness",
     "running.programs.sampling": "Sampling",

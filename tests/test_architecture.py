@@ -24,8 +24,8 @@ WINGS: dict[str, set[str]] = {
     "running": {"common", "storage", "pack", "traces", "packing", "planning"},
     "bench": {"common", "storage", "source", "pack", "traces", "packing", "planning", "running"},
     "report": {
-        *("common", "storage", "pack", "traces", "packing", "planning", "inspection", "running"),
-        "bench",
+        *("common", "storage", "source", "pack", "traces", "packing", "planning", "inspection"),
+        *("running", "bench"),
     },
     "cli": {
         *("common", "storage", "pack", "traces", "packing", "planning", "inspection", "running"),
@@ -41,6 +41,7 @@ ROOMS = {
     "planning": ("machine", "footprint", "forecasting", "placing"),
     "running": ("llama_cpp", "pager", "programs", "recording"),
     "bench": ("", "diagnosis"),
+    "report": ("", "html"),
     "cli": ("shared", "words", "running", ""),
 }
 """The rooms of those that have several; each may import those before it; "" is the folder."""
@@ -48,7 +49,7 @@ ROOMS = {
 DOORS = {
     "__init__": {
         *("common", "storage", "pack", "traces", "packing", "planning", "inspection", "running"),
-        "bench",
+        *("bench", "report"),
     },
     "__main__": {"cli"},
     "aio": {"pack", "storage"},
@@ -66,8 +67,10 @@ LIBRARIES = {
 """What moepack depends on, and where alone it is known; numpy any room may know."""
 
 EXTRAS = {
+    "PIL": ("report.html.maps",),
     "distributed": ("cli.shared.executors",),
     "huggingface_hub": ("storage.remote.hub",),
+    "jinja2": ("report.html.page",),
     "obstore": ("storage.remote.store", "storage.remote.stores"),
     "prompt_toolkit": ("cli.running.line_editor",),
 }

@@ -280,6 +280,7 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
         ("locate", example, *at),
         ("extract", example, *at, "-o", tmp_path / "blob.bin"),
         ("list", example),
+        ("report", example, "-o", tmp_path / "report.html"),
         ("trace import", FIXTURES / "qwen3moe-trace.csv", "-o", tmp_path / "trace"),
         ("trace stats", tmp_path / "trace", "--pack", example),
         ("trace concentration", tmp_path / "trace"),

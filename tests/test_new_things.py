@@ -20,6 +20,9 @@ from moepack.pack.engines import moe_stream_dir
 from moepack.pack.engines import registry as engines
 from moepack.pack.format import records
 from moepack.planning.forecasting import calibration, modes, rates, reads
+from moepack.report.html import page
+from moepack.report.html.facts import ReportFacts
+from moepack.report.html.section import PageSection
 from moepack.storage import probe
 from moepack.traces.caching import cache
 from moepack.traces.caching.policies import LeastRecentlyUsed
@@ -27,7 +30,7 @@ from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import registry
 from moepack.traces.model import Items, Origin
 from moepack.traces.validation import Checks
-from tests.support.models import FIXTURES
+from tests.support.models import FIXTURES, first_shard
 from tests.support.pack_draft import Draft, Piece, draft, tiny
 
 __all__ = ["draft", "tiny"]
@@ -52,7 +55,7 @@ def files(text: str) -> Iterator[Path]:
 def test_there_is_a_list_for_each_kind_of_change() -> None:
     assert {
         *("trace format", "cache policy", "export", "storage backend", "section of the format"),
-        *("new llama.cpp", "forecast class", "option of the command line"),
+        *("new llama.cpp", "forecast class", "page section", "option of the command line"),
     } <= LISTS.keys()
 
 
@@ -136,6 +139,16 @@ def test_each_table_of_forecasts_has_every_class() -> None:
     tables = (reads.KIND_WORDS, modes.MICRO_BATCHES, calibration.RUN_REL_STD, rates._LAYER_SECONDS)
     for table in tables:
         assert set(table) == classes
+
+
+def test_a_page_section_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dummy(facts: ReportFacts) -> PageSection:
+        return PageSection("dummy", "A dummy", f"It is about {facts.name}.")
+
+    monkeypatch.setattr(page, "SECTIONS", (dummy,))
+    made = moepack.make_report(first_shard("mixtral"))
+    assert made.summary.sections == ("A dummy",)
+    assert "It is about" in made.html
 
 
 def test_an_option_of_the_command_line_is_in_its_help(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ PACKAGES: Mapping[str, Sequence[tuple[str, str | None]]] = MappingProxyType(
         "plot": [("matplotlib", None)],
         "record": [LLAMA_CPP],
         "remote": [("huggingface_hub", None), ("obstore", None)],
+        "report": [("jinja2", None), ("matplotlib", None), ("pillow", None)],
         "run": [("prompt_toolkit", None), LLAMA_CPP],
     }
 )

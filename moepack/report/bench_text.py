@@ -43,11 +43,15 @@ def text(report: BenchReport) -> Page:
         blocks += ["", f"{order} reads, MiB/s by size and reads in flight"]
         points = [point for point in report.surface if point.order == order]
         blocks.append(surface(((p.length, p.depth, p.bytes_per_second) for p in points), indent=2))
+    return Page(*blocks, "", *comparison(report), "", report.verdict)
+
+
+def comparison(report: BenchReport) -> list[Block]:
+    """Write the routed reads, the gain of the pack, and notes."""
     routing, buffers = report.routing, report.raw_buffers
     memory = f"{count_text(buffers.count, 'buffer')} of {size_text(buffers.length)}"
     huge = "unknown" if buffers.huge_page_share is None else f"{buffers.huge_page_share:.0%}"
-    blocks += [
-        "",
+    blocks: list[Block] = [
         f"routed reads: {_tokens(routing.token_count)}, "
         f"{count_text(routing.routed_layer_count, 'layer')}, "
         f"{size_text(routing.useful_length)} of experts ({routing.origin})",
@@ -60,7 +64,7 @@ def text(report: BenchReport) -> Page:
     if report.gains:
         blocks += ["", "blobs of the pack, times as fast as slices of the shards (interval)"]
         blocks.append(Table(_GAINS, [_gain(gain) for gain in report.gains], indent=2))
-    return Page(*blocks, *(f"note: {note}" for note in report.notes), "", report.verdict)
+    return [*blocks, *(f"note: {note}" for note in report.notes)]
 
 
 _READS = (

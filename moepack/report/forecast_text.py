@@ -41,7 +41,7 @@ def text(facts: ForecastFacts) -> Page:
     if len(facts.forecasts) == 1:
         blocks += _single(facts.forecasts[0])
     else:
-        blocks += [_table(facts.forecasts), ""]
+        blocks += [speeds(facts.forecasts), ""]
     blocks += [f"note: {line}" for line in _notes(facts.forecasts)]
     blocks += list(map(_receipt, facts.receipts))
     if facts.next_receipt is not None:
@@ -51,8 +51,8 @@ def text(facts: ForecastFacts) -> Page:
 
 def _single(one: SpeedFacts) -> Iterator[Block]:
     """Write one forecast with its terms."""
-    yield f"{_way(one)}: {speed_words(one)}"
-    yield Table(_TERMS, [list(_term(term, one.binding)) for term in one.terms], indent=2)
+    yield f"{mode_words(one)}: {speed_words(one)}"
+    yield terms(one)
     if one.misses_from is not None:
         yield (
             f"{share_text(one.hit_rate)} of lookups hit, and a token reads "
@@ -74,6 +74,11 @@ def _single(one: SpeedFacts) -> Iterator[Block]:
         yield f"nine of ten runs are in the range; evidence: {evidence}"
 
 
+def terms(one: SpeedFacts) -> Table:
+    """Write the time of a token by its terms."""
+    return Table(_TERMS, [list(_term(term, one.binding)) for term in one.terms], indent=2)
+
+
 _TERMS = (
     *(Column("", "l"), Column("", rank=1), Column("", rank=2), Column(""), Column("", "l", rank=3)),
 )
@@ -89,7 +94,8 @@ def _notes(forecasts: tuple[SpeedFacts, ...]) -> Iterator[str]:
         yield from (f"no speeds where {reason}" for reason in dict.fromkeys(reasons))
 
 
-def _way(one: SpeedFacts) -> str:
+def mode_words(one: SpeedFacts) -> str:
+    """Write the execution mode, with its number of layers and the bytes of its caches."""
     words = KIND_WORDS[one.kind]
     if one.cpu_layer_count is not None:
         words = f"--n-cpu-moe {one.cpu_layer_count} ({words})"
@@ -129,11 +135,11 @@ def speed_words(one: SpeedFacts) -> str:
     """Write the speed of decoding with its range, or the reason why it is unknown."""
     if one.tokens_per_second is None:
         return f"{UNKNOWN} tok/s: {one.reason}"
-    speeds = f"{rate_text(one.tokens_per_second)} tok/s, {rate_text(one.lowest)} to "
+    words = f"{rate_text(one.tokens_per_second)} tok/s, {rate_text(one.lowest)} to "
     if one.ceiling is None:
-        return speeds + rate_text(one.highest)
+        return words + rate_text(one.highest)
     most = f"at most {rate_text(one.ceiling)}, if every bandwidth were reached"
-    return f"{speeds}{rate_text(one.highest)}; {most}"
+    return f"{words}{rate_text(one.highest)}; {most}"
 
 
 def _term(term: TermFacts, binding: str | None) -> Iterator[str]:
@@ -150,7 +156,7 @@ def _term(term: TermFacts, binding: str | None) -> Iterator[str]:
     yield "takes longest" if term.name == binding else ""
 
 
-def _table(forecasts: tuple[SpeedFacts, ...]) -> Table:
+def speeds(forecasts: tuple[SpeedFacts, ...]) -> Table:
     """Write a row for each forecast."""
     streams = forecasts[0].budget_length is not None
     columns = [Column("--n-cpu-moe")]
@@ -172,10 +178,10 @@ def _table(forecasts: tuple[SpeedFacts, ...]) -> Table:
         else:
             cells = [str(one.cpu_layer_count)]
         vram = length_text(one.vram_length) if has_vram else ""
-        speeds = (one.tokens_per_second, one.lowest, one.highest, one.ceiling)
+        rates = (one.tokens_per_second, one.lowest, one.highest, one.ceiling)
         rows.append(
             [
-                *(*cells, vram, length_text(one.memory_length), *map(rate_text, speeds)),
+                *(*cells, vram, length_text(one.memory_length), *map(rate_text, rates)),
                 _NAMES.get(one.binding or UNKNOWN, one.binding or UNKNOWN),
                 *map(seconds_text, (one.prompt.seconds, one.prompt.shortest, one.prompt.longest)),
                 "does not fit" if one.fits is False else "",

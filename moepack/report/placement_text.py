@@ -25,6 +25,23 @@ def _blocks(facts: PlacementFacts) -> Iterator[Block]:
     )
     if facts.table_length:
         yield table_words(facts.table_length)
+    yield ""
+    yield memories(facts)
+    yield ""
+    yield from option_blocks(facts.option)
+    for one in facts.alternatives:
+        yield "or:"
+        yield from option_blocks(one)
+    yield from (f"note: {line}" for line in facts.notes)
+    if facts.pins is not None:
+        yield from pin_lines(facts.pins)
+    speeds = [one.forecast for one in (facts.option, *facts.alternatives)]
+    lines = (line for speed in speeds if speed is not None for line in speed.warnings)
+    yield from (f"note: {line}" for line in dict.fromkeys(lines))
+
+
+def memories(facts: PlacementFacts) -> Table:
+    """Write the contents of each memory."""
     rows = []
     for device in facts.devices:
         left = device.left_length
@@ -39,19 +56,7 @@ def _blocks(facts: PlacementFacts) -> Iterator[Block]:
                 size_text(left) if left >= 0 else f"-{size_text(-left)}",
             ]
         )
-    yield ""
-    yield Table(_MEMORIES, rows)
-    yield ""
-    yield from _option(facts.option)
-    for one in facts.alternatives:
-        yield "or:"
-        yield from _option(one)
-    yield from (f"note: {line}" for line in facts.notes)
-    if facts.pins is not None:
-        yield from _pins(facts.pins)
-    speeds = [one.forecast for one in (facts.option, *facts.alternatives)]
-    lines = (line for speed in speeds if speed is not None for line in speed.warnings)
-    yield from (f"note: {line}" for line in dict.fromkeys(lines))
+    return Table(_MEMORIES, rows)
 
 
 _MEMORIES = (
@@ -60,7 +65,8 @@ _MEMORIES = (
 )
 
 
-def _option(option: OptionFacts) -> Iterator[Block]:
+def option_blocks(option: OptionFacts) -> Iterator[Block]:
+    """Write a command line, and where it puts experts."""
     yield Verbatim(f"  {option.command}")
     parts = [(option.vram_expert_length, "in VRAM"), (option.memory_expert_length, "in memory")]
     parts.append((option.streamed_length, "on the drive"))
@@ -73,7 +79,8 @@ def _option(option: OptionFacts) -> Iterator[Block]:
         yield f"  prompt: {prompt_words(option.forecast.prompt)}"
 
 
-def _pins(pins: PinFacts) -> Iterator[str]:
+def pin_lines(pins: PinFacts) -> Iterator[str]:
+    """Write the hit rates that decide about pinning, and the decision."""
     static, lru = share_text(pins.static_hit_rate), share_text(pins.lru_hit_rate)
     yield f"hits at this budget: the hottest that fit {static}, LRU {lru}"
     pinned = f"pinned: {size_text(pins.pin_length)}" if pins.pin_length else "none is pinned"

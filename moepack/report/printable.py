@@ -1,7 +1,7 @@
-"""Facts with control characters escaped: names in them come from files."""
+"""Facts with their texts changed, such as by escapes: names in them come from files."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -14,40 +14,49 @@ Facts = TypeVar("Facts")
 def printable(facts: Facts) -> Facts:
     """Return facts with all texts and paths in them escaped, each on one line.
 
-    Looks into all kinds of values that JSON has (see `json_text.to_json`). Records that need no
-    escapes are returned as they are.
+    Records that need no escapes are returned as they are.
     """
-    escaped: Any = _printable(facts)
-    return escaped  # type: ignore[no-any-return]
+    return with_texts(facts, one_line)
 
 
-def _printable(value: Any) -> Any:
+def with_texts(facts: Facts, change: Callable[[str], str]) -> Facts:
+    """Return facts with all texts and paths in them as `change` returns them.
+
+    Looks into all kinds of values that JSON has (see `json_text.to_json`). Records without a change
+    are returned as they are.
+    """
+    changed: Any = _changed(facts, change)
+    return changed  # type: ignore[no-any-return]
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return value if isinstance(value, Enum) else one_line(value)
+        return value if isinstance(value, Enum) else change(value)
     if isinstance(value, PurePath):
         text = str(value)
-        return value if text.isprintable() else type(value)(one_line(text))
+        other = change(text)
+        return value if other == text else type(value)(other)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if field.init]
-        changes = _changes(value, names)
+        changes = _changes(value, names, change)
         return dataclasses.replace(value, **changes) if changes else value
     fields: Any = getattr(value, "_fields", None)
     if isinstance(value, tuple) and fields is not None:
-        changes = _changes(value, fields)
+        changes = _changes(value, fields, change)
         return type(value)(**dict(zip(fields, value, strict=True)) | changes) if changes else value
     if isinstance(value, Mapping):
-        pairs = [(_printable(key), _printable(item)) for key, item in value.items()]
+        pairs = [(_changed(key, change), _changed(item, change)) for key, item in value.items()]
         both = zip(pairs, value.items(), strict=True)
         return value if all(a is c and b is d for (a, b), (c, d) in both) else dict(pairs)
     if isinstance(value, list | tuple | set | frozenset):
-        items = [_printable(item) for item in value]
+        items = [_changed(item, change) for item in value]
         is_same = all(a is b for a, b in zip(items, value, strict=True))
         return value if is_same else type(value)(items)
     return value
 
 
-def _changes(record: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a record that need escapes, with them."""
+def _changes(record: Any, names: Iterable[str], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return the fields of a record with a change, and their new values."""
     values = ((name, getattr(record, name)) for name in names)
-    escaped = ((name, value, _printable(value)) for name, value in values)
-    return {name: changed for name, value, changed in escaped if changed is not value}
+    triples = ((name, value, _changed(value, change)) for name, value in values)
+    return {name: changed for name, value, changed in triples if changed is not value}

@@ -34,12 +34,12 @@ def text(facts: Simulation) -> Page:
             f"with {size_text(facts.enough_length)} LRU has all but 1 % of the hits that it has "
             "with everything in memory"
         )
-    tables = (_hit_rates(facts), _slots(facts), _prefetches(facts))
+    tables = (hit_rates(facts), _slots(facts), _prefetches(facts))
     blocks = [block for table in tables if table.rows for block in ("", table)]
-    return Page(*lines, *blocks, "", *_notes(facts))
+    return Page(*lines, *blocks, "", *notes(facts), *doubts(facts))
 
 
-def _hit_rates(facts: Simulation) -> Table:
+def hit_rates(facts: Simulation) -> Table:
     """Write the decode hit rates: a row for each budget, a column for each policy."""
     policies = list(dict.fromkeys(one.policy for one in facts.results if one.slots is None))
     even = {point.budget_length: point.even_hit_rate for point in facts.curve}
@@ -105,7 +105,8 @@ def _prefetches(facts: Simulation) -> Table:
     return Table((*columns, Column("useful a token", rank=2), Column("in vain a token")), rows)
 
 
-def _notes(facts: Simulation) -> list[str]:
+def notes(facts: Simulation) -> list[str]:
+    """Write the meaning of the columns and of policies."""
     policies = {one.policy for one in facts.results}
     lines = ["hits are shares of the lookups of decoded tokens; uniform: LRU with a uniform router"]
     lines += [note for policy, note in _NOTES.items() if policy in policies]
@@ -113,6 +114,12 @@ def _notes(facts: Simulation) -> list[str]:
         lines.append(
             f"{facts.cold_share:.1%} are the first use of an expert, which misses without prefetch"
         )
+    return lines
+
+
+def doubts(facts: Simulation) -> list[str]:
+    """Write the limits of the trace: its length, and the faults in its files."""
+    lines = []
     if not facts.is_long_enough:
         lines.append(
             f"the trace is too short to tell experts apart: {facts.lookups_per_expert:.1f} lookups "

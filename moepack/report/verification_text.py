@@ -21,7 +21,7 @@ def report(outcome: Report, shown: int | None = SHOWN_FINDINGS) -> str:
         by_kind[finding.kind].append(finding)
     for kind, findings in by_kind.items():
         lines += _kind(kind, findings, shown)
-    lines.append(f"{shorten(outcome.path)}: {_verdict(outcome)}. {_looked_at(outcome)}")
+    lines.append(f"{shorten(outcome.path)}: {verdict(outcome)}. {extent(outcome)}")
     if outcome.not_looked_at:
         lines.append(f"  not looked at: {', '.join(outcome.not_looked_at)}")
     return "\n".join(lines)
@@ -36,13 +36,15 @@ def _kind(kind: str, findings: list[Finding], shown: int | None) -> list[str]:
     return lines + ([f"    … and {hidden:,} more: -v lists all"] if hidden else [])
 
 
-def _verdict(outcome: Report) -> str:
+def verdict(outcome: Report) -> str:
+    """Write whether anything is wrong."""
     if outcome.findings:
         return count_text(len(outcome.findings), "finding")
     return "sound" if outcome.passed else "no fault in the checked parts"
 
 
-def _looked_at(outcome: Report) -> str:
+def extent(outcome: Report) -> str:
+    """Write how much was checked, and compared."""
     counts = [_share(outcome.checked_blob_count, outcome.blob_count, "blob")]
     if outcome.passed:
         counts.append(count_text(outcome.part_count, "part"))

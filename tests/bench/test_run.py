@@ -299,17 +299,6 @@ def test_bench_in_json_holds_what_was_measured(hot_pack: Path, cli: Run) -> None
     assert any("no direct reads here" in note for note in facts["notes"])
 
 
-def test_bench_without_a_source_gives_no_verdict(hot_pack: Path, cli: Run, tmp_path: Path) -> None:
-    options = ("--point-seconds", "0", "--seconds", "0", "--length", "100KiB", "--json")
-    run = cli("bench", hot_pack, *options, "--experts-used", "2")
-    assert run.returncode == 0, run.stderr
-    facts = json.loads(run.stdout)
-    assert facts["surface"] == []
-    assert facts["gains"] == []
-    assert "`source`" in facts["verdict"]
-    assert "2 experts a layer" in facts["routing"]["origin"]
-
-
 def test_bench_of_a_model_measures_its_shards_and_compares_nothing() -> None:
     shard = first_shard("qwen3moe")
     report = moepack.bench_pack(shard, seconds=0, point_seconds=0, length=100 << 10)

@@ -131,17 +131,6 @@ def test_json_has_all_fields(no_gpu: Path, cli: Run) -> None:
     assert one["terms"][0]["length"] is None
 
 
-def test_what_is_not_known_is_null_and_a_dash(tmp_path: Path, cli: Run) -> None:
-    path = tmp_path / "bare.toml"
-    path.write_text('[memory]\nlength = "64 GiB"\n')
-    arguments = ("forecast", MODEL, "--machine", path)
-    (one,) = body(cli(*arguments, "--json"))["forecasts"]
-    for name in ("tokens_per_second", "lowest", "highest", "ceiling", "binding", "hit_rate"):
-        assert one[name] is None
-    assert one["reason"] == "unknown: the bandwidth of memory"
-    assert f"– tok/s: {one['reason']}" in lines_of(cli(*arguments))[2]
-
-
 def test_the_published_formula_has_the_options_of_its_script(cli: Run) -> None:
     """Each by its own name; with what they are by default, nothing changes."""
     defaults = FormulaParameters()._asdict()

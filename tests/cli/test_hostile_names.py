@@ -141,6 +141,10 @@ COMMANDS: dict[str, Command] = {
         *("forecast", s.pack, "--machine", s.named(".machine"), "--receipt", s.named(".receipt")),
         *("--plot", s.named(".f.svg"), "--force"),
     ],
+    "report": lambda s: [
+        *("report", s.damaged, "--trace", s.named(".0.csv"), "--machine", s.named(".machine")),
+        *("--run", s.named(".receipt"), "--verify", "-o", s.named(".html"), "--force"),
+    ],
     "place": lambda s: ["place", s.source, "--vram", "24GiB", "--ram", "64GiB"],
     "place a pack": lambda s: ["place", s.pack, "--ram", "64GiB"],
     "run": lambda s: ["run", s.pack, "-p", "Hello", "-f", s.named(".toml")],

@@ -1,6 +1,5 @@
 """The command `place`: what it prints, takes and refuses."""
 
-import json
 from pathlib import Path
 
 from moepack.planning.machine.file import toml_text
@@ -22,19 +21,9 @@ def test_it_prints_memories_and_a_command(cli: Run, gpt_oss: Path) -> None:
     assert ["memory", "64.0", "GiB"] in [row[:3] for row in rows]
 
 
-def test_json_has_it_all(cli: Run, gpt_oss: Path, tmp_path: Path) -> None:
+def test_speeds_are_those_of_the_machine(cli: Run, gpt_oss: Path, tmp_path: Path) -> None:
     box = tmp_path / "machine.toml"
     box.write_text(toml_text(machine(memory=64, bandwidth=80, vram=24, vram_bandwidth=936)))
-    done = cli("place", str(gpt_oss), "--machine", str(box), "--json")
-    facts = json.loads(done.stdout)
-    assert facts["engine"] == "llama.cpp"
-    assert facts["context"] == 32768
-    assert [device["name"] for device in facts["devices"]] == ["GPU", "memory"]
-    speed = facts["option"]["forecast"]
-    assert facts["option"]["cpu_layer_count"] == speed["cpu_layer_count"] > 0
-    assert speed["lowest"] < speed["tokens_per_second"]
-    assert speed["prompt"]["shortest"] < speed["prompt"]["seconds"] < speed["prompt"]["longest"]
-    assert facts["pins"] is None
     text = cli("place", str(gpt_oss), "--machine", str(box)).stdout
     assert "  decode: " in text
     assert "  prompt: 1,000 tokens: " in text

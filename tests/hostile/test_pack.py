@@ -237,16 +237,6 @@ def test_a_file_cut_at_any_byte_is_noticed(name: str, draft: Draft, step: int) -
         assert length % 7 or complaint(draft.path), length
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "index.bin"])
-def test_a_folder_in_the_place_of_a_file_is_an_error(name: str, draft: Draft) -> None:
-    (draft.path / name).unlink()
-    (draft.path / name).mkdir()
-    for look in (look_up_everything, verify):
-        with pytest.raises((PackError, MachineError)) as caught:
-            look(draft.path)
-        assert_tidy(caught.value)
-
-
 # Giants: seconds and 100 MB, in a process of its own.
 
 OPEN = ("import moepack", "moepack.open(path)")

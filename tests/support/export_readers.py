@@ -104,9 +104,106 @@ def read_moe_stream_dir(path: Path, counts: dict[str, int]) -> Slices:
     return slices
 
 
+def read_anemll(path: Path) -> Slices:
+    """Read the manifest of a sidecar, with what its two readers check."""
+    manifest = json.loads(path.read_bytes())
+    assert manifest["schema_version"] == 1
+    assert manifest["sidecar_kind"] == "flashmoe_gguf"
+    assert manifest["layout"] == "layer_major_expert"
+    model, slices = manifest["model"], {}
+    assert 0 < model["expert_used_count"] <= model["expert_count"]
+    for entry in manifest["entries"]:
+        families = {"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps"}
+        assert entry["tensor_family"] in families
+        assert entry["tensor_name"] == f"blk.{entry['layer']}.{entry['tensor_family']}.weight"
+        assert entry["expert_count"] == model["expert_count"]
+        stride, length = entry["expert_stride"], entry["bytes_per_expert"]
+        end = entry["repacked_offset"] + length
+        assert stride >= end
+        assert entry["exact_byte_length"] == entry["expert_count"] * length
+        data = (path.parent / entry["repacked_file"]).read_bytes()
+        assert len(data) >= (entry["expert_count"] - 1) * stride + end
+        for expert in range(entry["expert_count"]):
+            start = entry["repacked_offset"] + expert * stride
+            assert (entry["tensor_name"], expert) not in slices
+            slices[entry["tensor_name"], expert] = data[start : start + length]
+    return slices
+
+
+def read_ggmlmoepack(path: Path) -> Slices:
+    """Read a GGMLMOEPACKv1."""
+    data = path.read_bytes()
+    magic, version, header_length, count, start = struct.unpack("<16sIIQQ", data[:40])
+    assert (magic, version, header_length) == (b"GGMLMOEPACKv1\0\0\0", 1, 40)
+    assert start % 4096 == 0
+    assert start >= 40 + 152 * count
+    slices, end = {}, start
+    for number in range(count):
+        entry = data[40 + number * 152 : 192 + number * 152]
+        name, expert, zero, offset, length = struct.unpack("<128siIQQ", entry)
+        assert zero == offset % 4096 == 0
+        assert offset - end < 4096
+        slices[name.rstrip(b"\0").decode(), expert] = data[offset : offset + length]
+        end = offset + length
+    assert end == len(data)
+    assert len(slices) == count
+    return slices
+
+
+def read_moe_flash(path: Path) -> Slices:
+    """Read a folder of experts, by scanning the manifest as its reader does."""
+    text = (path / "manifest.json").read_text()
+    scanned = []
+    for piece in text.split('"id": ')[1:]:
+        file = piece.partition('"file": "')[2].partition('"')[0]
+        padded = int(piece.partition('"padded_size": ')[2].partition(",")[0])
+        raw = int(piece.partition('"raw_size": ')[2].split()[0])
+        assert (path / file).stat().st_size == padded >= raw
+        scanned.append((int(piece.partition(",")[0]), file))
+    slices, manifest = {}, json.loads(text)
+    for layer in manifest["layers"]:
+        for expert in layer["experts"]:
+            assert scanned.pop(0) == (expert["id"], expert["file"])
+            data, end = (path / expert["file"]).read_bytes(), 0
+            for part in expert["parts"]:
+                assert part["offset"] == end
+                end += part["size"]
+                name = f"blk.{layer['layer']}.ffn_{part['name']}_exps.weight"
+                slices[name, expert["id"]] = data[part["offset"] : end]
+            assert end == expert["raw_size"]
+            assert not any(data[end:])
+    return slices
+
+
+def read_ds4(path: Path) -> Slices:
+    """Read a packed file, by the offsets of the GGUF beside it."""
+    places = {}
+    for tensor in GGUFReader(path.with_suffix("")).tensors:
+        if "_exps.weight" in tensor.name:
+            for expert in range(int(tensor.shape[-1])):
+                size = int(tensor.n_bytes) // int(tensor.shape[-1])
+                places[int(tensor.data_offset) + expert * size] = (tensor.name, expert)
+    data = path.read_bytes()
+    magic, version, index, count = struct.unpack("<4sIQQ", data[:24])
+    assert (magic, version, index, data[24:32]) == (b"DSP1", 1, 32, bytes(8))
+    slices, end = {}, -(-(32 + 48 * count) // 4096) * 4096
+    for number in range(count):
+        fields = struct.unpack("<6Q", data[32 + 48 * number : 80 + 48 * number])
+        assert fields[5] == end
+        for place, length in zip(fields[:3], (fields[3], fields[3], fields[4]), strict=True):
+            slices[places[place]] = data[end : end + length]
+            end += length
+    assert end == len(data)
+    return slices
+
+
 READERS: dict[str, Callable[[Path, dict[str, int]], Slices]] = {
     "gguf": lambda path, _counts: read_gguf(path),
+    "anemll": lambda path, _counts: read_anemll(path),
     "sglang": lambda path, _counts: read_sglang(path),
+    "ggmlmoepack": lambda path, _counts: read_ggmlmoepack(path),
     "moe-stream-dir": read_moe_stream_dir,
+    "moe-flash": lambda path, _counts: read_moe_flash(path),
+    "ds4": lambda path, _counts: read_ds4(path),
 }
 """The readers by the name of the format; each is also given the number of experts by tensor."""

@@ -47,3 +47,15 @@ def open_store(pack: Path, **expected: Any) -> Any:
         patch.setitem(sys.modules, spec.name, module)  # where its dataclasses look
         spec.loader.exec_module(module)
     return module.ExpertPackStore(pack, **expected)
+
+
+def ggml_moe_pack_tool() -> Any:
+    """Import the module that writes and validates GGMLMOEPACKv1 for Kimi K3."""
+    folder = FOLDER / "sglang" / "srt" / "model_loader" / "expert_pack"
+    spec = importlib.util.spec_from_file_location("sglang_kimi_ggml", folder / "kimi_ggml.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look
+    spec.loader.exec_module(module)
+    return module

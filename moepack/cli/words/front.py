@@ -24,6 +24,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "place": "Plan which weights go into VRAM, memory and the drive.",
         "forecast": "Forecast how fast a model will be on a machine.",
         "bench": "Measure the drive, and the gain from a pack on it.",
+        "report": "Make a page about a model: pictures and tables.",
     },
     "Pack a model": {
         "pack": "Make a pack of a model: one aligned read per expert.",

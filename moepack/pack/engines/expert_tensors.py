@@ -71,27 +71,30 @@ def expert_tensors(pack: Pack) -> dict[int, Layer]:
     return layers
 
 
-def needed_roles(
-    pack: Pack, layers: Mapping[int, Layer], roles: Sequence[str] = ROLES
-) -> Iterator[Need]:
-    """Yield the need for stacked tensors of exactly these projections in each layer."""
+def needed_stacks(layers: Mapping[int, Layer]) -> Iterator[Need]:
+    """Yield the need for routed experts, and those of a layer in one tensor."""
     if not layers:
         yield Need("it needs routed experts, which the pack lacks")
-    for has_fused, words in ((True, "gate and up apart"), (False, f"{' and '.join(roles)}")):
-        numbers = [
-            number
-            for number, layer in layers.items()
-            if ("gate_up" in layer) == has_fused and set(layer) != set(roles)
-        ]
-        if numbers:
-            roles_there = ", ".join(layers[numbers[0]])
-            yield Need(f"it needs {words}: layers {ranges_text(numbers)} have {roles_there}")
     if any(tensor.kind.origin.first_slice is not None for tensor in tensors_of(layers)):
         problem = "it needs the experts of a layer in one tensor: the GGUF has a tensor for each"
         yield Need(problem, "convert the model again, with a llama.cpp from after April 2024")
 
 
-def needed_all_layers(pack: Pack, layers: Mapping[int, Layer]) -> Iterator[Need]:
+def needed_roles(layers: Mapping[int, Layer]) -> Iterator[Need]:
+    """Yield the need for gate, up and down in each layer, in tensors of their own."""
+    yield from needed_stacks(layers)
+    fused = [number for number, layer in layers.items() if "gate_up" in layer]
+    if fused:
+        yield Need(f"it needs gate and up apart: layers {ranges_text(fused)} have them in one")
+    others = [
+        number for number, layer in layers.items() if number not in fused and {*layer} != {*ROLES}
+    ]
+    if others:
+        roles = " and ".join(layers[others[0]])
+        yield Need(f"it needs gate, up and down: layers {ranges_text(others)} have {roles}")
+
+
+def needed_all_layers(pack: Pack) -> Iterator[Need]:
     """Yield the need for all layers of the model, if the pack was made of some."""
     if pack.manifest.layers is not None:
         problem = f"it needs all layers: the pack has {ranges_text(pack.manifest.layers)}"

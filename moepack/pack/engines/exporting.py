@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from moepack.common.errors import RequestError
-from moepack.common.pack_files import MANIFEST_NAME, is_in_pack, is_pack
+from moepack.common.pack_files import MANIFEST_NAME, is_pack
 from moepack.common.phases import Phases, Progress
 from moepack.pack.engines import registry
 from moepack.pack.engines.contract import Engine, ExportPlan, LastFile, Settings
 from moepack.pack.engines.stock_gguf import ALIGNMENT
 from moepack.pack.reading.pack import Pack
-from moepack.storage.atomic import make_folder, require_folder_of, write_whole
+from moepack.storage.atomic import make_folder, refuse_existing, require_folder_of, write_whole
 from moepack.storage.space import free_space
 from moepack.storage.whole_files import (
     WholeFilesResult,
@@ -222,8 +222,10 @@ def _check_last(path: Path, pack: Pack, force: bool) -> None:
     """Raise RequestError if the last file may not be written; it may lie in a pack."""
     own_names = {file.name for file in pack.index.files}
     own_names |= {MANIFEST_NAME, pack.manifest.index_entry.name}
-    is_of_pack = path.name in own_names or not is_in_pack(path)
-    if is_of_pack or not force:
+    is_in_it = os.path.realpath(path.parent) == os.path.realpath(pack.path)
+    if is_in_it and path.name not in own_names and path.is_file():
+        refuse_existing(path, force=force)
+    else:
         check_target(path, pack.file_paths, resume=False, force=force)
 
 

@@ -41,8 +41,8 @@ _NAME = re.compile(r"layer_(\d{2,5})\.(gate|up|down)\.bin\Z", re.ASCII)
 
 def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
     layers = expert_tensors(pack)
-    yield from needed_roles(pack, layers)
-    yield from needed_all_layers(pack, layers)
+    yield from needed_roles(layers)
+    yield from needed_all_layers(pack)
 
 
 def _plan(pack: Pack, target: Path, _settings: Settings) -> ExportPlan:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from moepack.common.errors import RequestError
-from moepack.pack.engines import moe_stream_dir, sglang, stock_gguf
+from moepack.pack.engines import (
+    anemll,
+    ds4,
+    ggml_moe_pack,
+    moe_flash,
+    moe_stream_dir,
+    sglang,
+    stock_gguf,
+)
 from moepack.pack.engines.contract import Engine
 
 ENGINES: tuple[Engine, ...] = (
     stock_gguf.ENGINE,
+    anemll.ENGINE,
     sglang.ENGINE,
+    ggml_moe_pack.ENGINE,
     moe_stream_dir.ENGINE,
+    moe_flash.ENGINE,
+    ds4.ENGINE,
 )
 
 

@@ -65,8 +65,8 @@ _TYPE, _BLOCK = "MXFP4", 32
 
 def _needs(pack: Pack, settings: Settings) -> Iterator[Need]:
     layers = expert_tensors(pack)
-    lacking = list(needed_roles(pack, layers))
-    lacking += needed_all_layers(pack, layers)
+    lacking = list(needed_roles(layers))
+    lacking += needed_all_layers(pack)
     yield from lacking
     if lacking:
         return

@@ -163,6 +163,11 @@ class RoutingSample:
         self._lru.add(item)
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether selections of single tokens are among them, not only counts."""
+        return bool(self._everything.steps.token_count)
+
+    @property
     def _counter(self) -> SelectionCounter:
         return self._decode if self._decode.selection_count else self._everything
 
@@ -200,15 +205,23 @@ class RoutingSample:
             warnings=self.warnings,
         )
 
-    def heat_table(self) -> tuple[tuple[int, ...], NDArray[np.float64]]:
-        """Return the layers, and their counts, hottest first, as multiples of a uniform share."""
+    def count_table(self) -> tuple[tuple[int, ...], Ints]:
+        """Return the layers, and the counts of their experts [layers, experts].
+
+        A layer with fewer experts than others has -1 in place of those that it lacks.
+        """
         layers = self._divided(None).layers
         width = max((len(layer.counts) for layer in layers), default=0)
-        table = np.zeros((len(layers), width))
+        table = np.full((len(layers), width), -1, np.int64)
         for row, layer in zip(table, layers, strict=True):
-            row[: len(layer.counts)] = np.sort(layer.counts)[::-1]
-        heat = table / np.maximum(table.mean(axis=1, keepdims=True), 1e-9)
-        return tuple(layer.number for layer in layers), heat
+            row[: len(layer.counts)] = layer.counts
+        return tuple(layer.number for layer in layers), table
+
+    def heat_table(self) -> tuple[tuple[int, ...], NDArray[np.float64]]:
+        """Return the layers, and their counts, hottest first, as multiples of a uniform share."""
+        layers, counts = self.count_table()
+        table = np.sort(np.maximum(counts, 0))[:, ::-1]
+        return layers, table / np.maximum(table.mean(axis=1, keepdims=True), 1e-9)
 
     def curves(self) -> dict[str, list[float]]:
         """Return the shares that the top experts cover, by their share in steps of 2 %."""

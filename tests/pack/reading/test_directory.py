@@ -10,6 +10,7 @@ import pytest
 import moepack
 from moepack.common.errors import MachineError, PackError
 from moepack.pack.reading.directory import named_pack
+from moepack.pack.verifying.verifier import verify
 from tests.support.children import run_child, within
 from tests.support.models import keys_of, on_disk
 
@@ -35,8 +36,9 @@ def test_what_is_no_file_is_refused_by_its_kind(
     monkeypatch.chdir(pack_copy)
     (pack_copy / name).unlink()
     KINDS[kind](pack_copy / name)
-    with pytest.raises(PackError, match=f"{name}.*: not a regular file, found {kind}"):
-        within(lambda: moepack.open(pack_copy))
+    for look in (moepack.open, verify):
+        with pytest.raises(PackError, match=f"{name}.*: not a regular file, found {kind}"):
+            within(lambda look=look: look(pack_copy))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("kind", KINDS)

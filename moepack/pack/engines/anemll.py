@@ -1,0 +1,227 @@
+"""A manifest by which Anemll's llama.cpp reads the experts in a pack's own files.
+
+Facts of Anemll/anemll-flash-llama.cpp (branch DeepSeek-V4-SSD, 7cdf28919: src/llama-model.cpp,
+llama-context.cpp) and of a second reader, Aqirito/llama.cpp-omni (947639a46,
+src/llama-moe-sidecar.cpp): the path of a JSON file is as good as that of a sidecar's folder;
+`repacked_file` counts from its folder; expert E of a tensor lies at `repacked_offset` + E times
+`expert_stride`, and a stride is at least as long as the offset and an expert together. So experts
+have to be in the order of their numbers, from the start of a file on, at equal distances: the
+layout `natural`. Between them may be padding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moepack.common.escaping import shell_word
+from moepack.common.remote_path import is_remote
+from moepack.common.sizes import ranges_text
+from moepack.pack.engines import json_values
+from moepack.pack.engines.contract import (
+    Engine,
+    ExpectedPart,
+    Exported,
+    ExportedSlice,
+    ExportPlan,
+    LastFile,
+    Need,
+    Settings,
+)
+from moepack.pack.engines.expert_tensors import (
+    FAMILY,
+    Layer,
+    RoutedTensor,
+    architecture_note,
+    expert_tensors,
+    needed_stacks,
+    pack_command,
+    tensors_of,
+)
+from moepack.pack.format.tables import PackedFamily
+from moepack.pack.reading.pack import Pack
+from moepack.pack.verifying.report import Finding
+
+FILE_NAME = "anemll.json"
+_ARCHITECTURES = (
+    "deepseek2",
+    "deepseek4",
+    "glm-dsa",
+    "minimax-m2",
+    "qwen3next",
+    "qwen35moe",
+    "gemma4",
+    "mistral4",
+)
+
+
+class _Bank(NamedTuple):
+    """The experts of a layer: the number of their file, `offsets` of the parts of expert 0.
+
+    `stride` is the bytes from one expert to the next.
+    """
+
+    file: int
+    offsets: tuple[int, ...]
+    stride: int
+
+
+def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
+    if is_remote(pack.path):
+        yield Need("it needs a pack on this machine", "copy the pack to this machine first")
+    layers = expert_tensors(pack)
+    yield from needed_stacks(layers)
+    families = {family.layer: family for family in pack.index.families if family.name == FAMILY}
+    others = [layer for layer, family in families.items() if _bank(pack, family) is None]
+    if others:
+        layers_text = f"layers {ranges_text(others)}"
+        problem = f"it needs experts in their order, at equal distances: {layers_text} lack that"
+        yield Need(problem, pack_command(pack, "--layout natural"))
+
+
+def _bank(pack: Pack, family: PackedFamily) -> _Bank | None:
+    """Return how the experts of a layer lie; None if no offset and stride can say it."""
+    index, kinds = pack.index, family.part_kinds
+    if any(file.is_shard for file in index.files):
+        return None
+    first = index.parts(family.first_part, kinds)
+    offsets = tuple(part[0] for part in first)
+    file = first[0][3]
+    stride = index.blob(family.first_blob)[1]
+    for expert in range(family.expert_count):
+        parts = index.parts(family.first_part + expert * len(kinds), kinds)
+        if any(
+            part[0] != offset + expert * stride or part[3] != file or part[4]
+            for part, offset in zip(parts, offsets, strict=True)
+        ):
+            return None
+    ends = (offset + kind.length for offset, kind in zip(offsets, kinds, strict=True))
+    return _Bank(file, offsets, stride) if max(ends) <= stride else None
+
+
+def _plan(pack: Pack, target: Path, _settings: Settings) -> ExportPlan:
+    layers = expert_tensors(pack)
+    data = json.dumps(_manifest(pack, target, layers), indent=1).encode() + b"\n"
+    most = max(tensor.expert_count for tensor in tensors_of(layers))
+    return ExportPlan(
+        folder=target.parent,
+        last=LastFile(target.name, lambda _progress: data),
+        tensor_count=len(list(tensors_of(layers))),
+        alignment=pack.index.header.blob_alignment,
+        command=f"llama-cli -m MODEL.gguf --moe-sidecar {shell_word(str(target))}"
+        f" --moe-mode slot-bank --moe-slot-bank {most}",
+        notes=tuple(_notes(pack, layers)),
+    )
+
+
+def _notes(pack: Pack, layers: Mapping[int, Layer]) -> Iterator[str]:
+    yield from architecture_note(pack, "the engine", _ARCHITECTURES)
+    yield "with fewer slots than experts its output differs from that of llama.cpp"
+    yield "in the mode resident-bank it reads other bytes, without an error"
+    if len({tensor.expert_count for tensor in tensors_of(layers)}) > 1:
+        yield "llama.cpp-omni refuses it: layers have different numbers of experts"
+
+
+def _manifest(pack: Pack, target: Path, layers: Mapping[int, Layer]) -> dict[str, Any]:
+    source = pack.manifest.source
+    model = {
+        "arch": source.architecture,
+        "expert_count": next(tensors_of(layers)).expert_count,
+        "leading_dense_block_count": min(layers),
+    }
+    used = source.experts_used_in(FAMILY, min(layers))
+    if used is not None:
+        model["expert_used_count"] = used
+    folder = os.path.realpath(target.parent)
+    return {
+        "schema_version": 1,
+        "sidecar_kind": "flashmoe_gguf",
+        "layout": "layer_major_expert",
+        "source": {"model_files": [shard.name for shard in source.shards]},
+        "model": model,
+        "entries": list(_entries(pack, layers, folder)),
+    }
+
+
+def _entries(pack: Pack, layers: Mapping[int, Layer], folder: str) -> Iterator[dict[str, Any]]:
+    for layer in layers.values():
+        bank = _bank(pack, next(iter(layer.values())).family)
+        assert bank is not None
+        for tensor in layer.values():
+            yield _entry(pack, tensor, bank, folder)
+
+
+def _entry(pack: Pack, tensor: RoutedTensor, bank: _Bank, folder: str) -> dict[str, Any]:
+    kind = tensor.kind
+    shard, source_offset = pack.index.origin(tensor.family, kind, 0)
+    data_file = os.path.realpath(pack.file_paths[bank.file])
+    return {
+        "layer": tensor.family.layer,
+        "tensor_family": kind.name.removesuffix(".weight"),
+        "tensor_name": tensor.name,
+        "quant_type": kind.type_name,
+        "shape": [*kind.shape, tensor.expert_count],
+        "source_shard": pack.manifest.source.shards[shard].name,
+        "source_shard_index": shard,
+        "source_offset": source_offset,
+        "exact_byte_length": tensor.length * tensor.expert_count,
+        "bytes_per_expert": tensor.length,
+        "expert_count": tensor.expert_count,
+        "expert_major": True,
+        "expert_stride": bank.stride,
+        "repacked_file": os.path.relpath(data_file, folder),
+        "repacked_offset": bank.offsets[tensor.number],
+    }
+
+
+def _slices(path: Path, _expected: Sequence[ExpectedPart]) -> Iterator[Exported]:
+    """Find the slices by the manifest, with the checks that its readers make."""
+    try:
+        manifest = json.loads(path.read_bytes())
+        if manifest["sidecar_kind"] != "flashmoe_gguf" or manifest["schema_version"] != 1:
+            yield Finding("manifest", "of another kind or version", file=path.name)
+        for entry in manifest["entries"]:
+            yield from _slices_of(path, entry)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        yield Finding("manifest", f"cannot be read: {error}", file=path.name)
+
+
+def _slices_of(path: Path, entry: dict[str, Any]) -> Iterator[Exported]:
+    number = partial(json_values.number, entry)
+    file = path.parent / json_values.text(entry, "repacked_file")
+    offset, length, stride = map(number, ("repacked_offset", "bytes_per_expert", "expert_stride"))
+    layer, count = number("layer"), number("expert_count")
+    name = json_values.text(entry, "tensor_name")
+    problem = None
+    if stride < offset + length:
+        problem = f"the stride {stride:,} is shorter than {offset + length:,}"
+    elif not file.is_file() or file.stat().st_size < (count - 1) * stride + offset + length:
+        problem = f"{file.name} is missing or too short"
+    elif entry["exact_byte_length"] != count * length:
+        problem = "exact_byte_length is not that of all experts"
+    if problem is not None:
+        yield Finding("manifest", problem, tensor=name, file=path.name)
+        return
+    part = name.partition(".")[2].partition(".")[2]
+    for expert in range(count):
+        yield ExportedSlice(layer, expert, part, file, offset + expert * stride, length)
+
+
+ENGINE = Engine(
+    name="anemll",
+    title="Anemll's llama.cpp, and llama.cpp-omni",
+    summary="Write a manifest by which Anemll's llama.cpp reads the pack where it is.",
+    reads="a GGUF, and a manifest of the pack's own files",
+    writes="one manifest, in the pack; the pack's layout has to be natural",
+    copies="nothing",
+    proof="by hand: the same logits as stock llama.cpp; what its loader checks: a test",
+    is_folder=False,
+    needs=_needs,
+    plan=_plan,
+    slices=_slices,
+    default_target=lambda pack: pack.path / FILE_NAME,
+)

@@ -1,0 +1,206 @@
+"""The experts directory of llama-cpp-moe-flash: one file for each expert, and a manifest.
+
+Facts of cecil-the-coder/llama-cpp-moe-flash (dd8f5c4, tools/split_experts.py and its reader): files
+`L000_E0000.bin` with gate, up and down (or gate_up and down) without gaps, then zeros up to a
+multiple of 2 MiB; manifest.json with the keys in this order and a space after each colon, since the
+reader scans the text for them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from moepack.common.errors import RequestError
+from moepack.common.escaping import shell_word
+from moepack.common.sizes import align, size_text
+from moepack.pack.engines import json_values
+from moepack.pack.engines.contract import (
+    Engine,
+    ExpectedPart,
+    Exported,
+    ExportedFile,
+    ExportedSlice,
+    ExportOption,
+    ExportPlan,
+    LastFile,
+    Need,
+    Settings,
+)
+from moepack.pack.engines.expert_tensors import (
+    FAMILY,
+    Layer,
+    RoutedTensor,
+    expert_tensors,
+    needed_all_layers,
+    needed_stacks,
+    tensors_of,
+)
+from moepack.pack.reading.pack import Pack
+from moepack.pack.verifying.report import Finding
+from moepack.storage.extents import Extent, NewFile
+
+_ALIGNMENT = 2 << 20
+_MAX_ALIGNMENT = 1 << 30
+_ROLES = ("gate_up", "gate", "up", "down")
+_MOST_EXPERTS, _MOST_USED = 256, 16
+
+
+def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
+    yield from needed_stacks(expert_tensors(pack))
+    yield from needed_all_layers(pack)
+
+
+def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
+    alignment = settings["alignment"]
+    if alignment.bit_count() != 1 or alignment > _MAX_ALIGNMENT:
+        expected = f"a power of two up to {size_text(_MAX_ALIGNMENT)}"
+        raise RequestError("not an alignment", expected=expected, found=f"{alignment:,} bytes")
+    layers = expert_tensors(pack)
+    files = tuple(
+        NewFile(
+            f"L{number:03}_E{expert:04}.bin",
+            align(sum(part.length for part in layer.values()), alignment),
+            partial(_extents, layer, expert),
+        )
+        for number, layer in layers.items()
+        for expert in range(_expert_count(layer))
+    )
+    manifest = json.dumps(_manifest(pack, layers, alignment), indent=2).encode()
+    return ExportPlan(
+        folder=target,
+        files=files,
+        last=LastFile("manifest.json", lambda _progress: manifest),
+        tensor_count=len(list(tensors_of(layers))),
+        alignment=alignment,
+        command="LLAMA_FLASH_MOE_ENABLED=1 LLAMA_FLASH_MOE_MODE=async_prefetch"
+        f" LLAMA_FLASH_MOE_EXPERTS_DIR={shell_word(str(target))} llama-server -m MODEL.gguf",
+        notes=tuple(_notes(pack, layers)),
+    )
+
+
+def _notes(pack: Pack, layers: Mapping[int, Layer]) -> Iterator[str]:
+    most = max(map(_expert_count, layers.values()))
+    if most > _MOST_EXPERTS:
+        yield f"the engine does not prefetch experts from {_MOST_EXPERTS} on: there are {most:,}"
+    used = pack.manifest.source.experts_used_in(FAMILY, min(layers))
+    if used is not None and used > _MOST_USED:
+        yield f"the engine prefetches {_MOST_USED} experts of a token: the model uses {used}"
+
+
+def _expert_count(layer: Layer) -> int:
+    return next(iter(layer.values())).expert_count
+
+
+def _parts(layer: Layer) -> Iterator[tuple[str, RoutedTensor, int]]:
+    """Yield the parts of an expert: projection, tensor, and offset in its file."""
+    offset = 0
+    for role in _ROLES:
+        if role in layer:
+            yield role, layer[role], offset
+            offset += layer[role].length
+
+
+def _extents(layer: Layer, expert: int) -> Iterator[Extent]:
+    for _, tensor, offset in _parts(layer):
+        yield tensor.extent(expert, offset)
+
+
+def _manifest(pack: Pack, layers: Mapping[int, Layer], alignment: int) -> dict[str, Any]:
+    entries: list[dict[str, Any]] = [
+        {
+            "layer": number,
+            "n_experts": _expert_count(layer),
+            "experts": [
+                _expert(number, layer, expert, alignment) for expert in range(_expert_count(layer))
+            ],
+        }
+        for number, layer in layers.items()
+    ]
+    return {
+        "version": 1,
+        "source_gguf": pack.manifest.source.shards[0].name,
+        "alignment": alignment,
+        "n_layers": len(layers),
+        "n_experts": _expert_count(next(iter(layers.values()))),
+        "layers": entries,
+        "total_bytes": sum(
+            expert["padded_size"] for layer in entries for expert in layer["experts"]
+        ),
+    }
+
+
+def _expert(number: int, layer: Layer, expert: int, alignment: int) -> dict[str, Any]:
+    length = sum(part.length for part in layer.values())
+    return {
+        "id": expert,
+        "file": f"L{number:03}_E{expert:04}.bin",
+        "parts": [
+            {
+                "name": role,
+                "offset": offset,
+                "size": tensor.length,
+                "type": tensor.kind.type_name,
+                "dims": list(tensor.kind.shape),
+            }
+            for role, tensor, offset in _parts(layer)
+        ],
+        "padded_size": align(length, alignment),
+        "raw_size": length,
+    }
+
+
+def _slices(path: Path, _expected: Sequence[ExpectedPart]) -> Iterator[Exported]:
+    """Find the slices by the manifest; files that it does not name do not belong there."""
+    names = {file.name for file in path.iterdir()} - {"manifest.json"}
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        experts = [
+            (json_values.number(layer, "layer"), expert)
+            for layer in manifest["layers"]
+            for expert in layer["experts"]
+        ]
+        for layer, expert in experts:
+            names.discard(json_values.text(expert, "file"))
+            yield from _slices_of(path / json_values.text(expert, "file"), layer, expert)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        yield Finding("manifest", f"cannot be read: {error}", file="manifest.json")
+    for name in sorted(names):
+        yield Finding("file", "the manifest does not name it", file=name)
+
+
+def _slices_of(file: Path, layer: int, expert: dict[str, Any]) -> Iterator[Exported]:
+    own_number, length = json_values.number(expert, "id"), json_values.number(expert, "padded_size")
+    if not file.is_file() or file.stat().st_size != length:
+        message = f"not a file of {length:,} bytes"
+        yield Finding("file", message, layer=layer, expert=own_number, file=file.name)
+        return
+    yield ExportedFile(file, 0)
+    for part in expert["parts"]:
+        name = f"ffn_{part['name']}_exps.weight"
+        offset, size = json_values.number(part, "offset"), json_values.number(part, "size")
+        yield ExportedSlice(layer, own_number, name, file, offset, size)
+    if sum(part["size"] for part in expert["parts"]) != json_values.number(expert, "raw_size"):
+        message = "raw_size is not the length of its parts"
+        yield Finding("manifest", message, layer=layer, expert=own_number, file="manifest.json")
+
+
+ENGINE = Engine(
+    name="moe-flash",
+    title="llama-cpp-moe-flash",
+    summary="Write a file for each expert and a manifest, for llama-cpp-moe-flash.",
+    reads="a GGUF, and a folder with a file for each expert",
+    writes="L000_E0000.bin and so on, and manifest.json",
+    copies="all experts",
+    proof="golden bytes: a test; by hand, the same files as its own tool's",
+    is_folder=True,
+    needs=_needs,
+    plan=_plan,
+    slices=_slices,
+    options=(
+        ExportOption("alignment", "size", "Multiple that each file is filled up to.", _ALIGNMENT),
+    ),
+)

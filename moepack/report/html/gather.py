@@ -1,0 +1,228 @@
+"""The facts of a page, gathered by the calls that other commands make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from moepack.common.errors import RequestError
+from moepack.common.escaping import one_line
+from moepack.common.paths import AnyPath, PathOrPaths, path_list
+from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.sizes import Size, parse_size
+from moepack.inspection.describe import inspect
+from moepack.inspection.facts import PackFacts, SourceFacts
+from moepack.inspection.listing import BlobRow, TensorRow, list_pack
+from moepack.pack.reading.directory import named_pack
+from moepack.pack.verifying.report import Report
+from moepack.planning.forecasting.facts import ForecastFacts
+from moepack.planning.forecasting.forecast import forecast
+from moepack.planning.machine.file import read_machine
+from moepack.planning.machine.model import Machine
+from moepack.planning.placing.facts import PlacementFacts
+from moepack.planning.placing.place import place
+from moepack.planning.placing.streamed import PACK
+from moepack.report.html.facts import CountTable, ReportFacts, RoutingFacts, RunFile
+from moepack.report.html.run_files import read_run_file
+from moepack.report.printable import with_texts
+from moepack.running.programs.run_facts import RunFacts
+from moepack.traces.analysis.concentration import RoutingSample, read_sample
+from moepack.traces.formats.registry import ReadOptions
+from moepack.traces.formats.traced_model import options_of, shape_of
+from moepack.traces.simulation.facts import Simulation
+from moepack.traces.simulation.simulate import simulate
+
+STAGE_COUNT = 4
+"""The calls of `advance` for a page; the last follows its drawing."""
+
+
+@dataclass(slots=True)
+class ReportInputs:
+    """The files and settings of a page.
+
+    `budget` is bytes for experts, or a text such as `8GiB`.
+    """
+
+    paths: PathOrPaths
+    traces: list[str] = field(default_factory=list)
+    machine: Machine | AnyPath | None = None
+    runs: list[str] = field(default_factory=list)
+    budget: Size | None = None
+    verification: Report | None = None
+    options: ReadOptions = field(default_factory=ReadOptions)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The paths of all files, as they were given."""
+        named = [*path_list(self.paths), *self.traces, *self.runs]
+        if self.verification is not None:
+            named.append(self.verification.path)
+        if self.machine is not None and not isinstance(self.machine, Machine):
+            named.append(self.machine)
+        return tuple(os.fspath(name) for name in named)
+
+
+def gather(inputs: ReportInputs, advance: Callable[[], None]) -> ReportFacts:
+    """Return the facts of a page; `advance` is called after each of its longer parts.
+
+    Raises what the calls raise for their files.
+    A placement or a forecast that is refused, such as for too little memory, is one of `problems`.
+    """
+    problems: dict[str, str] = {}
+    model = inspect(inputs.paths)
+    shape = shape_of(inputs.paths)
+    rows = list(list_pack(inputs.paths))
+    blobs = tuple(row for row in rows if isinstance(row, BlobRow))
+    runs = tuple(map(read_run_file, inputs.runs))
+    sample = None
+    if inputs.traces:
+        sample = read_sample(inputs.traces, options_of(inputs.options, shape))
+    ordered = inputs.traces if sample is not None and sample.has_tokens else []
+    advance()
+    placement, best, sweep = _plans(inputs, ordered, runs, problems)
+    budget = None
+    if inputs.budget is not None:
+        budget = parse_size(inputs.budget, "budget", whole=shape.expert_length)
+    elif placement is not None and placement.option.streamed_length:
+        budget = placement.option.memory_expert_length
+    advance()
+    caches, at_budget = _simulations(inputs, sample, budget, problems)
+    advance()
+    facts = ReportFacts(
+        name=_name(inputs.paths, model),
+        model=model,
+        blobs=blobs,
+        tensors=tuple(row for row in rows if isinstance(row, TensorRow)),
+        counts=_counts(inputs, sample, blobs),
+        routing=_routing(sample),
+        simulation=caches,
+        budget_length=budget,
+        at_budget=at_budget,
+        placement=placement,
+        forecast=best,
+        sweep=sweep,
+        runs=runs,
+        verification=inputs.verification,
+        inputs=tuple(
+            dict.fromkeys(os.path.basename(os.path.normpath(name)) for name in inputs.names)
+        ),
+        problems=problems,
+    )
+    return _for_page(facts, inputs.names)
+
+
+def _for_page(facts: ReportFacts, names: Iterable[str]) -> ReportFacts:
+    """Return facts with escaped texts, and without the folders of the named files.
+
+    So no page tells of a machine. Blobs and tensors, of which there are many, stay as they are.
+    """
+    folders = {os.path.dirname(os.path.normpath(name)) for name in names}
+    folders |= {os.path.dirname(os.path.abspath(name)) for name in names}
+    folders |= {os.path.abspath(name) for name in names if os.path.isdir(name)}
+    prefixes = sorted((f"{folder}/" for folder in folders - {"", "/"}), key=len, reverse=True)
+
+    def shortened(text: str) -> str:
+        for prefix in prefixes:
+            text = text.replace(prefix, "")
+        return one_line(text)
+
+    others = with_texts(replace(facts, blobs=(), tensors=()), shortened)
+    return replace(others, blobs=facts.blobs, tensors=facts.tensors)
+
+
+def _name(paths: PathOrPaths, model: SourceFacts | PackFacts) -> str:
+    """Return the name of a model, else that of its file."""
+    name = model.source.name if isinstance(model, PackFacts) else model.name
+    return name or os.path.basename(os.path.normpath(os.fspath(path_list(paths)[0])))
+
+
+def _counts(
+    inputs: ReportInputs, sample: RoutingSample | None, blobs: Sequence[BlobRow]
+) -> CountTable | None:
+    """Return the counts of traces, else those that a pack was ranked by."""
+    if sample is not None:
+        names = ", ".join(os.path.basename(path) for path in inputs.traces)
+        return CountTable(names, *sample.count_table())
+    ranked = [one for one in blobs if one.family == ROUTED_FAMILY and one.hotness is not None]
+    if not any(one.hotness for one in ranked):
+        return None
+    layers = tuple(sorted({one.layer for one in ranked}))
+    counts = np.full((len(layers), 1 + max(one.expert for one in ranked)), -1, np.int64)
+    for one in ranked:
+        counts[layers.index(one.layer), one.expert] = one.hotness or 0
+    return CountTable("the counts in the pack", layers, counts)
+
+
+def _routing(sample: RoutingSample | None) -> RoutingFacts | None:
+    return None if sample is None else RoutingFacts(sample.concentration(), sample.curves())
+
+
+def _simulations(
+    inputs: ReportInputs,
+    sample: RoutingSample | None,
+    budget: int | None,
+    problems: dict[str, str],
+) -> tuple[Simulation | None, Simulation | None]:
+    """Return the simulation of a dozen budgets, and that of the requested one."""
+    if sample is None:
+        return None, None
+    if not sample.has_tokens:
+        problems["caches"] = "counts alone do not tell the order of tokens"
+        return None, None
+    paths, options = inputs.traces, inputs.options
+    caches = simulate(paths, model=inputs.paths, options=options)
+    if budget is None:
+        return caches, None
+    try:
+        at_budget = simulate(paths, model=inputs.paths, budgets=budget, options=options)
+    except RequestError:
+        if inputs.budget is not None:
+            raise
+        return caches, None  # what a placement leaves is less than one token uses
+    return caches, at_budget
+
+
+def _plans(
+    inputs: ReportInputs, traces: Sequence[str], runs: Sequence[RunFile], problems: dict[str, str]
+) -> tuple[PlacementFacts | None, ForecastFacts | None, ForecastFacts | None]:
+    """Return the placement, the forecast of the best mode that fits, and that of all."""
+    if inputs.machine is None:
+        return None, None, None
+    machine = inputs.machine
+    machine = machine if isinstance(machine, Machine) else read_machine(machine)
+    receipts = [
+        path
+        for path, run in zip(inputs.runs, runs, strict=True)
+        if isinstance(run.facts, RunFacts | tuple)
+    ]
+    placement = _placement(inputs, machine, traces, problems)
+    forecast_for = partial(forecast, inputs.paths, machine, traces=traces, receipts=receipts)
+    if placement is not None:
+        forecast_for = partial(forecast_for, context=placement.context)
+    try:
+        best, sweep = forecast_for(), forecast_for(sweep=True)
+    except RequestError as error:
+        problems["forecast"] = str(error)
+        return placement, None, None
+    return placement, best, sweep
+
+
+def _placement(
+    inputs: ReportInputs, machine: Machine, traces: Sequence[str], problems: dict[str, str]
+) -> PlacementFacts | None:
+    """Return the placement for llama.cpp, or for `moepack run` if that does not fit."""
+    engines = (PACK,) if named_pack(inputs.paths) else (None, PACK)
+    for engine in engines:
+        used = traces if engine == PACK else ()  # others place whole layers
+        try:
+            facts = place(inputs.paths, machine, engine=engine, traces=used)
+        except RequestError as error:
+            problems["placement"] = str(error)
+        else:
+            problems.pop("placement", None)
+            return facts
+    return None

@@ -1,0 +1,147 @@
+"""The section about measurements: a drive's surface, the gain of a pack, runs of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from moepack.bench.drive import SurfacePoint
+from moepack.bench.engine_speed import EngineSpeed
+from moepack.bench.run import BenchReport
+from moepack.common.sizes import size_text
+from moepack.planning.forecasting.measured_runs import MeasuredRun
+from moepack.planning.forecasting.reads import KIND_WORDS
+from moepack.report import bench_text, machine_text, speed_text
+from moepack.report.html.drawing import COLOURS, draw, number_axis
+from moepack.report.html.facts import ReportFacts
+from moepack.report.html.section import DataTable, Key, MissingSection, PageSection, Picture
+from moepack.report.page import Block
+from moepack.report.table import Column, Table
+from moepack.report.values import UNKNOWN, length_text, number_text, rate_text, share_text
+from moepack.running.programs.run_facts import RunFacts
+
+TITLE = "What was measured"
+_DEPTH_COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
+
+
+def measured_section(facts: ReportFacts) -> PageSection | MissingSection:
+    """Draw the measured surfaces, and write the runs."""
+    if not facts.runs:
+        reason = "no file of a measurement was given; "
+        hint = "`moepack bench PACK --json > bench.json` makes one, and"
+        other = "`moepack report PACK --run bench.json -o report.html` adds it"
+        return MissingSection(TITLE, f"{reason}{hint} {other}")
+    figures: list[Picture] = []
+    tables: list[DataTable] = []
+    blocks: list[Block] = []
+    sentences = []
+    for number, file in enumerate(facts.runs):
+        content = file.facts
+        if isinstance(content, BenchReport):
+            sentences.append(content.verdict)
+            for order in dict.fromkeys(point.order for point in content.surface):
+                points = [point for point in content.surface if point.order == order]
+                figures.append(_surface(f"surface-{number}-{order}", order, points))
+                cells = ((p.length, p.depth, p.bytes_per_second) for p in points)
+                caption = f"{file.name}: {order} reads, MiB/s by size and reads in flight"
+                tables.append(DataTable(caption, machine_text.surface(cells, indent=0)))
+            blocks += bench_text.comparison(content)
+        elif isinstance(content, EngineSpeed):
+            blocks += speed_text.text(content).blocks
+    runs = [
+        row
+        for file in facts.runs
+        if isinstance(file.facts, RunFacts | tuple)
+        for row in _runs(file.name, file.facts)
+    ]
+    if runs:
+        tables.append(DataTable("Runs of the model", Table(_RUNS, runs)))
+        speeds = ", ".join(f"{row[3]} tok/s ({row[1]})" for row in runs)
+        sentences.append(f"Measured: {speeds}")
+    sentences = [one if one.endswith(".") else f"{one}." for one in sentences]
+    text = " ".join(sentences) or "whole programs ran the model in turns."
+    return PageSection(
+        name="measured",
+        title=TITLE,
+        sentence=f"{text[0].upper()}{text[1:]}",
+        figures=tuple(figures),
+        tables=tuple(tables),
+        blocks=tuple(blocks),
+    )
+
+
+def _surface(name: str, order: str, points: Sequence[SurfacePoint]) -> Picture:
+    depths = sorted({point.depth for point in points})
+    colours = dict(zip(depths, _DEPTH_COLOURS, strict=False))
+    fastest = max(points, key=lambda point: point.bytes_per_second)
+
+    def paint(figure: Any) -> Any:
+        axis = figure.add_subplot()
+        for depth, colour in colours.items():
+            line = sorted((p.length, p.bytes_per_second) for p in points if p.depth == depth)
+            lengths = [length for length, _ in line]
+            speeds = [speed / (1 << 20) for _, speed in line]
+            axis.plot(lengths, speeds, marker="o", color=COLOURS[colour])
+        ticks = sorted({point.length for point in points})
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ticks, [_short(length) for length in ticks])
+        axis.minorticks_off()
+        number_axis(axis)
+        axis.grid(axis="y")
+        axis.set_xlabel("size of a read")
+        axis.set_ylabel("MiB/s")
+        return axis
+
+    return Picture(
+        name,
+        f"The drive, {order} reads",
+        f"A line for each number of reads in flight, by the size of a read; the fastest is "
+        f"{size_text(round(fastest.bytes_per_second))}/s with {fastest.depth} of "
+        f"{size_text(fastest.length)}.",
+        draw(name, (2.8, 2.8), paint),
+        keys=tuple(Key(f"{depth} in flight", colour) for depth, colour in colours.items()),
+    )
+
+
+def _short(length: int) -> str:
+    return f"{length >> 20} MiB" if length >= 1 << 20 else f"{length >> 10} KiB"
+
+
+_RUNS = (
+    Column("file", "l"),
+    Column("mode", "l"),
+    Column("memory for experts"),
+    Column("tok/s"),
+    Column("hits"),
+    Column("read a token"),
+    Column("waiting"),
+    Column("tokens"),
+)
+
+
+def _runs(name: str, content: RunFacts | Sequence[MeasuredRun]) -> list[tuple[str, ...]]:
+    if isinstance(content, RunFacts):
+        row = (
+            name,
+            f"moepack run, {content.policy}",
+            size_text(content.memory.experts),
+            rate_text(content.tokens_per_second),
+            share_text(content.hit_rate),
+            length_text(content.length_per_token),
+            share_text(content.read_share),
+            number_text(content.token_count),
+        )
+        return [row]
+    return [
+        (
+            f"{name}, {run.place}",
+            KIND_WORDS[run.kind],
+            length_text(run.budget),
+            rate_text(run.tokens_per_second),
+            UNKNOWN,
+            UNKNOWN,
+            UNKNOWN,
+            UNKNOWN,
+        )
+        for run in content
+    ]

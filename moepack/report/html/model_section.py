@@ -1,0 +1,204 @@
+"""The section about the model: its parts in bytes, as one bar."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from moepack.common.shape import is_row_table
+from moepack.common.sizes import count_text, named_text, size_text
+from moepack.inspection.facts import PackFacts, SourceFacts
+from moepack.report.html.drawing import COLOURS, INK, PAPER, bytes_axis, draw
+from moepack.report.html.facts import ReportFacts
+from moepack.report.html.section import DataTable, Key, PageSection, Picture
+from moepack.report.table import Column, Table
+from moepack.report.text import amount
+from moepack.report.values import UNKNOWN, share_text
+from moepack.source.parameters import Parameters
+
+_DENSE = (
+    ("shared experts", r"_shexp\."),
+    ("routers", r"ffn_gate_inp|exp_probs"),
+    ("attention", r"^blk\.\d+\.(attn|ssm|shortconv|indexer|time_mix|kda)"),
+    ("dense feed-forward", r"^blk\.\d+\.ffn_(gate|up|down)\."),
+    ("embeddings and output", r"^(token_embd|output)\."),
+)
+_EXPERTS = "experts: "
+_OTHERS, _TABLES, _PADDING = "norms and others", "row tables", "padding"
+_EXPERT_COLOURS = ("c1", "c5", "c8")
+_DENSE_COLOURS = ("c2", "c3", "c4", "c6")
+_LABELLED = 0.09
+"""The share of the bar from which a part has its name in it."""
+
+
+def model_section(facts: ReportFacts) -> PageSection:
+    """Write the extent of a model, and draw its bytes by part."""
+    parts = dict(_parts(facts))
+    total = sum(parts.values())
+    experts = facts.model.expert_length
+    keys = _keys(parts)
+    rows = [(name, size_text(length), share_text(length / total)) for name, length in parts.items()]
+    columns = (Column("part", "l"), Column("bytes"), Column("share"))
+    figure = Picture(
+        "parts",
+        "Bytes by part",
+        f"One bar of {size_text(total)}, divided into "
+        + ", ".join(f"{name} {share}" for name, _, share in rows),
+        draw("parts", (0.95, 0.95), lambda figure: _bar(figure, parts, keys)),
+    )
+    return PageSection(
+        name="model",
+        title="The model",
+        sentence=f"{experts / total:.0%} of its {size_text(total)} are experts, of which a token "
+        f"uses {_used(facts.model)}; everything else is used by every token.",
+        figures=(figure,),
+        tables=(DataTable("Bytes by part", Table(columns, rows), tuple(keys)), _extent(facts)),
+        unknown=_unknown(facts.model),
+        headline=_headline(facts, total),
+    )
+
+
+def _parts(facts: ReportFacts) -> Iterator[tuple[str, int]]:
+    """Yield the parts with their bytes: experts by projection, then dense tensors by kind."""
+    lengths: Counter[str] = Counter()
+    for layer_count, family in _families(facts.model):
+        for part in family.parts:
+            name = re.sub(r"^(ffn_)?|_(ch)?exps?\b|\.weight$", "", part.name)
+            lengths[f"{_EXPERTS}{name}"] += part.length * family.expert_count * layer_count
+    yield from sorted(lengths.items(), key=lambda item: -item[1])
+    dense: Counter[str] = Counter()
+    for tensor in facts.tensors:
+        dense[_kind(tensor.name)] += tensor.length
+    yield from sorted(dense.items(), key=lambda item: (item[0] == _OTHERS, -item[1]))
+    if isinstance(facts.model, PackFacts) and facts.model.padding_length:
+        yield _PADDING, facts.model.padding_length
+
+
+def _keys(parts: Iterable[str]) -> list[Key]:
+    """Return the legend: shades of one colour for experts, other colours for the rest."""
+    experts, dense = iter(_EXPERT_COLOURS), iter(_DENSE_COLOURS)
+    fixed = {_OTHERS: "c7", _PADDING: "grid"}
+    return [
+        Key(name, fixed.get(name) or next(experts if _is_expert(name) else dense, "muted"), "fill")
+        for name in parts
+    ]
+
+
+def _is_expert(part: str) -> bool:
+    return part.startswith(_EXPERTS)
+
+
+def _families(model: SourceFacts | PackFacts) -> Iterator[tuple[int, Any]]:
+    """Yield the families, each with the number of its layers."""
+    if isinstance(model, PackFacts):
+        yield from ((1, family) for family in model.families)
+    else:
+        yield from ((len(family.layers), family) for family in model.families)
+
+
+def _kind(tensor: str) -> str:
+    if is_row_table(tensor):
+        return _TABLES
+    return next((kind for kind, pattern in _DENSE if re.search(pattern, tensor)), _OTHERS)
+
+
+def _bar(figure: Any, parts: dict[str, int], keys: list[Key]) -> Any:
+    axis = figure.add_subplot()
+    total, start = sum(parts.values()), 0
+    for (name, length), key in zip(parts.items(), keys, strict=True):
+        axis.barh(
+            0,
+            length,
+            left=start,
+            height=1,
+            color=COLOURS[key.colour],
+            edgecolor=PAPER,
+            linewidth=1.2,
+        )
+        label = name.removeprefix(_EXPERTS)
+        if length / total > max(_LABELLED, len(label) * 0.09 / figure.get_figwidth()):
+            axis.text(
+                start + length / 2,
+                0,
+                label,
+                ha="center",
+                va="center",
+                color=INK if key.colour == "grid" else PAPER,
+            )
+        start += length
+    axis.set_xlim(0, total)
+    axis.set_ylim(-0.5, 0.5)
+    axis.set_yticks([])
+    axis.spines[["left", "bottom"]].set_visible(False)
+    bytes_axis(axis, total)
+    return axis
+
+
+def _extent(facts: ReportFacts) -> DataTable:
+    model = facts.model
+    source = model.source if isinstance(model, PackFacts) else model
+    rows = [
+        ("architecture", source.architecture or UNKNOWN),
+        ("layers with experts", named_text("layer", model.layers).partition(" ")[2] or UNKNOWN),
+        ("experts", _experts(model)),
+        ("experts of a token", _used(model)),
+        ("shards", f"{len(source.shards):,}"),
+    ]
+    parameters = _parameters(facts)
+    if parameters is not None:
+        rows.append(("parameters", amount(parameters.total)))
+        rows.append(("parameters active in a token", amount(parameters.active)))
+    if isinstance(model, PackFacts):
+        rows.append(("layout of the pack", model.layout.name or UNKNOWN))
+        rows.append(("made by", model.tool))
+    return DataTable("Facts", Table((Column("", "l"), Column("", "l")), rows), place="under")
+
+
+def _parameters(facts: ReportFacts) -> Parameters | None:
+    """Return the parameters: a pack alone does not say how many there are."""
+    if isinstance(facts.model, SourceFacts):
+        return facts.model.parameters
+    return None if facts.placement is None else facts.placement.parameters
+
+
+def _headline(facts: ReportFacts, total: int) -> tuple[tuple[str, str], ...]:
+    parameters = _parameters(facts)
+    lines = [(size_text(total), "of weights"), (_experts(facts.model), "layers × experts")]
+    if parameters is not None:
+        active = f"parameters, {amount(parameters.active)} active in a token"
+        lines.insert(0, (amount(parameters.total), active))
+    return tuple(lines)
+
+
+def _experts(model: SourceFacts | PackFacts) -> str:
+    """Write the layers times their experts: `48 × 128`."""
+    counts: Counter[int] = Counter()
+    layers: dict[int, int] = {}
+    for _, family in _families(model):
+        numbers = (family.layer,) if isinstance(model, PackFacts) else family.layers
+        layers |= {number: family.expert_count for number in numbers if number not in layers}
+    counts.update(layers.values())
+    return " + ".join(f"{count} × {experts}" for experts, count in counts.items()) or UNKNOWN
+
+
+def _used(model: SourceFacts | PackFacts) -> str:
+    """Write the number of experts of a token in each layer."""
+    if isinstance(model, PackFacts):
+        used: Any = next((one.count for one in model.source.experts_used), None)
+    else:
+        used = model.experts_used
+    if isinstance(used, int):
+        return f"{used} in each layer"
+    numbers = [number for number in used or () if number]
+    return f"{min(numbers)} to {max(numbers)} by layer" if numbers else "an unknown number"
+
+
+def _unknown(model: SourceFacts | PackFacts) -> tuple[str, ...]:
+    if isinstance(model, PackFacts) and model.dense_length is None:
+        return ("The pack has experts alone: the bytes of everything else are not in the bar.",)
+    if isinstance(model, SourceFacts) and model.mtp_layers:
+        count = count_text(len(model.mtp_layers), "layer")
+        return (f"{count} for multi-token prediction, which llama.cpp does not run, are counted.",)
+    return ()

@@ -1,0 +1,148 @@
+"""A page from its sections: one file of HTML, with its style, its script and its numbers."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import fields
+from importlib import resources
+from typing import Any, NamedTuple
+
+from moepack.report.html.cache_section import cache_section
+from moepack.report.html.coverage_section import coverage_section
+from moepack.report.html.facts import ReportFacts
+from moepack.report.html.forecast_section import forecast_section
+from moepack.report.html.heat_section import heat_section
+from moepack.report.html.measured_section import measured_section
+from moepack.report.html.model_section import model_section
+from moepack.report.html.pack_section import pack_section
+from moepack.report.html.placement_section import placement_section
+from moepack.report.html.section import DataTable, MissingSection, PageSection, Picture
+from moepack.report.html.verification_section import verification_section
+from moepack.report.json_text import escape_delete, to_json
+from moepack.report.page import Verbatim
+from moepack.report.table import Table
+from moepack.version import __version__
+
+SECTIONS: tuple[Callable[[ReportFacts], PageSection | MissingSection], ...] = (
+    model_section,
+    pack_section,
+    heat_section,
+    coverage_section,
+    cache_section,
+    placement_section,
+    forecast_section,
+    measured_section,
+    verification_section,
+)
+"""The sections in their order; each is missing without its facts."""
+
+_LEFT_OUT = ("blobs", "tensors", "counts", "inputs")
+"""Facts that are in the page as data of its pictures, or as text."""
+
+
+class RenderedPage(NamedTuple):
+    """A page: its HTML, its title, the titles of its sections, and those that are missing."""
+
+    html: str
+    title: str
+    sections: tuple[str, ...]
+    missing: tuple[MissingSection, ...]
+
+
+def render(facts: ReportFacts) -> RenderedPage:
+    """Return the page of facts."""
+    made = [make(facts) for make in SECTIONS]
+    sections = [one for one in made if isinstance(one, PageSection)]
+    missing = tuple(one for one in made if isinstance(one, MissingSection))
+    style, script = (_resource(name) for name in ("page.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    html = _template().render(
+        title=facts.name,
+        version=__version__,
+        inputs=facts.inputs,
+        sections=sections,
+        missing=missing,
+        style=style,
+        script=script,
+        script_digest=digest,
+        facts=_packed(_numbers(facts)),
+    )
+    return RenderedPage(html, facts.name, tuple(one.title for one in sections), missing)
+
+
+def _template() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        loader=jinja2.FunctionLoader(_resource),
+    )
+    environment.filters.update(
+        pairs=_pairs, shown=_shown, blocks=_blocks, data=_pointer, spans=_spans
+    )
+    return environment.get_template("page.html")
+
+
+def _resource(name: str) -> str:
+    return resources.files("moepack.report.html").joinpath(name).read_text("utf-8")
+
+
+def _pairs(section: PageSection) -> tuple[list[Any], list[DataTable]]:
+    """Return pictures, each with the table that fits beside it or None, and all other tables."""
+    tables = [table for table in section.tables if table.place == "beside"]
+    below = [table for table in section.tables if table.place == "below"]
+    groups = [section.figures] if section.is_choice else [(one,) for one in section.figures]
+    pairs: list[Any] = []
+    for group in groups:
+        beside = None
+        if tables:
+            beside = tables.pop(0)
+        pairs.append((group, beside))
+    return pairs, [*tables, *below]
+
+
+def _shown(table: Table) -> list[int]:
+    """Return the numbers of the columns with any text, as on a terminal."""
+    return list(table.fitted().widths)
+
+
+def _blocks(section: PageSection) -> list[tuple[str, Any]]:
+    """Return the further lines of a section, each with its kind: text, command or table."""
+    blocks: list[tuple[str, Any]] = []
+    for block in section.blocks:
+        if isinstance(block, Table):
+            blocks.append(("table", DataTable("", block)))
+        elif block.strip():
+            kind = "command" if isinstance(block, Verbatim) else "text"
+            blocks.append((kind, block.strip()))
+    return blocks
+
+
+def _spans(text: str) -> list[tuple[bool, str]]:
+    """Return the pieces of a text, and whether each is in backquotes."""
+    return [(number % 2 == 1, piece) for number, piece in enumerate(text.split("`")) if piece]
+
+
+def _pointer(figure: Picture) -> str:
+    """Return the data for the place under a pointer."""
+    boxes = {"wide": list(figure.picture.wide_box), "narrow": list(figure.picture.narrow_box)}
+    return _packed({**boxes, **(figure.pointer or {})})
+
+
+def _numbers(facts: ReportFacts) -> Any:
+    names = (field.name for field in fields(facts) if field.name not in _LEFT_OUT)
+    return {name: to_json(getattr(facts, name)) for name in names}
+
+
+def _packed(value: Any) -> str:
+    """Return JSON, deflated, as base64: letters that end no element of a page."""
+    text = escape_delete(json.dumps(value, separators=(",", ":"), allow_nan=False))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

@@ -1,0 +1,85 @@
+"""The command `report`: what it writes, prints and refuses."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import PATIENCE
+from tests.support.models import FIXTURES, first_shard
+from tests.support.warm_command import Run
+
+MODEL = first_shard("mixtral")
+
+
+def test_a_page_is_written_and_summed_up(cli: Run, tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    run = cli("report", MODEL, "-o", output)
+    assert (run.returncode, run.stderr) == (0, "")
+    first, second = run.stdout.splitlines()
+    assert first.startswith(f"{output}: ")
+    assert ", 1 section, " in first
+    assert "what the hottest experts cover" in second
+    assert output.read_text().startswith("<!doctype html>")
+
+
+def test_an_existing_page_is_replaced_only_on_request(cli: Run, tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    output.write_text("mine")
+    run = cli("report", MODEL, "-o", output)
+    assert run.returncode == 2
+    assert "--force" in run.stderr
+    assert output.read_text() == "mine"
+    assert cli("report", MODEL, "-o", output, "--force").returncode == 0
+
+
+def test_a_page_goes_to_standard_output(cli: Run) -> None:
+    run = cli("report", MODEL, "-o", "-")
+    assert run.returncode == 0
+    assert run.stdout.startswith("<!doctype html>")
+    assert run.stdout.endswith("</html>\n")
+    assert run.stderr.startswith("-: ")
+
+
+def test_the_summary_is_json_too(cli: Run, packs: dict[str, Path], tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    run = cli("report", packs["mixtral"], "--verify", "-o", output, "--json")
+    facts = json.loads(run.stdout)
+    assert facts["path"] == str(output)
+    assert facts["length"] == output.stat().st_size
+    assert facts["sections"][-1] == "What verification found"
+    assert all(one["reason"] for one in facts["missing"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--source", MODEL), "--source is for --verify"),
+        (("--verify",), "moepack pack"),
+        (("--run", FIXTURES / "prompt.txt"), "prompt.txt: line 1: not JSON"),
+        (("--budget", "101%", "--trace", FIXTURES / "qwen3moe-trace.csv"), "more than all"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    words: tuple[str | Path, ...], message: str, cli: Run, tmp_path: Path
+) -> None:
+    run = cli("report", first_shard("qwen3moe"), *words, "-o", tmp_path / "report.html")
+    assert run.returncode in (2, 3, 4)
+    assert message in run.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_open_starts_a_browser(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opener, note = tmp_path / "xdg-open", tmp_path / "opened"
+    opener.write_text(f'#!/bin/sh\necho "$1" > {note}.part\nmv {note}.part {note}\n')
+    opener.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    output = tmp_path / "report.html"
+    run = cli("report", MODEL, "-o", output, "--open")
+    assert run.returncode == 0, run.stderr
+    deadline = time.monotonic() + PATIENCE
+    while not note.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert note.read_text().strip() == str(output)

@@ -1,0 +1,217 @@
+"""The page as text: its sections, its size, names from files, and what it does not tell."""
+
+import base64
+import json
+import re
+import shutil
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moepack
+from moepack.common.errors import RequestError
+from moepack.report.html.gather import STAGE_COUNT
+from moepack.report.html.page import SECTIONS
+from moepack.report.html.report import ReportPage
+from tests.support.gguf_builder import moe
+from tests.support.large_models import write_plain
+from tests.support.machines import machine
+from tests.support.models import FIXTURES, first_shard
+from tests.support.report_pages import TRACE, make
+
+HOSTILE = '</script><script>window.broken = 1</script><img src=x onerror="window.broken = 2">$x$'
+MODEL = first_shard("qwen3moe")
+MEBIBYTE = 1 << 20
+
+
+class Reader(HTMLParser):
+    """Collects the elements of a page and the text of each data block."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.blocks: dict[str, str] = {}
+        self._block: str | None = None
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._block = dict(attrs).get("id") if tag == "script" else None
+
+    def handle_data(self, data: str) -> None:
+        if self._block is not None:
+            self.blocks[self._block] = data
+            self._block = None
+
+    def data(self, name: str) -> Any:
+        """Return the JSON of a data block, as a browser inflates it."""
+        return json.loads(zlib.decompress(base64.b64decode(self.blocks[name])))
+
+
+def test_every_section_is_there_with_its_inputs(page: ReportPage) -> None:
+    assert len(page.summary.sections) == len(SECTIONS)
+    assert page.summary.missing == ()
+    assert page.summary.length == len(page.html.encode())
+
+
+def test_each_picture_has_a_text_and_each_section_a_sentence(page: ReportPage) -> None:
+    tags = Reader(page.html).tags
+    plots = [attributes for _, attributes in tags if attributes.get("class") == "plot"]
+    assert len(plots) >= 10
+    assert all(len(one.get("aria-label") or "") > 40 for one in plots)
+    assert [one.get("class") for _, one in tags].count("sentence") == len(SECTIONS)
+    assert sum(tag == "table" for tag, _ in tags) >= len(SECTIONS)
+    ids = [one["id"] for _, one in tags if "id" in one]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_page_without_inputs_says_what_adds_each_section() -> None:
+    summary = moepack.make_report(MODEL).summary
+    assert summary.sections == ("The model",)
+    assert len(summary.missing) == len(SECTIONS) - 1
+    for one in summary.missing:
+        assert "`moepack " in one.reason, one
+
+
+def test_the_same_inputs_give_the_same_page_in_any_folder(folder: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    assert make(other).html == make(folder).html
+
+
+def test_a_page_tells_of_no_folder(folder: Path, page: ReportPage) -> None:
+    reader = Reader(page.html)
+    texts = [page.html, *(json.dumps(reader.data(name)) for name in reader.blocks if name)]
+    for text in texts:
+        assert str(folder) not in text
+        assert str(FIXTURES) not in text
+
+
+def test_the_numbers_are_those_of_the_other_calls(folder: Path, page: ReportPage) -> None:
+    facts = Reader(page.html).data("facts")
+    pack = folder / "model.moepack"
+    judged = moepack.concentration(TRACE, model=pack)
+    assert facts["routing"]["concentration"]["total"]["entropy"] == judged.total.entropy
+    at_budget = moepack.simulate(TRACE, model=pack, budgets="50%", policies="lru").results[0]
+    lru = next(one for one in facts["at_budget"]["results"] if one["policy"] == "lru")
+    assert lru["decode_hit_rate"] == at_budget.decode_hit_rate
+    assert facts["verification"]["passed"] is True
+
+
+def test_the_map_has_every_blob_where_the_pack_has_it(folder: Path, page: ReportPage) -> None:
+    data = Reader(page.html).data("data-blobs")
+    places = iter(zip(data["layer"], data["expert"], data["skip"], data["length"], strict=True))
+    with moepack.open(folder / "model.moepack") as pack:
+        for name, count in zip(data["files"], data["counts"], strict=True):
+            end = 0
+            for _ in range(count):
+                layer, expert, skip, length = next(places)
+                location = pack.locate(layer, expert)
+                assert (location.path.name, location.offset) == (name, end + skip)
+                end += skip + length
+    assert next(places, None) is None
+
+
+def test_names_from_files_stay_text(tmp_path: Path) -> None:
+    builder = moe(ne=(128, 64)).put("general.name", "str", HOSTILE)
+    path = builder.write(tmp_path / "a<b>&c.gguf")
+    html = moepack.make_report(path).html
+    assert "window.broken" in html
+    tags = Reader(html).tags
+    assert sum(tag == "script" for tag, _ in tags) == 2  # the numbers, and ours
+    assert not any("onerror" in attributes or tag == "img" for tag, attributes in tags)
+
+
+def test_a_policy_of_the_page_forbids_all_requests(page: ReportPage) -> None:
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page.html)
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+    assert not re.findall(r'(?:src|href)="(?!#|data:)', page.html)
+
+
+def test_what_was_asked_and_answered_is_not_posted(tmp_path: Path) -> None:
+    phase = {"step_count": 9, "seconds": 1.5, "tokens_per_second": 6.0, "hits": 3, "misses": 1}
+    phase |= {"hit_rate": 0.75, "read_length": 4096, "read_seconds": 0.1}
+    run = {**phase, "text": "a secret", "thoughts": "a thought", "end": "stop", "token_count": 10}
+    run |= {"prompt_count": 4, "kept_count": 0, "batch_count": 64, "first_token_seconds": 0.2}
+    run |= {"prompt": phase, "model_length": 1 << 20, "memory": {"experts": 1 << 20, "floor": 9}}
+    run |= {"held_length": 4096, "fault_count": 0, "policy": "lru", "seed": 1}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(run))
+    html = moepack.make_report(MODEL, runs=path).html
+    assert "6 tok/s" in html
+    (file,) = Reader(html).data("facts")["runs"]
+    assert (file["facts"]["text"], file["facts"]["hit_rate"]) == ("", 0.75)
+
+
+def test_a_placement_that_is_refused_is_missing_with_its_reason() -> None:
+    tiny = machine(memory=1 / 1024, bandwidth=40, drive=3)
+    missing = {
+        one.title: one.reason for one in moepack.make_report(MODEL, machine=tiny).summary.missing
+    }
+    assert "memory" in missing["Where everything goes"]
+
+
+def test_counts_without_tokens_give_no_caches() -> None:
+    summary = moepack.make_report(MODEL, traces=FIXTURES / "qwen3moe-hotness.csv").summary
+    assert "Which experts are used" in summary.sections
+    (reason,) = (one.reason for one in summary.missing if one.title == "Hit rates of caches")
+    assert reason.startswith("counts alone do not tell the order of tokens")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "not a receipt"),
+        ("[]", "empty"),
+        ('{"surface": 7, "readings": [], "verdict": ""}', "pack: not as moepack writes it"),
+        ('{"sides": [{}], "memory_limit": 1, "pack": 3}', "pack: not as moepack writes it"),
+    ],
+)
+def test_other_files_are_no_measurements(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(RequestError, match=message):
+        moepack.make_report(MODEL, runs=path)
+
+
+def test_a_verification_goes_with_a_pack(folder: Path) -> None:
+    verification = moepack.verify(folder / "model.moepack")
+    with pytest.raises(RequestError, match="the verification of a pack, but not its page"):
+        moepack.make_report(MODEL, verification=verification)
+
+
+def test_a_verification_lists_its_findings(folder: Path) -> None:
+    report = moepack.verify(folder / "model.moepack", first_shard("mixtral"))
+    assert report.findings
+    html = moepack.make_report(folder / "model.moepack", verification=report).html
+    assert f"{len(report.findings)} finding" in html
+    assert report.findings[0].kind in html
+
+
+def test_progress_ends_with_the_page() -> None:
+    steps: list[tuple[int, int]] = []
+    moepack.make_report(MODEL, progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(1, STAGE_COUNT)] * STAGE_COUNT
+
+
+@pytest.mark.long
+def test_a_large_model_takes_less_than_a_mebibyte(tmp_path: Path) -> None:
+    model = write_plain(tmp_path / "m.gguf", layers=94, experts=512, used=10, length=32, dense=4096)
+    counts = np.random.default_rng(0).zipf(1.3, (94, 512)).clip(0, 10**6)
+    lines = [f"{layer},{expert},{count}" for (layer, expert), count in np.ndenumerate(counts)]
+    hotness = tmp_path / "hot.csv"
+    hotness.write_text("\n".join(["layer,expert,count", *lines]))
+    layout = tmp_path / "dense.toml"
+    text = (FIXTURES.parent / "layouts" / "hot-first.toml").read_text()
+    layout.write_text(text.replace('alignment = "4 KiB"', "alignment = 64"))
+    moepack.pack_model(model, tmp_path / "m.moepack", layout=str(layout), hotness=hotness)
+    page = moepack.make_report(tmp_path / "m.moepack", traces=hotness)
+    assert len(page.summary.sections) == 4
+    assert page.summary.length < MEBIBYTE
+    assert (
+        sum(data >= 0 for data in Reader(page.html).data("data-heat-hottest")["counts"]) == 94 * 512
+    )
