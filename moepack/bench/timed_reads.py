@@ -10,7 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,26 +47,15 @@ class Usage(NamedTuple):
         return self.cpu_seconds / (useful_length / (1 << 30))
 
 
-class _Stopwatch:
-    """Counts reads and bytes, and the time since it was made."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._read_count = self._length = 0
-        self._cpu_start = time.process_time()
-        self._start = clock()
-
-    def seconds(self) -> float:
-        return self._clock() - self._start
-
-    def count(self, length: int) -> None:
-        self._read_count += 1
-        self._length += length
-
-    def usage(self) -> Usage:
-        seconds = self.seconds()
-        cpu_seconds = time.process_time() - self._cpu_start
-        return Usage(seconds, cpu_seconds, self._read_count, self._length)
+def _timed(lengths: Iterable[int], clock: Clock) -> Usage:
+    """Take the lengths of reads as they end; return their sums, and the time that they took."""
+    cpu_start, start = time.process_time(), clock()
+    read_count = total = 0
+    for length in lengths:
+        read_count += 1
+        total += length
+    seconds = clock() - start
+    return Usage(seconds, time.process_time() - cpu_start, read_count, total)
 
 
 class Scratch:
@@ -116,14 +105,16 @@ def through_reader(
 
     Raises what reading raises.
     """
-    watch = _Stopwatch(clock)
-    for group in groups:
-        with reader.submit_reads(group) as batch:
-            for expert in batch.completions():
-                del expert
-        for read in itertools.chain.from_iterable(expert.file_reads for expert in group):
-            watch.count(read.length)
-    return watch.usage()
+
+    def lengths() -> Iterator[int]:
+        for group in groups:
+            with reader.submit_reads(group) as batch:
+                for expert in batch.completions():
+                    del expert
+            for read in group:
+                yield from (part.length for part in read.file_reads)
+
+    return _timed(lengths(), clock)
 
 
 def through_queue(
@@ -140,11 +131,8 @@ def through_queue(
     """
     free = deque(scratch.buffers)
     with closing(backend.queue(depth)) as queue:
-        watch = _Stopwatch(clock)
-        for group in groups:
-            for length in _flow(queue, iter(group), depth, free):
-                watch.count(length)
-        return watch.usage()
+        flows = (_flow(queue, iter(group), depth, free) for group in groups)
+        return _timed(itertools.chain.from_iterable(flows), clock)
 
 
 def in_flight(
@@ -161,14 +149,10 @@ def in_flight(
     """
     free = deque(Scratch(depth, longest).buffers)
     with closing(backend.queue(depth)) as queue:
-        watch = _Stopwatch(clock)
-        numbers = itertools.count()
-        until = itertools.takewhile(
-            lambda _: next(numbers) == 0 or watch.seconds() < seconds, reads
-        )
-        for length in _flow(queue, ((read,) for read in until), depth, free):
-            watch.count(length)
-        return watch.usage()
+        end = clock() + seconds
+        later = itertools.takewhile(lambda _: clock() < end, reads)
+        some = itertools.chain(itertools.islice(reads, 1), later)
+        return _timed(_flow(queue, ((read,) for read in some), depth, free), clock)
 
 
 def through_maps(
@@ -179,15 +163,16 @@ def through_maps(
 ) -> Usage:
     """Copy group after group out of memory maps of the files, one read after the other."""
     buffers = itertools.cycle(scratch.buffers)
-    with ExitStack() as stack:
-        maps = {path: stack.enter_context(_mapped(path)) for path in paths}
-        watch = _Stopwatch(clock)
+    maps = {path: _mapped(path) for path in paths}
+
+    def lengths() -> Iterator[int]:
         for expert in itertools.chain.from_iterable(groups):
             buffer = next(buffers)
             for path, offset, length, start in expert:
                 buffer[start : start + length] = maps[path][offset : offset + length]
-                watch.count(length)
-        return watch.usage()
+                yield length
+
+    return _timed(lengths(), clock)
 
 
 def _flow(
@@ -256,8 +241,7 @@ def _check(completion: Completion, read: FileRead) -> None:
         )
 
 
-@contextmanager
-def _mapped(path: Path) -> Iterator[memoryview]:
+def _mapped(path: Path) -> memoryview:
     with open(path, "rb") as file:
         # Unmapped with its last view: the traceback of an error holds one, and would be lost.
-        yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

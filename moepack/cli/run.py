@@ -96,9 +96,7 @@ def run(
     Example: moepack run model.gguf --memory 8GiB -- llama-server -m {} -ngl 99
     """
     if rest is not None:
-        context = click.get_current_context()
-        _check_program_options(context, passed_on)
-        run_program_command(context, source_or_pack, rest, stats=stats, **engine)
+        _run_program(source_or_pack, rest, passed_on, stats=stats, **engine)
         return
     from moepack.common.extras import require
     from moepack.packing.opening import open_model
@@ -113,12 +111,11 @@ def run(
     _check(text, raw, system, template, tokens)
     server_words, fields = split_fields(passed_on)
     editor = make_editor() if text is None else None
-    trace_path = engine.pop("trace_path")
     with ExitStack() as stack:
         pack = stack.enter_context(open_model(source_or_pack))
         pack.require_files()
         is_plain = raw or _lacks_template(pack, text, system, template)
-        trace = stack.enter_context(trace_to(trace_path, pack, has_requests=True))
+        trace = stack.enter_context(trace_to(engine.pop("trace_path"), pack, has_requests=True))
         words = [*template, *server_words]
         server = stack.enter_context(start_server(pack, trace, words, other_work, **engine))
         count = tokens if tokens > 0 else None
@@ -126,10 +123,10 @@ def run(
         conversation = Conversation(server.client, system, **options)
         if text is None:
             chat(conversation, server, editor, has_stats=stats)
-            return
-        plain = partial(server.client.complete, text, **options)
-        ask = plain if is_plain else partial(conversation.ask, text)
-        print_answer(server, ask, has_stats=stats)
+        else:
+            complete = partial(server.client.complete, **options)
+            ask = complete if is_plain else conversation.ask
+            print_answer(server, partial(ask, text), has_stats=stats)
 
 
 def _split_prompt(
@@ -185,8 +182,14 @@ def _check(
         raise RequestError("the prompt is empty", hint="for a chat, leave -p out")
 
 
-def _check_program_options(context: click.Context, passed_on: Sequence[str]) -> None:
-    """Raise RequestError for options that a program of one's own takes itself."""
+def _run_program(
+    source_or_pack: tuple[str, ...],
+    command: Sequence[str],
+    passed_on: Sequence[str],
+    **options: Any,
+) -> None:
+    """Run a program of one's own. Raises RequestError for options that it takes itself."""
+    context = click.get_current_context()
     typed = [
         typed_name(parameter)
         for parameter in context.command.params
@@ -196,3 +199,4 @@ def _check_program_options(context: click.Context, passed_on: Sequence[str]) -> 
     for option in (*typed, *passed_on[:1]):
         problem = f"{option} is not for a program of one's own"
         raise RequestError(problem, hint="give the program's own options after its name")
+    run_program_command(context, source_or_pack, command, **options)

@@ -6,7 +6,8 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from moepack.cli.running.program import learner_of, say_memory
@@ -39,9 +40,8 @@ def start_server(
 
     `options` are llama-server's; `other_work` has watched other programs for a while.
     """
-    from moepack.planning.machine.processors import limited_threads
     from moepack.running.pager.pager import PagerOptions
-    from moepack.running.programs.command import THREADS, single_text_options
+    from moepack.running.programs.command import single_text_options
     from moepack.running.programs.context import choose_context
     from moepack.running.programs.micro_batch import choose_micro_batch
     from moepack.running.programs.model_server import ModelServer
@@ -49,17 +49,18 @@ def start_server(
     length = choose_context(pack, context, note)
     if micro_batch is None:
         micro_batch = choose_micro_batch(pack, context=length, memory=memory, pinned=pin or 0)
-    if threads is None:
-        is_set = THREADS.is_set(options, os.environ)
-        threads = THREADS.number(options, os.environ) if is_set else limited_threads()
+    threads = _usual_threads(options) if threads is None else threads
     words = [*single_text_options(length, threads, micro_batch), *options]
     pager_options = PagerOptions(memory=memory, pinned=pin, micro_batch=micro_batch, **pager)
-    writers: Any = {"trace": trace, "learner": learner_of(pack, no_learn)}
-    key = secrets.token_urlsafe()
-
-    def serve(**more: Any) -> ModelServer:
-        return ModelServer(pack, pager_options, options=words, api_key=key, **writers, **more)
-
+    serve: Callable[..., ModelServer] = partial(
+        ModelServer,
+        pack,
+        pager_options,
+        options=words,
+        api_key=secrets.token_urlsafe(),
+        trace=trace,
+        learner=learner_of(pack, no_learn),
+    )
     if is_json() or is_quiet():
         return serve()
     began = time.monotonic()
@@ -74,10 +75,27 @@ def start_server(
         raise
     _note_other_work(other_work.processor_count(server.process.processor_seconds()), threads)
     if is_verbose():
-        say(f"loaded in {time.monotonic() - began:.1f} s", err=True)
-        say(f"experts are read by {server.pager.backend}", err=True)
-        say(f"options of llama-server: {shlex.join(words)}", err=True)
+        _say_start(server, words, time.monotonic() - began)
     return server
+
+
+def _usual_threads(options: Sequence[str]) -> int | None:
+    """Return the threads by llama-server's options or variables, or else by this process' limits.
+
+    None if neither says it.
+    """
+    from moepack.planning.machine.processors import limited_threads
+    from moepack.running.programs.command import THREADS
+
+    if THREADS.is_set(options, os.environ):
+        return THREADS.number(options, os.environ)
+    return limited_threads()
+
+
+def _say_start(server: ModelServer, words: Sequence[str], seconds: float) -> None:
+    say(f"loaded in {seconds:.1f} s", err=True)
+    say(f"experts are read by {server.pager.backend}", err=True)
+    say(f"options of llama-server: {shlex.join(words)}", err=True)
 
 
 def note(text: str) -> None:

@@ -44,10 +44,7 @@ def check(index: Index, described: Manifest, findings: Findings) -> None:
         findings.add("origin", message, **place.where)
     for file, numbers in shards_of_file.items():
         _check_file(index.files[file], sorted(numbers), shards, findings)
-    # A record that cannot be read, which is a finding, may be that of a header.
-    ranges = readable(index.shard_range, index.shard_range_count)
-    all_readable = sum(1 for _ in ranges) == index.shard_range_count
-    has_headers = "shard_bytes" in index.directory.sections and all_readable
+    has_headers = _has_headers(index)
     for entry, of_shard in zip(shards, places, strict=True):
         if has_headers and (0, entry.header_length) not in {place[:2] for place in of_shard}:
             message = f"its header, bytes 0 to {entry.header_length:,}, is not in the pack"
@@ -56,6 +53,13 @@ def check(index: Index, described: Manifest, findings: Findings) -> None:
             message = f"it came from byte {place.start:,} of {entry.name}, as a {other.noun} did "
             message += f"that ends at byte {other.end:,}"
             findings.add("origin", message, **place.where)
+
+
+def _has_headers(index: Index) -> bool:
+    """Return whether headers are in the pack, and no record, maybe a header's, is unreadable."""
+    ranges = readable(index.shard_range, index.shard_range_count)
+    has_all = sum(1 for _ in ranges) == index.shard_range_count
+    return has_all and "shard_bytes" in index.directory.sections
 
 
 def _check_file(
