@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks import (
     as_it_comes,
     copies,
+    elsewhere,
     header,
     models,
     opening,
@@ -45,6 +46,7 @@ def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
     yield from reading.against_fio(shards[0], rounds)
     for name in ("copy", *copies.LAYOUTS):
         shutil.rmtree(folder / name)
+    yield from elsewhere.rows(folder, shards, rounds)
     yield from _on_tmpfs(shards, hotness, rounds)
     yield from two_drives.mirrored(folder, rounds)
     yield from running.models(folder, 2)
@@ -61,3 +63,6 @@ def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:
         moved = [Path(shutil.move(shard, folder / shard.name)) for shard in shards]
         yield from copies.packing("tmpfs", moved, hotness, folder, rounds)
         yield from copies.giving_back("tmpfs", moved, folder, rounds)
+        for leftover in ("copy", *copies.LAYOUTS):
+            shutil.rmtree(folder / leftover)
+        yield from elsewhere.workers(folder, moved, rounds)

@@ -19,15 +19,11 @@ class RemoteBackend(ThreadedBackend):
         """Do one request now, in this thread."""
         path = request.path
         assert isinstance(path, RemotePath)
+        buffers = [request.buffer, *request.more]
         try:
-            data, self._stamps[path] = store_of(path).fetch(
-                path.key, request.offset, request.length, self._stamps.get(path)
+            length, self._stamps[path] = store_of(path).read_into(
+                path.key, request.offset, buffers, self._stamps.get(path)
             )
         except OSError as error:
             return Completion(number, 0, error)
-        offset = 0
-        for buffer in (request.buffer, *request.more):
-            piece = data[offset : offset + len(buffer)]
-            buffer[: len(piece)] = piece
-            offset += len(piece)
-        return completed(number, offset)
+        return completed(number, length)

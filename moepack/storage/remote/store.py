@@ -6,12 +6,12 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import BytesStream, GetOptions
     from obstore.store import ObjectStore
 
 _T = TypeVar("_T")
@@ -80,31 +80,46 @@ class Store:
 
     def read(self, key: str, limit: int) -> bytes:
         """Return all bytes of an object, at most `limit` and one more."""
-        return self.fetch(key, 0, limit + 1)[0]
+        import obstore
 
-    def fetch(
-        self, key: str, offset: int, length: int, stamp: RemoteStamp | None = None
-    ) -> tuple[bytes, RemoteStamp]:
-        """Return up to `length` bytes of an object from `offset` on, and its stamp, in one request.
+        def request() -> bytes:
+            answer = obstore.get(self._client, key, options={"range": (0, limit + 1)})
+            data = bytes(answer.bytes())
+            if len(data) != min(limit + 1, answer.meta["size"]):
+                raise _failure(errno.EPROTO, "the server sends other bytes than were asked for")
+            return data
 
-        There are fewer only where it ends. Raises RemoteError as well if it has another stamp than
-        `stamp`.
+        return self._call(request)
+
+    def read_into(
+        self,
+        key: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        stamp: RemoteStamp | None = None,
+    ) -> tuple[int, RemoteStamp]:
+        """Fill buffers, one after the other, with an object's bytes from `offset` on.
+
+        It is one request. Returns the bytes read, fewer only where the object ends, and its stamp.
+        Raises RemoteError as well if it has another stamp than `stamp`.
         """
         import obstore
 
-        def request() -> tuple[bytes, RemoteStamp]:
+        length = sum(map(len, buffers))
+
+        def request() -> tuple[int, RemoteStamp]:
             options: GetOptions = {"range": (offset, offset + length)}
             answer = obstore.get(self._client, key, options=options)
             current = RemoteStamp(answer.meta["size"], answer.meta["e_tag"])
-            data = bytes(answer.bytes())
-            if len(data) != max(0, min(length, current.length - offset)):
+            filled = _fill(buffers, answer.stream(min_chunk_size=_CHUNK_LENGTH))
+            if filled != max(0, min(length, current.length - offset)):
                 raise _failure(errno.EPROTO, "the server sends other bytes than were asked for")
-            return data, current
+            return filled, current
 
-        data, current = self._call(request)
+        filled, current = self._call(request)
         if stamp is not None:
             _check_unchanged(current, stamp)
-        return data, current
+        return filled, current
 
     def stream(self, key: str, offset: int, length: int, stamp: RemoteStamp) -> Iterator[bytes]:
         """Yield exactly `length` bytes of an object from `offset` on, piece by piece.
@@ -196,6 +211,23 @@ class Store:
         if attempt == len(PAUSES) or status not in self._retried:
             raise failure from None
         time.sleep(PAUSES[attempt])
+
+
+def _fill(buffers: Sequence[memoryview], pieces: BytesStream) -> int:
+    """Copy pieces into buffers, one after the other; return their bytes, even if they are more."""
+    filled = 0
+    targets = iter(buffers)
+    target: memoryview | None = next(targets, None)
+    for each in pieces:
+        piece = memoryview(each)
+        filled += len(piece)
+        while len(piece) and target is not None:
+            length = min(len(target), len(piece))
+            target[:length] = piece[:length]
+            target, piece = target[length:], piece[length:]
+            if not len(target):
+                target = next(targets, None)
+    return filled
 
 
 def _check_unchanged(current: RemoteStamp, stamp: RemoteStamp) -> None:

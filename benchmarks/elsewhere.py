@@ -1,0 +1,190 @@
+"""Models and packs behind nginx, against downloading with the same client; and two workers."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import moepack
+from benchmarks.measure import MOEPACK, Side, against, fresh, ratio_row, speed_row
+from benchmarks.table import Row
+from moepack.bench.measuring import Spread, in_turns, spread
+from tests.support.slow_network import slow_network
+
+ROUND_TRIPS = (0.001, 0.010, 0.050)
+"""Seconds there and back: another rack, another zone, another region."""
+_CONFIGURATION = """
+{user} daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;
+events {{ worker_connections 512; }}
+http {{ access_log off; sendfile on; client_body_temp_path {folder}; proxy_temp_path {folder};
+  fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};
+  server {{ listen 127.0.0.1:{port}; root {root}; }} }}
+"""
+# As moepack downloads: ranges of 8 MiB, four in flight, written where they belong.
+_DOWNLOAD = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+import obstore
+from obstore.store import HTTPStore
+url, folder, *names = sys.argv[1:]
+store = HTTPStore.from_url(url, client_options={"allow_http": True})
+os.mkdir(folder)
+def get(descriptor, name, start, end):
+    for piece in obstore.get(store, name, options={"range": (start, end)}).stream(1 << 20):
+        os.pwrite(descriptor, piece, start)
+        start += len(piece)
+with ThreadPoolExecutor(4) as threads:
+    for name in names:
+        length = obstore.head(store, name)["size"]
+        descriptor = os.open(f"{folder}/{name}", os.O_CREAT | os.O_WRONLY)
+        starts = range(0, length, 8 << 20)
+        list(threads.map(lambda s: get(descriptor, name, s, min(length, s + (8 << 20))), starts))
+        os.fsync(descriptor)
+"""
+_OPEN = """
+import json, sys, time, moepack
+with moepack.open(sys.argv[1]) as pack, pack.reader(check="never") as reader:
+    keys = [(layer, expert) for layer in pack.layers for expert in range(pack.expert_count(layer))]
+    ranges = [pack.locate(*key) for key in keys]
+    length = sum(one.length for one in ranges)
+"""
+_READ = """
+    start = time.perf_counter()
+    for expert in reader.read_many(keys):
+        pass
+    print(json.dumps([length / (time.perf_counter() - start)]))
+"""
+_STREAM = """
+    from concurrent.futures import ThreadPoolExecutor
+    import obstore
+    from obstore.store import HTTPStore
+    store = HTTPStore.from_url(sys.argv[1], client_options={"allow_http": True})
+    def get(one):
+        asked = {"range": (one.offset, one.offset + one.length)}
+        answer = obstore.get(store, one.path.name, options=asked)
+        return len(answer.bytes())
+    get(ranges[0])
+    start = time.perf_counter()
+    with ThreadPoolExecutor(32) as threads:
+        assert sum(threads.map(get, ranges)) == length
+    print(json.dumps([length / (time.perf_counter() - start)]))
+"""
+
+
+def rows(folder: Path, shards: list[Path], rounds: int) -> Iterator[Row]:
+    """Measure what is read from a web server on this machine: `shards`, and a pack of them."""
+    if shutil.which("nginx") is None:
+        yield Row("pack from HTTP", "nginx is not installed")
+        return
+    with _nginx(folder) as port:
+        address = f"http://127.0.0.1:{port}"
+        yield from _packing(address, folder, shards, rounds)
+        yield from _reading(f"{address}/served", rounds)
+        yield from _latencies(port)
+    shutil.rmtree(folder / "served")
+
+
+def _packing(address: str, folder: Path, shards: list[Path], rounds: int) -> Iterator[Row]:
+    pack, copy = folder / "served", folder / "downloaded"
+    length = sum(shard.stat().st_size for shard in shards)
+
+    def prepare() -> None:
+        for target in (pack, copy):
+            shutil.rmtree(target, ignore_errors=True)
+
+    names = [shard.name for shard in shards]
+    program: list[str | Path] = [MOEPACK[0], "-c", _DOWNLOAD, address, copy, *names]
+    ours = Side((*MOEPACK, "pack", f"{address}/{shards[0].name}", "-o", pack), prepare)
+    measured, downloaded = against(ours, Side(program, prepare), rounds)
+    yield ratio_row("pack from HTTP: obstore + sync", measured, downloaded, length, 1.25)
+    prepare()
+    moepack.pack_model(shards, pack)
+
+
+def _reading(address: str, rounds: int) -> Iterator[Row]:
+    sides = {
+        "obstore": partial(fresh, _OPEN + _STREAM, address),
+        "moepack": partial(fresh, _OPEN + _READ, address),
+    }
+    speeds = in_turns(sides, rounds)
+    ours, theirs = ([one for (one,) in speeds[side]] for side in ("moepack", "obstore"))
+    yield speed_row("read from HTTP: obstore", ours, theirs, 0.8)
+
+
+def _latencies(port: int) -> Iterator[Row]:
+    for round_trip in ROUND_TRIPS:
+        with slow_network(port, round_trip) as slow:
+            report = moepack.bench_store(f"http://127.0.0.1:{slow}/served", seconds=24)
+        for gain in report.gains:
+            whole, parts = (
+                next(
+                    one.experts_per_second
+                    for one in report.readings
+                    if (one.unit, one.depth) == (unit, gain.depth)
+                )
+                for unit in ("expert", "part")
+            )
+            yield Row(
+                f"experts, {1000 * round_trip:.0f} ms, {gain.depth} in flight: by parts",
+                f"{whole:.0f} a second",
+                f"{parts:.0f} a second",
+                Spread(gain.ratio, gain.low, gain.high),
+            )
+
+
+def workers(folder: Path, shards: list[Path], rounds: int) -> Iterator[Row]:
+    """Compare two workers, each with half of the files, with one: how well they share the work."""
+    options = ("--threads", "1", "-o", folder / "parts", "--part")
+    command: list[str | Path] = [*MOEPACK, "pack", *shards, *options]
+
+    def run(count: int) -> float:
+        shutil.rmtree(folder / "parts", ignore_errors=True)
+        start = time.perf_counter()
+        parts = [
+            subprocess.Popen([*command, f"{number}/{count}"], stdout=subprocess.DEVNULL)
+            for number in range(1, count + 1)
+        ]
+        if any(part.wait() for part in parts):
+            raise RuntimeError("a part failed")
+        return time.perf_counter() - start
+
+    seconds = in_turns({1: partial(run, 1), 2: partial(run, 2)}, rounds)
+    shutil.rmtree(folder / "parts")
+    efficiency = [one / (2 * two) for one, two in zip(seconds[1], seconds[2], strict=True)]
+    yield Row(
+        "pack by two workers: by one",
+        f"{spread(seconds[2]).median:.2f} s",
+        f"{spread(seconds[1]).median:.2f} s",
+        spread(efficiency),
+        limit=0.85,
+        higher_is_better=True,
+    )
+
+
+@contextlib.contextmanager
+def _nginx(root: Path) -> Iterator[int]:
+    """Serve a folder by nginx for the block; yield its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder, "nginx.conf")
+        user = "user root;" if os.geteuid() == 0 else ""  # temporary folders are for their owner
+        text = _CONFIGURATION.format(user=user, folder=folder, port=port, root=root)
+        settings.write_text(text)
+        server = subprocess.Popen(["nginx", "-c", settings, "-p", folder])
+        try:
+            for _ in range(100):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.05)
+            yield port
+        finally:
+            server.terminate()
+            server.wait()
