@@ -122,6 +122,7 @@ def _for_page(facts: ReportFacts, names: Iterable[str]) -> ReportFacts:
     """
     folders = {os.path.dirname(os.path.normpath(name)) for name in names}
     folders |= {os.path.dirname(os.path.abspath(name)) for name in names}
+    folders |= {name.rstrip("/").rpartition("/")[0] for name in names}  # an address has two in it
     folders |= {os.path.abspath(name) for name in names if os.path.isdir(name)}
     prefixes = sorted((f"{folder}/" for folder in folders - {"", "/"}), key=len, reverse=True)
 

@@ -60,7 +60,7 @@ def test_every_section_is_there_with_its_inputs(page: ReportPage) -> None:
 
 def test_each_picture_has_a_text_and_each_section_a_sentence(page: ReportPage) -> None:
     tags = Reader(page.html).tags
-    plots = [attributes for _, attributes in tags if attributes.get("class") == "plot"]
+    plots = [attributes for _, attributes in tags if attributes.get("class") == "drawing"]
     assert len(plots) >= 10
     assert all(len(one.get("aria-label") or "") > 40 for one in plots)
     assert [one.get("class") for _, one in tags].count("sentence") == len(SECTIONS)
