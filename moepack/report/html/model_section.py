@@ -39,6 +39,8 @@ def model_section(facts: ReportFacts) -> PageSection:
     total = sum(parts.values())
     experts = facts.model.expert_length
     keys = _keys(parts)
+    has_tables = any(is_row_table(tensor.name) for tensor in facts.tensors)
+    rest = "all else but its row tables" if has_tables else "everything else"
     rows = [(name, size_text(length), share_text(length / total)) for name, length in parts.items()]
     columns = (Column("part", "l"), Column("bytes"), Column("share"))
     figure = Picture(
@@ -52,7 +54,7 @@ def model_section(facts: ReportFacts) -> PageSection:
         name="model",
         title="The model",
         sentence=f"{experts / total:.0%} of its {size_text(total)} are experts, of which a token "
-        f"uses {_used(facts.model)}; everything else is used by every token.",
+        f"uses {_used(facts.model)}; {rest} is used by every token.",
         figures=(figure,),
         tables=(DataTable("Bytes by part", Table(columns, rows), tuple(keys)), _extent(facts)),
         unknown=_unknown(facts.model),
