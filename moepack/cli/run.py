@@ -199,4 +199,4 @@ def _run_program(
     for option in (*typed, *passed_on[:1]):
         problem = f"{option} is not for a program of one's own"
         raise RequestError(problem, hint="give the program's own options after its name")
-    run_program_command(context, source_or_pack, command, **options)
+    run_program_command(source_or_pack, command, **options)

@@ -54,10 +54,7 @@ if TYPE_CHECKING:
 @pager_options
 @stats_option
 @quiet_option
-@click.pass_context
 def serve(
-    context: click.Context,
-    /,
     source_or_pack: tuple[str, ...],
     host: str,
     port: int,
@@ -95,9 +92,7 @@ def serve(
     command += ["--host", host, "--port", str(port), "--alias", one_line(alias)]
     command += [*template, *passed_on, *(rest or ())]
     sizes = partial(_sizes, command, options.pop("context"), threads)
-    run_program_command(
-        context, source_or_pack, command, is_ours=True, model_words=sizes, **options
-    )
+    run_program_command(source_or_pack, command, is_ours=True, model_words=sizes, **options)
 
 
 def _sizes(

@@ -43,6 +43,8 @@ def exported(summary: ExportSummary) -> Page:
     if summary.kept_length:
         text += f", {size_text(summary.kept_length)} there already"
     digests = "every part had its digest" if summary.has_digests else "digests are not known"
+    if summary.cloned_length:
+        digests = "what is shared was not read"
     if not summary.is_copied:
         digests = "no byte of an expert was copied"
     notes: list[Block] = [f"  note: {note}" for note in summary.notes]

@@ -39,8 +39,8 @@ class Copier:
 
     With `resume` a file may be there in part: a run that is correct already is left as it is, as
     far as the digests of its extents are known. With `clone` ranges are shared with the inputs if
-    the file system can. `advanced` is called with the bytes done since its last call, from one
-    thread at a time.
+    the file system can; with `trusts_clones` these are not read, and have the digests expected.
+    `advanced` is called with the bytes done since its last call, from one thread at a time.
     """
 
     def __init__(
@@ -51,12 +51,14 @@ class Copier:
         *,
         resume: bool = False,
         clone: bool = False,
+        trusts_clones: bool = False,
     ) -> None:
         self._target = target
         self._inputs = inputs
         self._advance = SharedProgress(advanced)
         self._resume = resume
         self._clones = clone
+        self._trusts_clones = trusts_clones
         self.cloned_length = 0
         self.kept_length = 0
         self._lock = threading.Lock()
@@ -135,13 +137,45 @@ class Copier:
                     self.kept_length += run.end - run.start
             else:
                 writer = RunWriter(file.descriptor, run.start, run.end, buffer, self._advance)
-                digests = [self._copy(extent, writer) for extent in run.extents]
+                digests = self._copy_all(run.extents, writer)
                 writer.finish()
             with self._lock:
                 is_whole = file.end(run, digests)
             if is_whole:
                 os.fsync(file.descriptor)
                 yield WrittenFile(file.name, file.digests)
+
+    def _copy_all(self, extents: Sequence[Extent], writer: RunWriter) -> list[int]:
+        """Copy extents one after the other; return their digests."""
+        digests: list[int] = []
+        while len(digests) < len(extents):
+            rest = extents[len(digests) :]
+            if count := self._clone_unread(rest, writer):
+                digests += [extent.digest or 0 for extent in rest[:count]]
+            else:
+                digests.append(self._copy(rest[0], writer))
+        return digests
+
+    def _clone_unread(self, extents: Sequence[Extent], writer: RunWriter) -> int:
+        """Share the first extents that lie together in both files, unread; return how many."""
+        first, count = extents[0], 1
+        source = self._inputs.descriptor(first.input)
+        if not (self._clones and self._trusts_clones and source is not None and first.is_blocks):
+            return 0
+        together = first
+        for extent in extents[1:]:
+            if not (extent.is_blocks and together.is_before(extent)):
+                break
+            together = together._replace(length=together.length + extent.length)
+            count += 1
+        writer.pad_to(together.offset)
+        writer.scratch()
+        if not writer.clone(source, together):
+            self._clones = False
+            return 0
+        with self._lock:
+            self.cloned_length += together.length
+        return count
 
     def _copy(self, extent: Extent, writer: RunWriter) -> int:
         """Copy one extent and return its digest; raise if that is not the one expected."""

@@ -49,6 +49,11 @@ class Extent(NamedTuple):
         is_aligned = (self.offset | self.length | self.input_offset) % BLOCK == 0
         return self.length > 0 and is_aligned and not self.frame_length
 
+    def is_before(self, other: Extent) -> bool:
+        """Return whether `other` follows at once, in both files."""
+        is_next = self.input == other.input and self.end == other.offset
+        return is_next and self.input_offset + self.length == other.input_offset
+
 
 class NewFile(NamedTuple):
     """A file to write: its plain name, its length in bytes, and the extents copied into it.

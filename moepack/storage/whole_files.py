@@ -50,6 +50,7 @@ def write_whole_files(
     check: Callable[[Path, str], None] | None = None,
     resume: bool = False,
     force: bool = False,
+    trusts_clones: bool = False,
     threads: int = 4,
     progress: Progress | None = None,
 ) -> WholeFilesResult:
@@ -59,7 +60,7 @@ def write_whole_files(
     are in memory. `check` is called with each file that is whole and synced, and its name, before
     it gets that; it raises if something is wrong. With `resume` the files of an interrupted run are
     continued, and a file that is whole already stays; with `force` files of these names are
-    replaced, but never those of a pack.
+    replaced, but never those of a pack. With `trusts_clones` ranges that are shared are not read.
 
     Raises RequestError for an existing file, PackError for a pack whose bytes differ from its
     index, MachineError for a machine that cannot.
@@ -88,7 +89,14 @@ def write_whole_files(
             for file in kept:
                 check(folder / file.name, file.name)
         with Inputs(inputs, PackError, data) as opened:
-            copier = Copier(folder, opened, advanced, resume=resume, clone=True)
+            copier = Copier(
+                folder,
+                opened,
+                advanced,
+                resume=resume,
+                clone=True,
+                trusts_clones=trusts_clones,
+            )
             copier.write(partials, threads, finish)
     kept_length = copier.kept_length + sum(file.length for file in kept)
     return WholeFilesResult(total, copier.cloned_length, kept_length)

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from moepack.common import digest
 from moepack.common.errors import PackError
+from moepack.pack.engines.checking import verify_export
 from moepack.pack.engines.exporting import export_gguf
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
-from moepack.storage.extents import BLOCK
+from moepack.storage import run_writer
+from moepack.storage.extents import BLOCK, Extent, NewFile
 from moepack.storage.sharing import can_clone, clone_range
+from moepack.storage.whole_files import write_whole_files
 from tests.support import gguf_builder
 from tests.support.file_systems import free_length, mounted, shared_length
 from tests.support.gguf_builder import moe
@@ -116,14 +120,44 @@ def test_what_lies_off_blocks_is_copied(sharing: Path) -> None:
     assert contents(sharing / "restored") == contents(sharing / "source")
 
 
-def test_a_damaged_part_is_not_shared_silently(sharing: Path, source: Path) -> None:
+def test_a_damaged_part_is_not_restored_and_found_in_an_export(sharing: Path, source: Path) -> None:
+    """An export that shares all of a pack takes no time, since it reads nothing of it."""
     pack_model(source, sharing / "pack")
     parts = [(path, piece) for _, path, piece in pieces(sharing / "pack") if piece.length > BLOCK]
     for path, piece in (parts[1], parts[-2]):
         flip(path, piece.input_offset + piece.length - 1)
         with pytest.raises(PackError, match="the bytes do not have the digest") as raised:
-            export_gguf(sharing / "pack", sharing / "model.gguf", threads=1)
+            restore(sharing / "pack", sharing / "restored", threads=1)
         assert raised.value.place == f"{piece.label} at byte {piece.input_offset:,}"
-        assert not (sharing / "model.gguf").exists()
-        (sharing / "model.gguf.partial").unlink()
+        assert os.listdir(sharing / "restored") == [f"{source.name}.partial"]
+        (sharing / "restored" / f"{source.name}.partial").unlink()
+        done = export_gguf(sharing / "pack", sharing / "model.gguf", force=True)
+        assert (done.has_digests, done.cloned_length > 0) == (False, True)
+        report = verify_export("gguf", sharing / "model.gguf", source=source)
+        assert [finding.kind for finding in report.findings] == ["bytes"]
         flip(path, piece.input_offset + piece.length - 1)
+
+
+def test_neighbours_are_shared_together_if_they_need_not_be_read(
+    sharing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gate, up and down of an expert, and experts after each other, as some engines have them."""
+    data = random.Random(2).randbytes(9 * BLOCK)
+    (sharing / "a").write_bytes(data)
+    extents = [Extent(n * BLOCK, BLOCK, 0, n * BLOCK, digest.xxh3(b"")) for n in range(6)]
+    extents += [Extent(n * BLOCK, BLOCK, 0, (n + 1) * BLOCK) for n in (6, 7)]
+    lengths = []
+
+    def count(*arguments: int) -> bool:
+        lengths.append(arguments[2])
+        return clone_range(*arguments)
+
+    monkeypatch.setattr(run_writer, "clone_range", count)
+    done = write_whole_files(
+        sharing, [NewFile("b", 8 * BLOCK, lambda: extents)], [sharing / "a"], trusts_clones=True
+    )
+    assert done.cloned_length == 8 * BLOCK
+    assert lengths[-2:] == [6 * BLOCK, 2 * BLOCK]
+    assert (sharing / "b").read_bytes() == data[: 6 * BLOCK] + data[7 * BLOCK :]
+    with pytest.raises(PackError, match="the bytes do not have the digest"):
+        write_whole_files(sharing, [NewFile("c", 8 * BLOCK, lambda: extents)], [sharing / "a"])

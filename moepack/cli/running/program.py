@@ -26,10 +26,8 @@ _SECONDS_BETWEEN = 5.0
 
 
 def run_program_command(
-    context: click.Context,
     source_or_pack: Sequence[str],
     command: Sequence[str],
-    /,
     *,
     stats: bool,
     is_ours: bool = False,
@@ -80,7 +78,7 @@ def run_program_command(
             "the program has ended and never mapped the model: give it the path {}, and have it "
             "map the file, not read it (use_mmap in llama.cpp's interfaces)",
         )
-    context.exit(end_like(end.returncode))
+    click.get_current_context().exit(end_like(end.returncode))
 
 
 @contextmanager

@@ -34,8 +34,9 @@ class ExportSummary:
     `path` is the file or folder, `tensor_count` the model's tensors in it, `alignment` that of
     experts. `cloned_length` is shared with the pack, `kept_length` was there from an interrupted
     run. `is_copied` if bytes of experts were copied or shared, `has_digests` if each part of them
-    was compared with its digest. `command` starts the engine, `notes` are what to know before. With
-    `dry_run`, `needed_length` is the space that the export would take, `free_space` what is free.
+    was compared with its digest, which those that are shared are not. `command` starts the engine,
+    `notes` are what to know before. With `dry_run`, `needed_length` is the space that the export
+    would take, `free_space` what is free.
     """
 
     engine: str
@@ -70,10 +71,10 @@ def export(
     """Write a pack in the format of another engine: `engine` is one of `export_formats()`.
 
     `target` is a file or a folder, as the format has it, and `options` are the format's own. Every
-    part whose digest is known is compared with it on the way; ranges are shared with the pack if
-    the file system can. Files appear under their names when they are whole, one that lists the
-    others last. With `resume` an interrupted run is continued, with `force` existing files are
-    replaced, with `dry_run` nothing is written. `progress` is as for `restore`.
+    part that is copied is compared with its digest, if that is known; ranges are shared with the
+    pack, unread, if the file system can. Files appear under their names when they are whole, one
+    that lists the others last. With `resume` an interrupted run is continued, with `force` existing
+    files are replaced, with `dry_run` nothing is written. `progress` is as for `restore`.
 
     Raises RequestError for needs of the engine that the pack does not meet, all of them at once,
     and for existing files; PackError if bytes of the pack are wrong; MachineError if something
@@ -197,6 +198,7 @@ def _write(
             data=heads,
             resume=resume,
             force=force,
+            trusts_clones=True,
             threads=threads,
             progress=phases.begin(),
         )
@@ -251,7 +253,8 @@ def _summary(
         cloned_length=0 if result is None else result.cloned_length,
         kept_length=0 if result is None else result.kept_length,
         is_copied=bool(plan.files),
-        has_digests=all(file.has_digests for file in pack.index.files),
+        has_digests=all(file.has_digests for file in pack.index.files)
+        and not (result and result.cloned_length),
         command=plan.command,
         notes=plan.notes,
         dry_run=result is None,

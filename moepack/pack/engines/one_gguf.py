@@ -53,7 +53,7 @@ def given_gguf(pack: Pack, path: Path) -> OneGguf:
         GgufTensor(one.name, one.type_id, one.dims, one.offset, one.length) for one in shard.tensors
     )
     _check(pack, path, tensors)
-    return OneGguf(path.resolve(), shard.file_length, shard.data_offset, tensors)
+    return OneGguf(path, shard.file_length, shard.data_offset, tensors)
 
 
 def planned_gguf(path: Path, layout: GgufLayout) -> OneGguf:
@@ -62,7 +62,7 @@ def planned_gguf(path: Path, layout: GgufLayout) -> OneGguf:
         GgufTensor(one.name, one.type_id, one.shape, offset, one.length)
         for one, offset in layout.placed()
     )
-    return OneGguf(path.resolve(), layout.length, len(layout.header), tensors)
+    return OneGguf(path, layout.length, len(layout.header), tensors)
 
 
 def gguf_name(pack: Pack) -> str:

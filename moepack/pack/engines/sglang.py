@@ -110,7 +110,7 @@ class _Export:
 
     def __init__(self, pack: Pack, target: Path, settings: Settings) -> None:
         self.pack = pack
-        self.path = target.resolve() / FILE_NAME
+        self.path = target / FILE_NAME
         self.layers: dict[int, Layer] = expert_tensors(pack)
         first = next(tensors_of(self.layers))
         self.expert_count = first.expert_count
@@ -249,7 +249,7 @@ class _Export:
                 "single_gpu": True,
             },
             "source": {
-                "path": str(self.gguf.path),
+                "path": str(self.gguf.path.resolve()),
                 "size": self.gguf.length,
                 "sha256": source,
                 "gguf_data_offset": self.gguf.header_length,
@@ -270,7 +270,7 @@ class _Export:
             "layout": "triplet_identity",
             "role_order": list(ROLES),
             "alignment": _PAGE,
-            "pack_path": str(self.path),
+            "pack_path": str(self.path.resolve()),
             "pack_size": self.length,
             "pack_sha256": sha256,
             "header_bytes": _HEADER.size,

@@ -54,7 +54,9 @@ def cache_section(facts: ReportFacts) -> PageSection | MissingSection:
     lru = _lru_at(facts.at_budget)
     headline: tuple[tuple[str, str], ...] = ()
     if lru is not None and budget is not None:
-        label = f"hits of LRU in {size_text(budget)}, over {tokens_text(simulation.token_count)}"
+        label = (
+            f"hits of LRU in {size_text(budget)}, over {tokens_text(simulation.decode_token_count)}"
+        )
         headline = ((share_text(lru.decode_hit_rate), label),)
     return PageSection(
         name="caches",
@@ -144,17 +146,11 @@ def _paint(
     ]
     for length, label, colour in marks:
         if length is not None:
-            axis.axvline(length / (1 << 30), color=colour, linewidth=1, linestyle=(0, (1, 1.5)))
-            axis.annotate(
-                label,
-                (length / (1 << 30), 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(3, -2),
-                textcoords="offset points",
-                va="top",
-                color=colour,
-                rotation=90,
-            )
+            place = length / (1 << 30)
+            axis.axvline(place, color=colour, linewidth=1, linestyle=LINES["dotted"])
+            side = "left" if length is simulation.step_length else "center"
+            systems = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+            axis.annotate(label, (place, 1), xytext=(0, 4), ha=side, color=colour, **systems)
     axis.set_xlabel("memory for experts")
     axis.set_ylabel("lookups that hit")
     return axis

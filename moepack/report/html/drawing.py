@@ -100,7 +100,7 @@ def gib_text(gibs: float) -> str:
     """Write a number of GiB for an axis: `8 GiB`, `512 MiB`."""
     for factor, unit in ((1, "GiB"), (1 << 10, "MiB"), (1 << 20, "KiB")):
         if gibs * factor >= 1:
-            return f"{gibs * factor:,.3g} {unit}"
+            return f"{float(f'{gibs * factor:.3g}'):,.6g} {unit}"
     return f"{gibs * (1 << 30):.0f} B"
 
 
@@ -109,7 +109,7 @@ def number_axis(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter
 
     axis.set_ylim(bottom=0)
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.8g}"))
 
 
 def percent_axis(axis: Any) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
-from moepack.common.errors import RequestError
+from moepack.common.errors import RequestError, TraceError
 from moepack.common.escaping import one_line
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
+from moepack.common.remote_path import is_remote
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import Size, parse_size
 from moepack.inspection.describe import inspect
@@ -56,7 +58,7 @@ class ReportInputs:
     options: ReadOptions = field(default_factory=ReadOptions)
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def paths_of_files(self) -> tuple[str, ...]:
         """The paths of all files, as they were given."""
         named = [*path_list(self.paths), *self.traces, *self.runs]
         if self.verification is not None:
@@ -69,8 +71,8 @@ class ReportInputs:
 def gather(inputs: ReportInputs, advance: Callable[[], None]) -> ReportFacts:
     """Return the facts of a page; `advance` is called after each of its longer parts.
 
-    Raises what the calls raise for their files.
-    A placement or a forecast that is refused, such as for too little memory, is one of `problems`.
+    Raises what the calls raise for their files. A placement or a forecast that is refused, such as
+    for too little memory, is one of `problems`.
     """
     problems: dict[str, str] = {}
     model = inspect(inputs.paths)
@@ -107,37 +109,53 @@ def gather(inputs: ReportInputs, advance: Callable[[], None]) -> ReportFacts:
         sweep=sweep,
         runs=runs,
         verification=inputs.verification,
-        inputs=tuple(
-            dict.fromkeys(os.path.basename(os.path.normpath(name)) for name in inputs.names)
-        ),
+        inputs=tuple(dict.fromkeys(map(_base_name, inputs.paths_of_files))),
         problems=problems,
     )
-    return _for_page(facts, inputs.names)
+    return _for_page(facts, inputs.paths_of_files)
 
 
-def _for_page(facts: ReportFacts, names: Iterable[str]) -> ReportFacts:
-    """Return facts with escaped texts, and without the folders of the named files.
+def _for_page(facts: ReportFacts, paths: Iterable[str]) -> ReportFacts:
+    """Return facts with escaped texts, and with the names of files in place of their paths.
 
     So no page tells of a machine. Blobs and tensors, of which there are many, stay as they are.
     """
-    folders = {os.path.dirname(os.path.normpath(name)) for name in names}
-    folders |= {os.path.dirname(os.path.abspath(name)) for name in names}
-    folders |= {os.path.abspath(name) for name in names if os.path.isdir(name)}
-    prefixes = sorted((f"{folder}/" for folder in folders - {"", "/"}), key=len, reverse=True)
+    shards = facts.model.shards if isinstance(facts.model, SourceFacts) else ()
+    files = {*paths, *(shard.path for shard in shards)}
+    if isinstance(facts.model, PackFacts) and facts.model.mirror is not None:
+        files.add(str(facts.model.mirror.path))
+    files |= {os.path.abspath(path) for path in files if not is_remote(path)}
+    names = {path: _base_name(path) for path in files if "/" in path.rstrip("/")}
+    longest_first = sorted(names, key=len, reverse=True)
 
     def shortened(text: str) -> str:
-        for prefix in prefixes:
-            text = text.replace(prefix, "")
+        for path in longest_first:
+            text = text.replace(path, names[path])
         return one_line(text)
 
     others = with_texts(replace(facts, blobs=(), tensors=()), shortened)
-    return replace(others, blobs=facts.blobs, tensors=facts.tensors)
+    return replace(
+        others,
+        blobs=facts.blobs,
+        tensors=facts.tensors,
+        runs=with_texts(others.runs, _without_folders),
+        verification=with_texts(others.verification, _without_folders),
+    )
+
+
+def _base_name(path: str) -> str:
+    return os.path.basename(path.rstrip("/"))
+
+
+def _without_folders(text: str) -> str:
+    """Return a text with the absolute paths in it shortened to names: of files that are unknown."""
+    return re.sub(r"(?<![\w.:/])/(?:[^/\s]+/)+", "", text)
 
 
 def _name(paths: PathOrPaths, model: SourceFacts | PackFacts) -> str:
     """Return the name of a model, else that of its file."""
     name = model.source.name if isinstance(model, PackFacts) else model.name
-    return name or os.path.basename(os.path.normpath(os.fspath(path_list(paths)[0])))
+    return name or _base_name(os.path.abspath(path_list(paths)[0]))
 
 
 def _counts(
@@ -145,7 +163,7 @@ def _counts(
 ) -> CountTable | None:
     """Return the counts of traces, else those that a pack was ranked by."""
     if sample is not None:
-        names = ", ".join(os.path.basename(path) for path in inputs.traces)
+        names = ", ".join(_base_name(path) for path in inputs.traces)
         return CountTable(names, *sample.count_table())
     ranked = [one for one in blobs if one.family == ROUTED_FAMILY and one.hotness is not None]
     if not any(one.hotness for one in ranked):
@@ -204,11 +222,14 @@ def _plans(
     if placement is not None:
         forecast_for = partial(forecast_for, context=placement.context)
     try:
-        best, sweep = forecast_for(), forecast_for(sweep=True)
-    except RequestError as error:
+        best = forecast_for()
+    except (RequestError, TraceError) as error:
         problems["forecast"] = str(error)
         return placement, None, None
-    return placement, best, sweep
+    try:
+        return placement, best, forecast_for(sweep=True)
+    except RequestError:  # such as for a machine without a drive
+        return placement, best, None
 
 
 def _placement(
@@ -220,7 +241,7 @@ def _placement(
         used = traces if engine == PACK else ()  # others place whole layers
         try:
             facts = place(inputs.paths, machine, engine=engine, traces=used)
-        except RequestError as error:
+        except (RequestError, TraceError) as error:
             problems["placement"] = str(error)
         else:
             problems.pop("placement", None)

@@ -26,7 +26,7 @@ _DENSE = (
     ("embeddings and output", r"^(token_embd|output)\."),
 )
 _EXPERTS = "experts: "
-_OTHERS, _TABLES, _PADDING = "norms and others", "row tables", "padding"
+_OTHERS, _TABLES, _PADDING = "everything else", "row tables", "padding"
 _EXPERT_COLOURS = ("c1", "c5", "c8")
 _DENSE_COLOURS = ("c2", "c3", "c4", "c6")
 _LABELLED = 0.09
@@ -39,6 +39,8 @@ def model_section(facts: ReportFacts) -> PageSection:
     total = sum(parts.values())
     experts = facts.model.expert_length
     keys = _keys(parts)
+    has_tables = any(is_row_table(tensor.name) for tensor in facts.tensors)
+    rest = "all else but its row tables" if has_tables else "everything else"
     rows = [(name, size_text(length), share_text(length / total)) for name, length in parts.items()]
     columns = (Column("part", "l"), Column("bytes"), Column("share"))
     figure = Picture(
@@ -52,7 +54,7 @@ def model_section(facts: ReportFacts) -> PageSection:
         name="model",
         title="The model",
         sentence=f"{experts / total:.0%} of its {size_text(total)} are experts, of which a token "
-        f"uses {_used(facts.model)}; everything else is used by every token.",
+        f"uses {_used(facts.model)}; {rest} is used by every token.",
         figures=(figure,),
         tables=(DataTable("Bytes by part", Table(columns, rows), tuple(keys)), _extent(facts)),
         unknown=_unknown(facts.model),
@@ -67,13 +69,23 @@ def _parts(facts: ReportFacts) -> Iterator[tuple[str, int]]:
         for part in family.parts:
             name = re.sub(r"^(ffn_)?|_(ch)?exps?\b|\.weight$", "", part.name)
             lengths[f"{_EXPERTS}{name}"] += part.length * family.expert_count * layer_count
-    yield from sorted(lengths.items(), key=lambda item: -item[1])
+    yield from _longest(lengths, len(_EXPERT_COLOURS), f"{_EXPERTS}others")
     dense: Counter[str] = Counter()
     for tensor in facts.tensors:
         dense[_kind(tensor.name)] += tensor.length
-    yield from sorted(dense.items(), key=lambda item: (item[0] == _OTHERS, -item[1]))
+    yield from _longest(dense, len(_DENSE_COLOURS), _OTHERS)
     if isinstance(facts.model, PackFacts) and facts.model.padding_length:
         yield _PADDING, facts.model.padding_length
+
+
+def _longest(lengths: Counter[str], count: int, others: str) -> Iterator[tuple[str, int]]:
+    """Yield so many of the longest, then all others together."""
+    rest = lengths.pop(others, 0)
+    ordered = lengths.most_common()
+    yield from ordered[:count]
+    rest += sum(length for _, length in ordered[count:])
+    if rest:
+        yield others, rest
 
 
 def _keys(parts: Iterable[str]) -> list[Key]:

@@ -63,7 +63,8 @@ def pack_section(facts: ReportFacts) -> PageSection | MissingSection:
     count = count_text(len(placed), "blob")
     coldest = "coldest" if is_measured else "last"
     hottest = "hottest" if is_measured else "first"
-    text = f"{count} in {count_text(len(blob_map.files), 'file')}, {order} in each"
+    each = " in each" if len(blob_map.files) > 1 else ""
+    text = f"{count} in {count_text(len(blob_map.files), 'file')}, {order}{each}"
     figure = Picture(
         "blobs",
         "Blobs by file and offset, coloured by rank",

@@ -68,7 +68,8 @@
         return [
           `layer ${data.layer[blob]}, expert ${data.expert[blob]}`,
           `${count(data.hotness[blob])} selections`,
-          `${data.files[file]} at byte ${count(offsets[blob])}, ${count(data.length[blob])} bytes`,
+          `${count(data.length[blob])} bytes at byte ${count(offsets[blob])}`,
+          `of ${data.files[file]}`,
         ].join("\n");
       });
     },
@@ -128,7 +129,7 @@
       tip.style.top = kind.rows === 1 ? `${top + 8}px` : `${below}px`;
     };
 
-    plot.addEventListener("pointermove", async (event) => {
+    const follow = async (event) => {
       const { data, kind } = await load();
       const bounds = plot.getBoundingClientRect();
       const [left, top, width, height] = area(data);
@@ -138,7 +139,10 @@
       column = kind.columnAt(across);
       row = Math.min(kind.rows - 1, Math.floor(down * kind.rows));
       show({ data, kind });
-    });
+    };
+
+    plot.addEventListener("pointermove", follow);
+    plot.addEventListener("pointerdown", follow);
     plot.addEventListener("pointerleave", hide);
     plot.addEventListener("blur", hide);
     plot.addEventListener("keydown", async (event) => {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from moepack.common.errors import RequestError
 from moepack.common.extras import require
-from moepack.common.paths import AnyPath, PathOrPaths, path_texts
+from moepack.common.paths import AnyPath, PathOrPaths, path_list, path_texts
 from moepack.common.phases import Progress
 from moepack.common.sizes import Size
 from moepack.pack.reading.directory import named_pack
@@ -73,6 +73,8 @@ def make_report(
     if verification is not None and named_pack(paths) is None:
         problem = "the verification of a pack, but not its page"
         raise RequestError(problem, path=path_texts(paths)[0])
+    if budget is not None and not path_list(traces):
+        raise RequestError("a budget to mark, but no trace", hint="`traces` give the hit rates")
     inputs = ReportInputs(
         paths=paths,
         traces=path_texts(traces),

@@ -66,8 +66,6 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {  # the result's type, then the ar
     "llama_sampler_sample": (_i32, _pointer, _pointer, _i32),
     "llama_tokenize": (_i32, _pointer, _text, _i32, _pointer, _i32, _bool, _bool),
     "llama_print_system_info": (_text,),
-    "llama_vocab_bos": (_i32, _pointer),
-    "llama_vocab_get_add_bos": (_bool, _pointer),
     "llama_vocab_is_eog": (_bool, _pointer, _i32),
     "llama_vocab_n_tokens": (_i32, _pointer),
     "llama_vocab_type": (ctypes.c_int, _pointer),

@@ -23,13 +23,6 @@ class Vocabulary:
     def __bool__(self) -> bool:
         return bool(self._library.llama_vocab_type(self._vocabulary))
 
-    @property
-    def bos(self) -> int | None:
-        """The token that begins each text, None if the vocabulary adds none."""
-        if not self._library.llama_vocab_get_add_bos(self._vocabulary):
-            return None
-        return int(self._library.llama_vocab_bos(self._vocabulary))
-
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text, with BOS if the vocabulary adds it. `<|…|>` may be one.
 

@@ -122,11 +122,6 @@ class Recorder(Closing):
         self._is_open = False
         self._stack.close()
 
-    @property
-    def bos(self) -> int | None:
-        """The token that begins each text, None if the vocabulary adds none."""
-        return self._vocabulary.bos
-
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text, with BOS if the vocabulary adds it. `<|…|>` may be one."""
         self._check_open()

@@ -48,9 +48,8 @@ class WorkingSetCounter:
         self._lengths = None if shape is None else _lengths(shape)
         self.pair_count = 0
         """The number of windows that follow another in their request."""
-        self._sizes, self._new_counts, self._size_lengths, self._new_lengths = (
-            np.zeros(len(SHARES)) for _ in range(4)
-        )
+        self._totals = np.zeros((4, len(SHARES)))
+        """Over all windows, in the order of a `WorkingSetRow`."""
         self._parts: list[Ints] = []
         """The places of the window's selections."""
         self._token_count = 0
@@ -87,11 +86,10 @@ class WorkingSetCounter:
         reached = np.cumsum(counts)
         sizes = np.searchsorted(reached, reached[-1] * np.array(SHARES)) + 1
         self.window_count += 1
-        self._sizes += sizes
         lengths = np.zeros(len(places), np.int64)
         if self._lengths is not None:
             lengths = self._lengths[self._places.keys(places)[0]]
-        self._size_lengths += np.cumsum(lengths)[sizes - 1]
+        self._totals[[0, 2]] += sizes, np.cumsum(lengths)[sizes - 1]
         if self._before is not None:
             self._add_new(places, sizes, lengths, *self._before)
         self._before = places, sizes
@@ -106,24 +104,18 @@ class WorkingSetCounter:
         rank = rank_before[places]
         for number, (size, size_before) in enumerate(zip(sizes, sizes_before, strict=True)):
             is_new = rank[:size] >= size_before
-            self._new_counts[number] += np.count_nonzero(is_new)
-            self._new_lengths[number] += lengths[:size][is_new].sum()
+            self._totals[1, number] += np.count_nonzero(is_new)
+            self._totals[3, number] += lengths[:size][is_new].sum()
 
     def rows(self) -> tuple[WorkingSetRow, ...]:
         """Return the averages over all windows."""
-        has_lengths = self._lengths is not None
-        length_count = self.window_count if has_lengths else 0
-        new_length_count = self.pair_count if has_lengths else 0
-        return tuple(
-            WorkingSetRow(
-                share,
-                _average(self._sizes[number], self.window_count),
-                _average(self._new_counts[number], self.pair_count),
-                _average(self._size_lengths[number], length_count),
-                _average(self._new_lengths[number], new_length_count),
-            )
-            for number, share in enumerate(SHARES)
+        counts = [self.window_count, self.pair_count]
+        counts += [0, 0] if self._lengths is None else counts
+        averages = (
+            [float(total / count) if count else None for total in totals]
+            for totals, count in zip(self._totals, counts, strict=True)
         )
+        return tuple(WorkingSetRow(*values) for values in zip(SHARES, *averages, strict=True))
 
 
 class FittingWindow:
@@ -151,10 +143,6 @@ class FittingWindow:
         fits = (one for one in self._sets if one.pair_count)
         has_one = (one for one in self._sets if one.window_count)
         return next(fits, None) or next(has_one, None) or self._sets[0]
-
-
-def _average(total: np.float64, count: int) -> float | None:
-    return float(total / count) if count else None
 
 
 def _lengths(shape: ModelShape) -> Ints:

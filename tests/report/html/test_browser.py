@@ -81,7 +81,8 @@ def test_a_blob_of_the_map_is_where_the_pack_has_it(tab: Tab, path: Path, folder
         location = pack.locate(layer, expert)
         hotness = pack.hotness(layer, expert).hotness
     assert f"{hotness} selections" in text
-    assert f"{location.path.name} at byte {location.offset} {location.length} bytes" in text
+    place = f"{location.length} bytes at byte {location.offset}of {location.path.name}"
+    assert place in text.replace("\n", "")
 
 
 def test_an_expert_of_the_heat_map_has_its_count(tab: Tab, path: Path) -> None:

@@ -60,7 +60,7 @@ def test_every_section_is_there_with_its_inputs(page: ReportPage) -> None:
 
 def test_each_picture_has_a_text_and_each_section_a_sentence(page: ReportPage) -> None:
     tags = Reader(page.html).tags
-    plots = [attributes for _, attributes in tags if attributes.get("class") == "plot"]
+    plots = [attributes for _, attributes in tags if attributes.get("class") == "drawing"]
     assert len(plots) >= 10
     assert all(len(one.get("aria-label") or "") > 40 for one in plots)
     assert [one.get("class") for _, one in tags].count("sentence") == len(SECTIONS)
@@ -88,6 +88,8 @@ def test_a_page_tells_of_no_folder(folder: Path, page: ReportPage) -> None:
     for text in texts:
         assert str(folder) not in text
         assert str(FIXTURES) not in text
+        assert "/somewhere" not in text  # where it was measured
+    assert "drawn by hot.csv, 8 experts a layer" in page.html
 
 
 def test_the_numbers_are_those_of_the_other_calls(folder: Path, page: ReportPage) -> None:
@@ -215,3 +217,25 @@ def test_a_large_model_takes_less_than_a_mebibyte(tmp_path: Path) -> None:
     assert (
         sum(data >= 0 for data in Reader(page.html).data("data-heat-hottest")["counts"]) == 94 * 512
     )
+
+
+def test_only_paths_are_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may be called as units are."""
+    (tmp_path / "tok").mkdir()
+    builder = moe(ne=(128, 64)).put("general.name", "str", "a/b tok/s")
+    builder.write(tmp_path / "tok" / "m.gguf")
+    monkeypatch.chdir(tmp_path)
+    page = moepack.make_report("tok/m.gguf", machine=machine(bandwidth=40, drive=3))
+    assert page.summary.title == "a/b tok/s"
+    assert "tok/m.gguf" not in page.html
+    assert "tok/s" in page.html
+
+
+def test_a_machine_without_a_drive_has_a_forecast_if_the_model_fits() -> None:
+    summary = moepack.make_report(MODEL, machine=machine(bandwidth=40)).summary
+    assert "How fast it will be" in summary.sections
+
+
+def test_a_budget_needs_a_trace() -> None:
+    with pytest.raises(RequestError, match="a budget to mark, but no trace"):
+        moepack.make_report(MODEL, budget="50%")

@@ -77,11 +77,10 @@ def equal(one: Tokens, other: Tokens) -> bool:
 @pytest.mark.parametrize("model", IMATRICES)
 def test_what_is_recorded_is_what_llama_imatrix_counted(model: str) -> None:
     with Recorder(str(first_shard(model)), context_length=CHUNK_TOKENS, threads=1) as opened:
-        tokens, pieces = opened.tokenize(TEXT), []
+        begin, tokens, pieces = opened.tokenize(""), opened.tokenize(TEXT), []
         for number in range(CHUNK_COUNT):
             chunk = tokens[number * CHUNK_TOKENS :][:CHUNK_TOKENS]
-            first = chunk[0] if opened.bos is None else opened.bos
-            pieces.append(opened.prefill([first, *chunk[1:]], request=number))
+            pieces.append(opened.prefill(begin + chunk[len(begin) :], request=number))
     counts = {layer: histogram(pieces, layer, n) for layer, n in opened.expert_counts.items()}
     expected = {
         int(tensor.name.split(".")[1]): tensor.data.ravel().astype(int).tolist()
@@ -138,7 +137,7 @@ def test_a_vocabulary_that_adds_bos_has_it_in_front(tmp_path: Path) -> None:
         finish(writer)
         with Recorder(str(path), context_length=64) as opened:
             tokens = opened.tokenize("a kitchen")
-            assert opened.bos == (1 if value else None)
+            assert opened.tokenize("") == ([1] if value else [])
             assert (tokens[0] == 1) == value
 
 
