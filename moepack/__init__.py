@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack as Pack
     from moepack.pack.reading.reader import Reader as Reader
     from moepack.pack.verifying.verifier import verify as verify
+    from moepack.packing.fetched import fetch_model as fetch_model
     from moepack.packing.mirror import mirror_pack as mirror_pack
     from moepack.packing.mirror import remove_mirror as remove_mirror
     from moepack.packing.pack_model import pack_model as pack_model
@@ -99,6 +100,7 @@ _NAMES = {
     "pack.reading.pack": "Pack",
     "pack.reading.reader": "Reader",
     "pack.verifying.verifier": "verify",
+    "packing.fetched": "fetch_model",
     "packing.mirror": "mirror_pack remove_mirror",
     "packing.pack_model": "pack_model",
     "packing.pull": "pull",

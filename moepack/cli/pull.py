@@ -18,6 +18,9 @@ from moepack.cli.shared.options import (
 from moepack.cli.shared.parameters import PathName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import is_json, is_quiet, lay_out, next_line, sum_up
+from moepack.common.errors import RequestError
+from moepack.common.path_hints import download_hint
+from moepack.common.remote_path import is_remote
 
 if TYPE_CHECKING:
     from moepack.packing.pull import PullSummary
@@ -25,14 +28,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("pack", required=False, type=PathName(), metavar="PACK")
-@folder_option("Folder of the pack on this machine.")
+@folder_option("Folder of the pack on this machine.", required=False)
 @layers_option
 @hottest_option("experts")
 @resume_option
 @click.option("--check", is_flag=True, help="Comparison of all that is there with its digests.")
 @number_option("--threads", least=1, most=256, default=16, help="Number of ranges in flight.")
 @progress_options
-def pull(pack: str | None, target: str, resume: bool, **options: Any) -> None:
+def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> None:
     """Bring PACK from a store or a web server into DIR: all of it, some layers, or the hottest.
 
     A part of a pack is used like the pack: experts that are not in DIR are read from where it came.
@@ -43,8 +46,10 @@ def pull(pack: str | None, target: str, resume: bool, **options: Any) -> None:
     from moepack.report import pull_text
     from moepack.report.printable import printable
 
-    if pack is None and not resume:
-        raise click.UsageError("PACK is missing")
+    if pack is not None and not is_remote(pack) and (hint := download_hint(pack)) is not None:
+        raise RequestError("not the address of a pack", path=pack, hint=hint)
+    if target is None or (pack is None and not resume):
+        raise click.UsageError(f"{'-o DIR' if target is None else 'PACK'} is missing")
 
     def print_plan(summary: PullSummary) -> None:
         if not is_json() and not is_quiet():

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from moepack.cli.running.answers import print_answer
 from moepack.cli.running.chat import chat, make_editor
+from moepack.cli.running.fetching import fetch
 from moepack.cli.running.options import (
     chat_options,
     engine_options,
@@ -112,7 +113,7 @@ def run(
     server_words, fields = split_fields(passed_on)
     editor = make_editor() if text is None else None
     with ExitStack() as stack:
-        pack = stack.enter_context(open_model(source_or_pack))
+        pack = stack.enter_context(open_model(fetch(source_or_pack)))
         pack.require_files()
         is_plain = raw or _lacks_template(pack, text, system, template)
         trace = stack.enter_context(trace_to(engine.pop("trace_path"), pack, has_requests=True))

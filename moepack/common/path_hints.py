@@ -22,8 +22,8 @@ _MAX_NAMES = 4096
 _SHOWN_NAMES = 5
 _FIRST_SHARD = re.compile(r"(?<!-of-\d{5})\.gguf\Z|-00001-of-\d{5}\.gguf\Z|\.moepack\Z")
 
-HUB_DOWNLOAD = 'hf download OWNER/NAME --include "*Q4_K_M*" --local-dir models'
-"""How a model is downloaded by huggingface_hub's own command."""
+HUB_RUN = "moepack run hf://OWNER/NAME/Q4_K_M"
+"""The command that fetches a model from the hub, and runs it."""
 
 
 def missing_hint(path: str | os.PathLike[str]) -> str | None:
@@ -47,12 +47,12 @@ def missing_model_hint(path: str | os.PathLike[str]) -> str:
     if here:
         shown = ", ".join(shell_word(name) for name in here[:_SHOWN_NAMES])
         more = ", …" * (len(here) > _SHOWN_NAMES)
-        return f"here are {shown}{more}; others are downloaded first: {HUB_DOWNLOAD}"
-    return f"download it first: {HUB_DOWNLOAD}"
+        return f"here are {shown}{more}; others come from the hub: {HUB_RUN}"
+    return f"from the hub: {HUB_RUN}"
 
 
 def download_hint(name: str) -> str | None:
-    """Return how to download a model named by its hub or address; None for other names.
+    """Return how to get a model named by its hub or address; None for other names.
 
     A path of two words is a repository's only if its folder is not here.
     """
@@ -62,8 +62,8 @@ def download_hint(name: str) -> str | None:
             f"ollama's models are files as well: `ollama show {ollama['name']} --modelfile`"
             " prints the path behind FROM"
         )
-    if (hub := _HUB.match(name)) and _is_remote(name, hub):
-        return _from_hub(hub)
+    if (address := hub_address(name)) is not None:
+        return f"on the hub: moepack run {address}"
     if re.match(r"https?:/", name):
         address = re.sub(r"\A(https?):/+", r"\1://", name)
         return f"download it first: curl -L -O {shell_word(address)}"
@@ -84,24 +84,13 @@ def _is_remote(name: str, hub: re.Match[str]) -> bool:
     return hub["inner"] is None and not re.search(r"\.(gguf|moepack|\w{2,5})\Z", name.lower())
 
 
-def _from_hub(hub: re.Match[str]) -> str:
-    repository = f"{hub['owner']}/{hub['name']}"
-    file = hub["file"] or hub["inner"]
-    folder = hub["name"]
-    if file and file.endswith(".gguf"):
-        shards = re.sub(r"-\d{5}-of-(\d{5}\.gguf)\Z", r"-*-of-\1", file)
-        what = shell_word(file) if shards == file else f"--include {shell_word(shards)}"
-    else:
-        pattern = f"*{hub['type'] or 'Q4_K_M'}*"
-        what = f"--include {shell_word(pattern)}"
-    command = f"hf download {repository} {what} --local-dir {folder}"
-    return f"download it first (pip install huggingface_hub): {command}"
-
-
-def download_folder(name: str) -> str | None:
-    """Return the folder that `download_hint` has a repository downloaded to; None for others."""
+def hub_address(name: str) -> str | None:
+    """Return the address of a model on the hub, as a word for a shell; None for other names."""
     hub = _HUB.match(name)
-    return hub["name"] if hub and _is_remote(name, hub) else None
+    if hub is None or not _is_remote(name, hub):
+        return None
+    inner = hub["file"] or hub["inner"] or hub["type"] or "Q4_K_M"
+    return shell_word(f"hf://{hub['owner']}/{hub['name']}/{inner}")
 
 
 def _misspelt(text: str) -> str | None:
@@ -133,6 +122,8 @@ def _near(text: str) -> str | None:
     from difflib import get_close_matches
 
     folder, name = os.path.split(text.rstrip("/"))
+    if "://" in text:
+        return None
     try:
         names = os.listdir(folder or ".")[:_MAX_NAMES]
     except OSError:

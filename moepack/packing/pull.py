@@ -21,7 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.common import digest
-from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, write_failure
+from moepack.common.errors import (
+    MachineError,
+    MoepackError,
+    PackError,
+    RequestError,
+    open_failure,
+    write_failure,
+)
 from moepack.common.pack_files import JOURNAL_NAME
 from moepack.common.paths import AnyPath
 from moepack.common.phases import Phases, Progress
@@ -167,7 +174,7 @@ class _Pull:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise MachineError(f"cannot read: {error.strerror}", path=self._pack.path) from None
+            raise open_failure(error, self._pack.path / file.name) from None
         return True
 
     def _choose(self) -> list[int]:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from moepack.common.errors import SourceError, read_failure, write_failure
 from moepack.common.escaping import shell_word
-from moepack.common.path_hints import missing_model_hint
 from moepack.common.paths import PathOrPaths, path_texts
 from moepack.common.phases import Progress, advancing
 from moepack.common.remote_path import is_remote
@@ -139,8 +138,9 @@ def index_model(
 def _require_files(source: PathOrPaths) -> None:
     for name in path_texts(source):
         if is_remote(name):
-            hint = f"{missing_model_hint(name)}; or make a pack, which stores the model once:"
-            hint += f" moepack pack {shell_word(name)} -o NAME.moepack"
+            word = shell_word(name)
+            hint = f"make a pack, which stores the model once: moepack pack {word} -o NAME.moepack"
+            hint += f"; or run it, which does so by itself: moepack run {word}"
             raise SourceError("the model is not on this machine", path=name, hint=hint)
 
 

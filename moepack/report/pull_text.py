@@ -9,7 +9,14 @@ from moepack.common.sizes import count_text, named_text, size_text
 
 if TYPE_CHECKING:
     from moepack.inspection.facts import PartialFacts
+    from moepack.packing.fetched import FetchPlan
     from moepack.packing.pull import PullSummary
+
+
+def fetching(plan: FetchPlan) -> str:
+    """Write the address, the length and the new path of a model that is fetched to run it."""
+    path, address = shorten(plan.path), shorten(plan.address)
+    return f"{address}: {size_text(plan.length)} come to {path}, once"
 
 
 def plan(summary: PullSummary) -> str:

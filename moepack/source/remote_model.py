@@ -24,7 +24,8 @@ def find_remote_shards(address: str) -> list[RemotePath]:
     """
     path = resolve(address)
     if path.store.startswith("hf:"):
-        return _on_hub(path)
+        files = hub.repository_at(path.store).files
+        return choose_on_hub(path, {name: stamp.length for name, stamp in files.items()})
     if path.suffix == ".gguf":
         return siblings(path)
     if path.store.startswith("http"):
@@ -46,9 +47,11 @@ def siblings(path: RemotePath) -> list[RemotePath]:
     return [path.parent / name for name in shard_names(match["prefix"], int(match["count"]))]
 
 
-def _on_hub(path: RemotePath) -> list[RemotePath]:
-    files = hub.repository_at(path.store).files
-    lengths = {name: stamp.length for name, stamp in files.items()}
+def choose_on_hub(path: RemotePath, lengths: dict[str, int]) -> list[RemotePath]:
+    """Name the shards of the one model that a path names among the files of its repository.
+
+    `lengths` are those of all its files. Raises SourceError for none, and for several.
+    """
     inner = path.key
     if inner in lengths:
         return siblings(path)

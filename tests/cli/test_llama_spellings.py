@@ -74,7 +74,7 @@ def test_serve_understands_what_is_typed(typed: str, words: str, passed_on: str)
         ("m --no-mmap", "--no-mmap: llama.cpp would read or lock", "leave it out"),
         ("m -np 4", "-np: `run` computes one text at a time", "moepack serve m -- -np 4"),
         ("m --port 99", "--port: `run` is not a server", "moepack serve m --port 99"),
-        ("-hf a/b", "-hf: moepack cannot download models", "hf download a/b --include"),
+        ("-hf a/b:Q8_0", "-hf: a model on the hub has an address", "moepack run hf://a/b/Q8_0"),
         ("m -m n", "the model is named twice: m, and -m n", "name it once"),
         ("m -n5 -m n", "the model is named twice: m, and -m n", "name it once"),
         ("-m", "-m names no model", "-m FILE"),
@@ -101,7 +101,7 @@ def test_a_batch_is_noted_and_left_out(capsys: pytest.CaptureFixture[str]) -> No
         ("--host=0.0.0.0", "moepack serve x.gguf --host 0.0.0.0"),
         ("-m other --metrics", "moepack serve other -- --metrics"),
         ("--alias x", "moepack serve x.gguf --name x"),
-        ("-hf a/b", "hf download"),
+        ("-hf a/b", "moepack serve hf://OWNER/NAME/Q4_K_M"),
     ],
 )
 def test_what_would_break_a_server_is_refused_behind_the_dashes(rest: str, hint: str) -> None:

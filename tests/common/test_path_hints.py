@@ -6,32 +6,28 @@ import pytest
 
 from moepack.common.path_hints import download_hint, missing_hint, missing_model_hint
 
-HUB = "hf download unsloth/Qwen3-GGUF"
+HUB = "moepack run hf://unsloth/Qwen3-GGUF"
 
 
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("hf://unsloth/Qwen3-GGUF", f"{HUB} --include '*Q4_K_M*'"),
-        ("hf.co/unsloth/Qwen3-GGUF:Q8_0", f"{HUB} --include '*Q8_0*'"),
-        ("unsloth/Qwen3-GGUF", f"{HUB} --include '*Q4_K_M*'"),
-        ("unsloth/Qwen3-GGUF:UD-Q2_K_XL", f"{HUB} --include '*UD-Q2_K_XL*'"),
-        ("https://huggingface.co/unsloth/Qwen3-GGUF/", f"{HUB} --include '*Q4_K_M*'"),
-        ("https://huggingface.co/unsloth/Qwen3-GGUF/tree/main", f"{HUB} --include '*Q4_K_M*'"),
-        (
-            "https://huggingface.co/unsloth/Qwen3-GGUF/resolve/main/a.gguf?download=true",
-            f"{HUB} a.gguf --local-dir Qwen3-GGUF",
-        ),
+        ("hf:unsloth/Qwen3-GGUF", f"{HUB}/Q4_K_M"),
+        ("hf.co/unsloth/Qwen3-GGUF:Q8_0", f"{HUB}/Q8_0"),
+        ("unsloth/Qwen3-GGUF", f"{HUB}/Q4_K_M"),
+        ("unsloth/Qwen3-GGUF:UD-Q2_K_XL", f"{HUB}/UD-Q2_K_XL"),
+        ("https://huggingface.co/unsloth/Qwen3-GGUF/", f"{HUB}/Q4_K_M"),
+        ("https://huggingface.co/unsloth/Qwen3-GGUF/tree/main", f"{HUB}/Q4_K_M"),
         (
             "https://huggingface.co/unsloth/Qwen3-GGUF/blob/main/Q4/a-00002-of-00003.gguf",
-            f"{HUB} --include 'Q4/a-*-of-00003.gguf'",
+            f"{HUB}/Q4/a-00002-of-00003.gguf",
         ),
-        ("hf://unsloth/Qwen3-GGUF/Q4/a.gguf", f"{HUB} Q4/a.gguf"),
+        ("huggingface:unsloth/Qwen3-GGUF/Q4/a.gguf", f"{HUB}/Q4/a.gguf"),
         ("https://example.org/a b.gguf", "curl -L -O 'https://example.org/a b.gguf'"),
         ("ollama://library/qwen3:30b-a3b-q4_K_M", "ollama show library/qwen3:30b-a3b-q4_K_M"),
     ],
 )
-def test_a_name_of_a_hub_says_how_it_is_downloaded(name: str, command: str) -> None:
+def test_a_name_of_a_hub_says_how_to_get_it(name: str, command: str) -> None:
     assert command in (download_hint(name) or "")
 
 
@@ -74,9 +70,9 @@ def test_a_model_that_is_not_there_is_answered_with_those_that_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert missing_model_hint("other.gguf").startswith("download it first: hf download ")
+    assert missing_model_hint("other.gguf").startswith("from the hub: moepack run hf://")
     for name in ("a.gguf", "b-00001-of-00002.gguf", "b-00002-of-00002.gguf", "notes.txt"):
         (tmp_path / name).touch()
     hint = missing_model_hint("qwen")
     assert hint.startswith("here are a.gguf, b-00001-of-00002.gguf; ")
-    assert "hf download " in hint
+    assert "moepack run hf://" in hint

@@ -19,6 +19,9 @@ def hub_of(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     constants = pytest.importorskip("huggingface_hub.constants")
     with contextlib.closing(FakeHub(folder)) as server:
         patch.setattr(constants, "ENDPOINT", server.url)
+        patch.setattr(constants, "HF_HUB_CACHE", str(folder.parent / "hub cache"))
+        patch.setenv("HF_ENDPOINT", server.url)  # for children
+        patch.setenv("HF_HOME", str(folder.parent / "hub home"))
         patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no token"))
         patch.delenv("HF_TOKEN", raising=False)
         stores.forget_stores()

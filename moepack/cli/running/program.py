@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from moepack.cli.running.fetching import fetch
 from moepack.cli.shared.progress import ProgressLines, progress
 from moepack.cli.shared.terminal import complain, is_quiet, lay_out, say
 from moepack.common.errors import MoepackError, RequestError
@@ -51,7 +52,7 @@ def run_program_command(
     if not command:
         raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
     trace_path = options["trace_path"]
-    with open_model(source_or_pack) as pack, trace_to(trace_path, pack) as trace:
+    with open_model(fetch(source_or_pack)) as pack, trace_to(trace_path, pack) as trace:
         pack.require_files()
         command = [*command, *model_words(pack)]
         if is_ours:

@@ -7,7 +7,7 @@ import click
 
 from moepack.cli.words.typed_words import command_line, commands_below
 from moepack.common.errors import RequestError
-from moepack.common.path_hints import HUB_DOWNLOAD, download_hint
+from moepack.common.path_hints import HUB_RUN, download_hint
 
 _LEAST_LIKENESS = 0.75
 
@@ -29,12 +29,12 @@ _COMMANDS: Mapping[str, str] = {
 }
 """Commands of ours, by the names of others; the words after them stay."""
 
-_FILES = "moepack keeps no models of its own: a model is a file or folder that you name"
-_DOWNLOAD = "moepack cannot download models; the hub's client can (pip install huggingface_hub):"
+_FILES = "moepack keeps no list of models: a model is a file or folder that you name"
+_DOWNLOAD = "a model of the hub is fetched when it is run (pip install 'moepack[remote]'):"
 _ANSWERS: Mapping[str, tuple[str, ...]] = {
     name: tuple(answer)
     for names, *answer in (
-        ("pull download get", _DOWNLOAD, HUB_DOWNLOAD),
+        ("download get", _DOWNLOAD, HUB_RUN),
         ("ls models", _FILES, "moepack inspect MODEL.gguf"),
         ("rm cp", _FILES),
         ("ps stop", "nothing runs in the background: Ctrl-C ends moepack run and moepack serve"),
@@ -76,7 +76,7 @@ def _hints(root: click.Group, words: Sequence[str]) -> Iterator[str]:
     name = typed.lower()
     own = {path.rpartition(" ")[2]: path for path, _ in commands_below(root)}
     paths = {**_COMMANDS, **own}
-    download = download_hint(rest[0]) if rest and name in ("pull", "download", "get") else None
+    download = download_hint(rest[0]) if rest and name in ("download", "get") else None
     if download is not None:
         yield download
     elif name in _ANSWERS:

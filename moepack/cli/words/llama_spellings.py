@@ -16,7 +16,7 @@ from moepack.cli.shared.terminal import complain
 from moepack.cli.words.typed_words import MODEL_OPTIONS
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_words
-from moepack.common.path_hints import download_folder, download_hint
+from moepack.common.path_hints import hub_address
 
 
 class Spelling(NamedTuple):
@@ -75,9 +75,8 @@ _WHOLE = Spelling(
     hint="leave it out; --memory says how much of the model may be in memory",
 )
 _HUB = Spelling(
-    problem="moepack cannot download models",
-    hint="hf download OWNER/NAME --include '*Q4_K_M*' --local-dir FOLDER, then: "
-    "moepack {command} FOLDER",
+    problem="a model on the hub has an address here",
+    hint="moepack {command} hf://OWNER/NAME/Q4_K_M",
 )
 _LEFT_OUT = Spelling(values=0, is_left_out=True)
 _OTHER_MODELS = "-md --model-draft -mm --mmproj"
@@ -234,6 +233,6 @@ class Translation:
 def _answer(command: click.Command, spelling: Spelling, option: str, model: str) -> RequestError:
     name, _, value = option.partition(" ")
     hint = spelling.hint.format(model=model, option=option, command=command.name)
-    if spelling is _HUB and (download := download_hint(value)) is not None:
-        hint = f"{download}; then: moepack {command.name} {download_folder(value) or 'FILE'}"
+    if spelling is _HUB and (address := hub_address(value)) is not None:
+        hint = f"moepack {command.name} {address}"
     return RequestError(f"{name}: {spelling.problem}", hint=hint)

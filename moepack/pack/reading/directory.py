@@ -128,7 +128,9 @@ def read_manifest(path: Path) -> bytes:
         try:
             return store_of(path).read(f"{path.key}/{manifest.NAME}", manifest.MAX_LENGTH)
         except FileNotFoundError:
-            hint = "make one: moepack pack ADDRESS_OF_A_MODEL -o NAME.moepack"
+            hint = (
+                f"if it is a model, make one: moepack pack {shell_word(str(path))} -o NAME.moepack"
+            )
             raise PackError("no pack here: no manifest.json", path=path, hint=hint) from None
         except OSError as error:
             raise _problem(name, error) from None

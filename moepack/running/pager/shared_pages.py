@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from moepack.common.errors import MachineError, PackError, read_failure
 from moepack.common.keys import ExpertKey
+from moepack.common.remote_path import is_remote
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.reader import Reader
 from moepack.running.pager.mapped_model import FamilySpans, MappedSpan
@@ -93,7 +94,7 @@ class SharedPages:
 
     def _read(self, part: MappedPart, start: int, length: int) -> bytes:
         location = self._pack.locate(*part.key, part.span.part, family=part.family)
-        if location.codec:
+        if location.codec or is_remote(location.path):  # in a part of a pack
             return self._read_whole(part, start, length)
         try:
             with open(location.path, "rb", buffering=0) as file:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.sizes import Size
+from moepack.packing.fetched import fetch_model
 from moepack.packing.opening import open_model
 from moepack.planning.machine.memory_limits import memory_length
 from moepack.running.pager.pager import PagerOptions
@@ -36,18 +38,19 @@ def serve(
 ) -> ModelServer:
     """Serve a model that may be larger than memory by llama.cpp's own server.
 
-    `path` is a pack, or any shard of a GGUF, whose experts are then read from the shards. `memory`
-    and `pin` are bytes for experts or a text such as `8GiB`. `memory` may be `floor`, or `50%` of
-    the memory of this machine or its container, `pin` `10%` of the experts. `options` are those of
-    llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is a free one. All clients
-    must send `api_key`. The routing is recorded to `trace`.
+    `path` is a pack, or any shard of a GGUF, whose experts are then read from the shards; a model
+    that is elsewhere is fetched first, as by `fetch_model`. `memory` and `pin` are bytes for
+    experts or a text such as `8GiB`. `memory` may be `floor`, or `50%` of the memory of this
+    machine or its container, `pin` `10%` of the experts. `options` are those of llama-server: `-c
+    8192`, `-np 4`, `--port 8080`. Without a port it is a free one. All clients must send `api_key`.
+    The routing is recorded to `trace`.
 
-    Raises what opening a source or a pack raises, and what `ModelServer` raises.
+    Raises what fetching and opening raise, and what `ModelServer` raises.
     """
     words = _as_list(options, "options")
     memory = memory_length(memory)
     with ExitStack() as stack:
-        pack = stack.enter_context(open_model(path))
+        pack = stack.enter_context(open_model(fetch_model(path, notice=_warn)))
         pack.require_files()
         writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
         words = server_options(pack, words, memory, pin or 0)
@@ -78,7 +81,7 @@ def run(
     the variable MOEPACK_MODEL; otherwise as `serve`. Call it in the main thread: signals to this
     process are passed on to the program.
 
-    Raises what opening a source or a pack raises, and what `run_program` raises.
+    Raises what fetching and opening raise, and what `run_program` raises.
     """
     words = _as_list(command, "command")
     if not words:
@@ -86,12 +89,16 @@ def run(
     count = micro_batch(words[1:], os.environ)
     options = PagerOptions(memory_length(memory), policy, pin, backend, check, count)
     with ExitStack() as stack:
-        pack = stack.enter_context(open_model(path))
+        pack = stack.enter_context(open_model(fetch_model(path, notice=_warn)))
         pack.require_files()
         writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
         variables = llama_variables(words, os.environ)
         learner = make_learner(pack, learn=learn)
         return run_program(pack, words, options, variables=variables, trace=writer, learner=learner)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
 
 
 def _as_list(words: Sequence[str], argument: str) -> list[str]:

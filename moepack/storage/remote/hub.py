@@ -8,6 +8,7 @@ minutes. A file's SHA-256 and length are in the repository's list of files.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common import extras
@@ -19,6 +20,7 @@ _ADDRESS = re.compile(
     r"(?:@(?P<revision>[^/@]+))?(?:[/:](?P<inner>[^@]*))?(?:@(?P<last>[^/@]+))?\Z",
     re.IGNORECASE,
 )
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _TOKEN_HINT = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -40,7 +42,8 @@ class HubAddress(NamedTuple):
 def parse(address: str) -> HubAddress:
     """Read `hf://OWNER/NAME[@REVISION][/INNER][@REVISION]`. Raises SourceError."""
     match = _ADDRESS.match(address)
-    if match is None or (match["revision"] and match["last"]):
+    is_one = match is not None and not (match["revision"] and match["last"])
+    if match is None or not is_one or ".." in (match["inner"] or "").split("/"):
         expected = "hf://OWNER/NAME/QUANTISATION@COMMIT, or hf://OWNER/NAME@COMMIT/FILE"
         raise SourceError("not an address of the hub", path=address, expected=expected)
     revision = match["revision"] or match["last"] or "main"
@@ -99,6 +102,31 @@ def repository_at(root: str) -> Repository:
     """Return the repository of a root, `hf://OWNER/NAME@COMMIT`. Raises as `repository`."""
     name, _, commit = root.removeprefix("hf://").rpartition("@")
     return repository(name, commit)
+
+
+def is_commit(revision: str) -> bool:
+    """Return whether a revision is a commit, which never changes."""
+    return bool(_COMMIT.fullmatch(revision))
+
+
+def cached_snapshot(name: str, revision: str) -> tuple[str, Path] | None:
+    """Return the commit of a revision in the hub's own cache here, and the folder of its files.
+
+    None if it has none, or the hub's client is not installed.
+    """
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return None
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    try:
+        commit = revision
+        if not is_commit(revision):
+            commit = (folder / "refs" / revision).read_text().strip()
+        snapshot = folder / "snapshots" / commit
+        return (commit, snapshot) if is_commit(commit) and snapshot.is_dir() else None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def files_address(root: str) -> tuple[str, dict[str, str]]:

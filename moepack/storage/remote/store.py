@@ -22,7 +22,7 @@ _CHUNK_LENGTH = 1 << 20
 UPLOAD_LENGTH = 16 << 20
 """Bytes of a part of an upload: S3 takes 10,000 of them."""
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]*\w)")
-_REASON = re.compile(r"HTTP error: (.*)")
+_REASON = re.compile(r".*HTTP error: (.*)")
 _QUERY = re.compile(r"(https?://[^\s?\"')]*)\?[^\s\"')]*")
 _HINTS = {
     "401": "the store wants credentials: set those of its scheme in the environment",

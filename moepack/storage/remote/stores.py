@@ -31,7 +31,7 @@ def resolve(address: AnyPath) -> RemotePath:
 
     Raises SourceError if it is not understood, MachineError if the hub cannot be asked.
     """
-    text = _HUB_PAGE.sub(r"hf://\1@\2/\3", os.fspath(address))
+    text = named_on_hub(os.fspath(address))
     if text.lower().startswith("hf:"):
         named = hub.parse(text)
         root = hub.repository(named.repository, named.revision).root
@@ -40,6 +40,11 @@ def resolve(address: AnyPath) -> RemotePath:
         return parse(text)
     except ValueError as error:
         raise SourceError(str(error), path=text) from None
+
+
+def named_on_hub(address: str) -> str:
+    """Return the `hf://` address of a page of the hub, and any other address as it is."""
+    return _HUB_PAGE.sub(r"hf://\1@\2/\3", address)
 
 
 @lru_cache(maxsize=64)

@@ -138,8 +138,6 @@ def test_what_is_no_pack_is_named(server: FileServer) -> None:
 
 
 NEED_FILES: dict[str, Callable[[str, Path], object]] = {
-    "run": lambda address, folder: moepack.run(address, ["true"]),
-    "serve": lambda address, folder: moepack.serve(address).__enter__(),
     "mount": lambda address, folder: mount(address, folder / "mounted"),
     "mirror": lambda address, folder: moepack.mirror_pack(address, folder),
     "rank": lambda address, folder: moepack.rank_pack(address, hotness_of({(0, 1): 2})),

@@ -1,0 +1,34 @@
+"""Models that are elsewhere, fetched before they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import moepack
+from moepack.cli.shared.progress import progress
+from moepack.cli.shared.terminal import complain, is_json, is_quiet, lay_out
+from moepack.common.paths import path_texts
+from moepack.common.remote_path import is_remote
+
+if TYPE_CHECKING:
+    from moepack.packing.fetched import FetchPlan
+
+
+def fetch(model: Sequence[str]) -> Sequence[str]:
+    """Return the paths of a model on this machine; one that is elsewhere is fetched, with a bar."""
+    if not any(map(is_remote, model)):
+        return model
+    with progress(None, "fetching the model") as advance:
+        notice = None if is_quiet() else partial(complain, "note")
+        path = moepack.fetch_model(model, planned=_announce, notice=notice, progress=advance)
+    return path_texts(path)
+
+
+def _announce(plan: FetchPlan) -> None:
+    from moepack.report import pull_text
+    from moepack.report.printable import printable
+
+    if not is_quiet() and not is_json():
+        lay_out(pull_text.fetching(printable(plan)), err=True)

@@ -1,0 +1,143 @@
+"""Models that are elsewhere, run and served by their addresses."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import moepack
+from tests.support.children import PATIENCE
+from tests.support.hubs import REPOSITORY, hub_of
+from tests.support.models import FIXTURES, first_shard
+from tests.support.needs import needs_llama
+from tests.support.pulls import store_of_packs
+from tests.support.remote_servers import FakeHub
+from tests.support.warm_command import Run
+
+pytestmark = [needs_llama, pytest.mark.long]
+
+ADDRESS = f"hf://{REPOSITORY}/Q4_K_M"
+SMALL = ("--context", "256", "--threads", "1", "--temperature", "0")
+
+
+@pytest.fixture
+def hub(chat_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    folder = tmp_path / "hub" / REPOSITORY
+    folder.mkdir(parents=True)
+    shutil.copy(chat_path, folder / "chat-Q4_K_M.gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with hub_of(tmp_path / "hub", monkeypatch) as server:
+        yield server
+
+
+def without_notes(text: str) -> list[str]:
+    """Return lines but for notes: a machine may be busy."""
+    return [line for line in text.splitlines() if not line.startswith("note: other programs")]
+
+
+def test_a_model_of_the_hub_answers_as_the_same_file_here(
+    hub: FakeHub, chat_path: Path, cli: Run
+) -> None:
+    asked = ("-p", "Why is the sky blue?", "-n", "7", *SMALL)
+    expected = cli("run", chat_path, *asked, "-q").stdout
+    first = cli("run", ADDRESS, *asked, env=os.environ)
+    assert (first.returncode, first.stdout) == (0, expected), first.stderr
+    announced = first.stderr.splitlines()[0]
+    assert announced.startswith(f"hf://{REPOSITORY}@{hub.commit}/chat-Q4_K_M.gguf: ")
+    assert announced.endswith("chat-Q4_K_M.moepack, once")
+    second = cli("run", ADDRESS, *asked, env=os.environ)
+    assert second.stdout == expected
+    assert "once" not in second.stderr
+    answer = json.loads(cli("run", ADDRESS, *asked, "--json", env=os.environ).stdout)
+    assert f"{answer['text']}\n" == expected
+    hub.close()
+    alone = cli("run", ADDRESS, *asked, env=os.environ)
+    assert alone.stdout == expected
+    (note,) = [line for line in without_notes(alone.stderr) if line.startswith("note: ")]
+    assert "the model is used as it is in" in note
+    quiet = cli("run", ADDRESS, *asked, "-q", env=os.environ)
+    assert (quiet.stdout, quiet.stderr) == (expected, "")
+
+
+def test_a_program_of_one_s_own_gets_it_too(hub: FakeHub, cli: Run) -> None:
+    end = cli("run", ADDRESS, "-q", "--", "head", "-c", "4", "{}", env=os.environ)
+    assert (end.returncode, end.stdout) == (0, "GGUF"), end.stderr
+
+
+def test_an_interruption_is_gone_on_with(hub: FakeHub, tmp_path: Path, cli: Run) -> None:
+    hub.content.delay = 0.5
+    command = [sys.executable, "-m", "moepack", "run", ADDRESS, "-p", "x", "-n", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    models = tmp_path / "cache" / "moepack" / "models"
+    deadline = time.monotonic() + PATIENCE
+    while not list(models.rglob("pack.journal")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "hint: run the same command again: it goes on from what is there" in errors
+    hub.content.delay = 0.0
+    end = cli("run", ADDRESS, "-p", "x", "-n", "1", *SMALL, env=os.environ)
+    assert end.returncode == 0, end.stderr
+
+
+def test_it_is_served_by_its_address(hub: FakeHub) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "moepack", "serve", ADDRESS, "--port", port, "-c", "256"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    models = f"http://127.0.0.1:{port}/v1/models"
+    deadline = time.monotonic() + PATIENCE
+    data = b""
+    while not data and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), urllib.request.urlopen(models, timeout=5) as answer:
+            data = answer.read()
+        time.sleep(0.1)
+    process.terminate()
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert json.loads(data)["data"][0]["id"] == "Q4_K_M"
+    assert "come to" in errors
+
+
+# A part of a pack
+
+
+@pytest.fixture
+def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Pull half of the experts of a pack whose store is there no more."""
+    (tmp_path / "store").mkdir()
+    hotness = FIXTURES / "qwen3moe-hotness.csv"
+    moepack.pack_model(first_shard("qwen3moe"), tmp_path / "store" / "a", hotness=hotness)
+    with store_of_packs(tmp_path / "store", monkeypatch) as server:
+        moepack.pull(f"{server.url}/a", tmp_path / "part", hottest="600kB")
+        yield tmp_path / "part"
+
+
+def test_a_part_of_a_pack_runs_with_experts_from_where_it_came(part: Path, cli: Run) -> None:
+    asked = ("-p", "Hello", "-n", "7", "-q", "--memory", "floor", *SMALL)
+    expected = cli("run", first_shard("qwen3moe"), *asked)
+    end = cli("run", part, *asked, env=os.environ)
+    assert (end.returncode, end.stdout) == (0, expected.stdout), end.stderr
+
+
+def test_a_part_of_a_pack_without_its_store_says_which_expert_is_missing(
+    part: Path, tmp_path: Path, cli: Run
+) -> None:
+    shutil.rmtree(tmp_path / "store")
+    end = cli("run", part, "-p", "Hello", "-n", "7", "--memory", "floor", *SMALL, env=os.environ)
+    assert end.returncode != 0
+    assert "the pack is not there any more" in end.stderr
+    assert "layer " in end.stderr
+    assert "moepack pull" in end.stderr
