@@ -90,6 +90,7 @@ def mirror_pack(
     folder = parent / (Path(os.path.abspath(path)).name + _SUFFIX)
     with Pack(path) as opened:
         opened.require_files()
+        opened.require_complete()
         length = None if hottest is None else opened.budget_length(hottest, "hottest")
         copy = MirrorCopy(opened, folder, length)
         if not copy.experts:
