@@ -2,7 +2,6 @@
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ import pytest
 from tests.support.children import PATIENCE
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama
-from tests.support.warm_command import Run
 
 pytestmark = [pytest.mark.long, needs_llama]
 SMALL = ("--memory", "floor", "--context", "256", "--threads", "1")
@@ -99,12 +97,3 @@ def test_who_serves_everybody_is_told_so(
         assert process.stderr is not None
         lines = process.stderr.read().splitlines()
     assert sum(line.startswith("note: without --api-key") for line in lines) == note_count
-
-
-def test_a_port_that_is_taken_is_named(cli: Run) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        run = cli("serve", SHARD, "--port", port, *SMALL)
-    assert run.returncode == 6
-    problem = f"cannot listen at 127.0.0.1 port {port}: Address already in use"
-    assert f"error: {problem}\n" in run.stderr
