@@ -133,6 +133,7 @@ def bench_run(
     context = max(_LEAST_CONTEXT, prompt_tokens + tokens + _SPARE_TOKENS)
     with open_model(pack) as opened:
         opened.require_files()
+        opened.require_complete()
         shape, files = opened.shape, [*opened.file_paths, *map(Path, shards)]
         model_length = (shape.dense_length or 0) + shape.expert_length
         limit = int(model_length * _SHARE) + PROGRAM_LENGTH

@@ -196,6 +196,7 @@ def find_reads(model: PathOrPaths) -> ModelReads:
     with named_model(model) as named:
         if isinstance(named, Pack):
             named.require_files()
+            named.require_complete()
         reads = list(_of_pack(named) if isinstance(named, Pack) else _of_source(named))
     if not reads:
         raise RequestError("the model has no routed experts", path=path_list(model)[0])

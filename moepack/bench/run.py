@@ -178,7 +178,7 @@ def bench_pack(
     with open_model(path) as pack:
         pack.require_files()
         model = None if source is None else open_source(source)
-        reads = _choose_workload(pack, model, trace, hotness, experts_used)
+        reads = _local(pack, _choose_workload(pack, model, trace, hotness, experts_used))
         chosen, why = probe.choose(backend, pack.file_paths, max(settings.depths))
         chosen.close()
 
@@ -189,6 +189,23 @@ def bench_pack(
         monitor = DisturbanceMonitor((*pack.file_paths, *shards))
         rig = Rig(make, time.perf_counter, monitor)
         return measure_pack(pack, model, reads, rig, settings, why, progress, announce)
+
+
+def _local(pack: Pack, reads: Workload) -> Workload:
+    """Return a workload without the experts that are not in a part of a pack.
+
+    Raises RequestError if none are left.
+    """
+    if pack.partial is None:
+        return reads
+    layers = [
+        one._replace(experts=tuple(n for n in one.experts if pack.is_local(one.layer, n)))
+        for one in reads.layers
+    ]
+    layers = [one for one in layers if one.experts]
+    if not layers:
+        pack.require_complete()
+    return reads._replace(layers=layers, origin=f"{reads.origin}, of those that are here")
 
 
 def _choose_workload(
@@ -232,7 +249,9 @@ def measure_pack(
     """Measure the drive's surface and the routed reads with a `rig`, and judge them."""
     groups = _layouts(pack, model, fit(pack, reads.layers, settings.length))
     files = [(path, path.stat().st_size) for path in pack.file_paths]
-    grid = drive.grid(files) if settings.point_seconds else []
+    if pack.partial is not None:  # reads of holes would be of no drive
+        files = [(path, size) for path, size in files if pack.partial.has_all_of(path.name, size)]
+    grid = drive.grid(files) if files and settings.point_seconds else []
     seconds = USUAL_SECONDS if settings.seconds is None else settings.seconds
     planned_seconds = len(grid) * settings.point_seconds + (1 + WARM_UP_SHARE) * seconds
     meter = Meter(planned_seconds, rig.clock, progress)

@@ -30,6 +30,7 @@ MANIFEST_NAME = ".pull.manifest"
 _FORMAT = "moepack partial pack"
 _VERSION = 1
 _MAX_LENGTH = 256 << 20
+_MAX_PADDING = 64 << 10
 
 
 class PullRequest(NamedTuple):
@@ -80,6 +81,11 @@ class Partial:
     def has_bytes_of(self, name: str) -> bool:
         """Return whether any byte of a file is there."""
         return name in self.record.files and bool(self.record.files[name].ranges)
+
+    def has_all_of(self, name: str, length: int) -> bool:
+        """Return whether a file of `length` bytes is there, but for padding at its end."""
+        ranges = self.record.files[name].ranges if name in self.record.files else ()
+        return len(ranges) == 1 and ranges[0][0] == 0 and length - ranges[0][1] < _MAX_PADDING
 
     def path_of(self, path: Path, offset: int, length: int) -> Path:
         """Return where a range of the file at `path` is read: there, or at the origin."""
