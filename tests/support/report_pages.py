@@ -29,13 +29,13 @@ def bench() -> dict[str, object]:
         "origin": "drawn by /somewhere/my/hot.csv, 8 experts a layer",
         "routed_layer_count": 9,
         "portion_count": 2,
+        "token_count": 4.5,
+        "useful_length": 1 << 20,
     }
-    counts = {"routed_layer_count": 9, "portion_count": 2, "token_count": 4.5}
-    counts |= {"useful_length": 1 << 20}
     return {
         **{"pack": "/somewhere/model.moepack", "pack_length": 1 << 21, "backend": "direct"},
         **{"why": "it works", "surface": SURFACE, "readings": [reading]},
-        "routing": {**routing, **counts},
+        "routing": routing,
         "raw_buffers": {"count": 2, "length": 1 << 20, "huge_page_share": None},
         **{"cold_is_assured": None, "round_count": 12, "disturbed_round_count": 0, "gains": []},
         **{"seconds": 20, "outcome": None, "packing_gains": None, "needed_seconds": None},

@@ -119,6 +119,7 @@ def _drawing(name: str, label: str, table: CountTable, judged: Concentration | N
         left.set_ylim(len(layers), 0)
         rows = range(0, len(layers), divide_up(len(layers), _TICKS))
         left.set_yticks([row + 0.5 for row in rows], [str(layers[row]) for row in rows])
+        left.xaxis.get_major_locator().set_params(integer=True)
         left.set_xlabel(label)
         left.set_ylabel("layer")
         left.spines[:].set_visible(False)

@@ -118,6 +118,7 @@ def _picture(blob_map: BlobMap) -> Any:
         if len(blob_map.files) < blob_map.row_count:
             middles = [blob_map.starts[number] + 0.5 for number in ticks]
         axis.set_yticks(middles, names)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel("blob, by offset in its file")
         axis.spines[:].set_visible(False)
         return axis

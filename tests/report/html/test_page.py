@@ -239,3 +239,12 @@ def test_a_machine_without_a_drive_has_a_forecast_if_the_model_fits() -> None:
 def test_a_budget_needs_a_trace() -> None:
     with pytest.raises(RequestError, match="a budget to mark, but no trace"):
         moepack.make_report(MODEL, budget="50%")
+
+
+def test_a_pack_alone_shows_the_counts_that_ranked_it(folder: Path) -> None:
+    page = moepack.make_report(folder / "model.moepack")
+    data = Reader(page.html).data("data-heat-hottest")
+    with moepack.open(folder / "model.moepack") as pack:
+        expected = [pack.hotness(layer, expert).hotness for layer in (0, 1) for expert in range(16)]
+    assert data["counts"] == expected
+    assert "What the hottest experts cover" not in page.summary.sections
