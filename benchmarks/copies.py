@@ -31,13 +31,19 @@ def packing(
 
 
 def giving_back(place: str, shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
-    """Compare `moepack restore` and `moepack export gguf` with the same copying.
+    """Compare `moepack restore` and some exports with the same copying.
 
     Both read the pack in `folder`/layers, which `packing` left: as much as the shards, cached.
     """
     pack = folder / LAYOUTS[0]
     files = sorted(pack.glob("*.bin"))
-    for target, command in (("restored", ("restore",)), ("exported.gguf", ("export", "gguf"))):
+    for target, command in (
+        ("restored", ("restore",)),
+        ("exported.gguf", ("export", "gguf")),
+        ("exported.pack", ("export", "ggmlmoepack")),
+        ("stream", ("export", "moe-stream-dir")),
+        ("flash", ("export", "moe-flash", "--alignment", "4KiB")),
+    ):
         name = f"{' '.join(command)}, {place}"
         yield from _writing(name, (*command, pack), files, folder, target, rounds)
         _remove(folder / target)
