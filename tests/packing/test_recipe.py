@@ -90,6 +90,10 @@ def test_another_model_is_refused_before_anything_is_written(recipe: Path, tmp_p
         moepack.pack_by_recipe(shards_of("granite"), recipe, tmp_path / "new")
     with pytest.raises(SourceError, match="not the model of the recipe"):
         moepack.pack_by_recipe(shards_of("ud-mixed"), recipe, tmp_path / "new")
+    renamed = [Path(shutil.copy(path, tmp_path)) for path in shards_of("qwen3moe")]
+    flip(renamed[0], renamed[0].read_bytes().index(b"Qwen3Moe"))
+    with pytest.raises(SourceError, match="not the model of the recipe"):
+        moepack.pack_by_recipe(renamed, recipe, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
