@@ -17,10 +17,11 @@ import moepack
 from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.pack.format import manifest
 from moepack.pack.mounting import mount as mounting
-from moepack.packing import compressed_files, layout
-from moepack.packing.line_log import LineLog
 from moepack.packing.pack_model import pack_model
-from moepack.packing.pack_summary import PackSummary
+from moepack.packing.plan import layout
+from moepack.packing.plan.pack_summary import PackSummary
+from moepack.packing.writing import compressed_files
+from moepack.packing.writing.line_log import LineLog
 from moepack.storage import frames
 from tests.support.compressible import LONG, SHORT, compressible, with_biases, write_model
 from tests.support.gguf_builder import TensorSpec

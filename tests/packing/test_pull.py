@@ -19,8 +19,8 @@ from moepack.common.pack_files import is_pack
 from moepack.common.remote_path import RemotePath
 from moepack.pack.mounting.mount import mount
 from moepack.pack.reading import partial as partials
-from moepack.packing import pull_copy
-from moepack.packing.pull import PullSummary
+from moepack.packing.copies import pull_copy
+from moepack.packing.copies.pull import PullSummary
 from moepack.storage.remote.stores import forget_stores, store_of
 from tests.support.compressible import compressible
 from tests.support.gguf_builder import write_shards
