@@ -164,7 +164,7 @@ def test_a_blob_whose_padding_takes_all_that_is_saved_stays_as_it_is(tmp_path: P
 
 def own_layout(folder: Path, name: str, codec: str) -> Path:
     """Write a shipped layout with a codec; return its path."""
-    text = (Path(layout.__file__).parents[2] / "layouts" / f"{name}.toml").read_text()
+    text = (Path(layout.__file__).parents[3] / "layouts" / f"{name}.toml").read_text()
     path = folder / f"{name}.toml"
     path.write_text(text.replace("small_alignment = 64", f"small_alignment = 64\ncodec = {codec}"))
     return path
