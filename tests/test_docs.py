@@ -23,7 +23,7 @@ from moepack.cli import main
 from moepack.cli.shared import exit_codes
 from moepack.cli.words.typed_words import commands_below
 from moepack.common import digest
-from moepack.packing import layout
+from moepack.packing.plan import layout
 from moepack.traces.formats import registry
 from moepack.traces.hotness.learned import LearnedWindow
 from moepack.traces.hotness.learned_store import LearnedStore
@@ -267,6 +267,7 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
         cli,
         ("pull", address, "-o", part, "--layers", "0"),
         ("inspect", part),
+        ("recipe", example, "-o", tmp_path / "recipe"),
         ("inspect", shard),
         ("mirror", mirrored, tmp_path / "drive"),
         ("mirror", mirrored),

@@ -15,11 +15,12 @@ from typing import Any
 
 from moepack.common import digest
 from moepack.common.errors import SourceError
+from moepack.pack.format import manifest
 from moepack.pack.format.source_entry import SourceEntry
-from moepack.packing import index_encoder, manifest_encoder, strong_digests
-from moepack.packing.finished_files import FinishedFile, makes_sense, on_disk
-from moepack.packing.plan import DENSE_NAME, Plan
-from moepack.packing.shard_hashes import check_shard_hashes
+from moepack.packing.plan.plan import DENSE_NAME, Plan
+from moepack.packing.writing import index_encoder, manifest_encoder, strong_digests
+from moepack.packing.writing.finished_files import FinishedFile, makes_sense, on_disk
+from moepack.packing.writing.shard_hashes import check_shard_hashes
 from moepack.source.shards import Source
 from moepack.storage.copying import Copier
 from moepack.storage.extents import NewFile
@@ -73,11 +74,19 @@ class PlannedPack:
         """Return whether a file is written with a codec: if there is one, all files of blobs."""
         return self.plan.layout.codec is not None and name != DENSE_NAME
 
+    @property
+    def index_length(self) -> int:
+        """The bytes of the index."""
+        return self.plan.index_length
+
+    @property
+    def index_name(self) -> str:
+        """The name of the index."""
+        return manifest.INDEX_NAME
+
     def inputs(self) -> Inputs:
         """Return the shards, to be opened; each must be as it was when its header was read."""
-        shards = self.source.shards
-        paths, stamps = [shard.path for shard in shards], [shard.stamp for shard in shards]
-        return Inputs(paths, SourceError, stamps=stamps)
+        return source_inputs(self.source)
 
     def write(
         self,
@@ -96,7 +105,9 @@ class PlannedPack:
         compressed = [file for file in self.plan.files if self._is_compressed(file.name)]
         compressed = [file for file in compressed if file.name in names]
         if compressed:
-            from moepack.packing.compressed_files import CompressedFiles  # it loads the codec
+            from moepack.packing.writing.compressed_files import (
+                CompressedFiles,  # it loads the codec
+            )
 
             CompressedFiles(folder, inputs, self.plan, advanced).write(
                 compressed, threads, finished
@@ -132,6 +143,12 @@ class PlannedPack:
         return index, manifest_encoder.encode(
             self.plan, self.described, index, strong=strong is not None
         )
+
+
+def source_inputs(source: Source) -> Inputs:
+    """Return the shards of a source, to be opened; each must be as when its header was read."""
+    paths, stamps = [one.path for one in source.shards], [one.stamp for one in source.shards]
+    return Inputs(paths, SourceError, stamps=stamps)
 
 
 def _digest(records: Iterable[Iterable[object]]) -> str:
