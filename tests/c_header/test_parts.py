@@ -7,21 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.c_header.conftest import compiled_test
-from tests.support.c_compiler import HAS_ZSTD, SANITIZERS, ZSTD
+from tests.support.c_compiler import HAS_ZSTD
 from tests.support.c_readers import c_says, python_says
 from tests.support.children import PATIENCE
 from tests.support.gguf_builder import F32, moe
 from tests.support.models import REAL_MODELS, pack_model
 
 PACKS = Path(__file__).parents[2] / "conformance" / "packs"
-
-
-@pytest.fixture(scope="session")
-def vectored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the C test program where preadv is declared; `program` is without it."""
-    flags = ("-D_GNU_SOURCE", *SANITIZERS, *(ZSTD if HAS_ZSTD else ()))
-    return compiled_test(tmp_path_factory.mktemp("vectored"), *flags)
 
 
 @pytest.fixture
@@ -33,7 +25,7 @@ def paged(tmp_path: Path) -> Path:
 
 
 def reads_of(program: Path, pack: Path) -> list[str]:
-    command = [program, "parts", pack]
+    command = [str(program), "parts", str(pack)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (run.returncode, run.stderr) == (0, "")
     return run.stdout.splitlines()
@@ -76,7 +68,7 @@ def test_a_vectored_read_of_a_file_that_ends_too_early_is_short(
 ) -> None:
     path = Path(shutil.copytree(paged, tmp_path / "cut"))
     os.truncate(path / "experts-00000.bin", length)
-    command = [vectored, "cut", path]
+    command = [str(vectored), "cut", str(path)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (0, "")
     found = f"expected 12288 bytes at 0, found {length}"
