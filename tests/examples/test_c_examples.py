@@ -3,15 +3,14 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import moepack
-from moepack.common import digest
 from tests.support.c_compiler import HAS_ZSTD, SANITIZERS, ZSTD, compiled
 from tests.support.children import PATIENCE
+from tests.support.example_output import parts_of
 
 ROOT = Path(__file__).parents[2]
 PACKS = ROOT / "conformance" / "packs"
@@ -36,15 +35,6 @@ def output_of(program: Path, pack: Path, *arguments: object) -> list[str]:
     assert run.stderr == ""
     assert run.returncode == 0
     return run.stdout.splitlines()
-
-
-def parts_of(pack: moepack.Pack, keys: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """Word all parts of experts as the examples do."""
-    with pack.reader(backend="buffered") as reader:
-        for layer, expert in keys:
-            for kind in pack.parts(layer):
-                xxh3 = digest.xxh3(reader.read(layer, expert, kind.name))
-                yield f"layer {layer} expert {expert} {kind.name}: xxh3:{xxh3:016x}"
 
 
 # routed_experts.c
