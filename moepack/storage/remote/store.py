@@ -23,12 +23,18 @@ UPLOAD_LENGTH = 16 << 20
 """Bytes of a part of an upload: S3 takes 10,000 of them."""
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]*\w)")
 _REASON = re.compile(r".*HTTP error: (.*)")
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _QUERY = re.compile(r"(https?://[^\s?\"')]*)\?[^\s\"')]*")
 _HINTS = {
     "401": "the store wants credentials: set those of its scheme in the environment",
     "403": "the credentials in the environment do not allow it, or there are none",
     "429": "the server limits requests: wait some minutes, then go on with `resume=True`",
 }
+
+
+CERTIFICATE_HINT = (
+    "if you trust its certificate authority, name the file of that in SSL_CERT_FILE (PEM)"
+)
 
 
 class RemoteError(OSError):
@@ -253,6 +259,9 @@ def _translated(error: Exception) -> OSError:
     if status := _STATUS.search(text):
         number = errno.EACCES if status[1][:3] in ("401", "403") else errno.EIO
         return _failure(number, status[1], _HINTS.get(status[1][:3]))
+    if certificate := _CERTIFICATE.search(str(error)):
+        problem = f"the certificate of the server is not trusted: {certificate[1]}"
+        return _failure(errno.EACCES, problem, CERTIFICATE_HINT)
     reason = _REASON.search(text)
     hint = "see whether the address is right and the network is up"
     return _failure(errno.EIO, reason[1] if reason else text, hint)
