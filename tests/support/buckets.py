@@ -1,12 +1,14 @@
 """A bucket of moto's S3, with its semantics of conditional writes and uploads in parts."""
 
 import contextlib
+import os
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
 from moepack.storage.remote.stores import forget_stores
+from tests.support.faulty_store import FaultyStore
 
 
 @contextlib.contextmanager
@@ -28,3 +30,14 @@ def bucket_of_moto() -> Iterator[str]:
         yield "s3://bucket"
     server.stop()
     forget_stores()
+
+
+@contextlib.contextmanager
+def faulty_bucket() -> Iterator[tuple[str, FaultyStore]]:
+    """Serve an empty bucket behind a network that can be made faulty."""
+    with bucket_of_moto() as address, pytest.MonkeyPatch.context() as patch:
+        port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
+        with contextlib.closing(FaultyStore(port)) as network:
+            patch.setenv("AWS_ENDPOINT_URL", network.url)
+            forget_stores()
+            yield address, network
