@@ -25,8 +25,10 @@ def bucket_of_moto() -> Iterator[str]:
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setenv("AWS_REGION", "us-east-1")
-        made = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
-        urllib.request.urlopen(made, timeout=10).close()
+        # Its buckets outlive a server, for as long as the process.
+        for method, path in (("POST", "moto-api/reset"), ("PUT", "bucket")):
+            request = urllib.request.Request(f"http://{host}:{port}/{path}", method=method)
+            urllib.request.urlopen(request, timeout=10).close()
         yield "s3://bucket"
     server.stop()
     forget_stores()
