@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +33,14 @@ def within(work: Callable[[], Result]) -> Result:
     if problems:
         raise problems[0]
     return results[0]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until something is the case."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def run_child(code: str, *arguments: str | Path) -> str:

@@ -6,8 +6,7 @@ import select
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,7 +14,9 @@ from tempfile import TemporaryFile
 from typing import Any, Self
 
 from moepack.common.errors import MoepackError
+from moepack.common.keys import ExpertKey
 from moepack.packing.opening import open_model
+from moepack.running.pager.mapped_model import slot_length
 from moepack.running.pager.messages import Op, encode
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.programs.runner import preloaded_library
@@ -48,15 +49,19 @@ class Program:
     def __init__(
         self, model: str | Path, *options: object, module: str = _LLAMA, **names: str
     ) -> None:
+        self._start([*_start_of(module), str(model), *map(str, options)], names)
+
+    def _start(self, command: list[str], names: Mapping[str, str], **options: Any) -> None:
         self._errors = TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [*_start_of(module), str(model), *map(str, options)],
+        self.process: subprocess.Popen[str] = subprocess.Popen(
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
             cwd=ROOT,
-            env=os.environ | names,
+            env={**os.environ, **names},
+            **options,
         )
 
     def wait_ready(self) -> Self:
@@ -120,6 +125,14 @@ class Program:
             self.process.communicate(timeout=PATIENCE)
 
 
+class Command(Program):
+    """`moepack run` with such a program, in a process group of its own."""
+
+    def __init__(self, *words: str | Path, **names: str) -> None:
+        command = [sys.executable, "-m", "moepack", "run", *map(str, words)]
+        self._start(command, names, start_new_session=True)
+
+
 def _start_of(module: str) -> list[str]:
     """Return the command for a module of this folder, or for a script of node in it."""
     if module.endswith(".mjs"):
@@ -137,14 +150,6 @@ def chooser(ggml: Path, model: Path, pager: Pager) -> Program:
         shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
     length = os.path.getsize(shard)
     return Program(shard, ggml, length, module="chooser", **_environment(pager))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until something is the case."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def answers(program: Program) -> list[Answers]:
@@ -176,6 +181,12 @@ class Paging:
         program = Program(self.pager.model_path, *options, module=module, **names)
         self._programs.append(program)
         return program
+
+    @property
+    def rooms(self) -> dict[ExpertKey, int]:
+        """The bytes that each expert takes in memory."""
+        spans = self.pager._residents.spans
+        return {key: slot_length(parts) for key, parts in spans.items()}
 
     def chooser(self, ggml: Path, model: Path) -> Program:
         """Start a program whose routers select as they are told."""

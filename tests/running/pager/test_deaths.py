@@ -6,7 +6,6 @@ import os
 import random
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,10 +16,9 @@ import pytest
 
 from moepack.running.pager import messages
 from moepack.running.pager.messages import MessageKind as Kind
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, wait_until
 from tests.support.needs import needs_llama
-from tests.support.pagers import PROMPTS, ROOT, SLOTS, Alone, Answers, Form, Paging, paging
-from tests.support.pagers import wait_until as wait_for
+from tests.support.pagers import PROMPTS, SLOTS, Alone, Answers, Command, Form, Paging, paging
 
 pytestmark = needs_llama
 
@@ -32,29 +30,15 @@ def test_a_program_ends_with_its_pager(form: Form, kind: str, through: str) -> N
     words = [sys.executable, "-m", "tests.support.llama_program", "{}", "--tokens", "400"]
     if through == "a shell":
         words = ["sh", "-c", f'{" ".join(words[:3])} "$MOEPACK_MODEL" --tokens 400; :']
-    command = [sys.executable, "-m", "moepack", "run", str(form("qwen3moe", kind))]
-    with subprocess.Popen(
-        [*command, "--memory", "floor", "--", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as run:
-        assert run.stdin is not None
-        assert run.stdout is not None
-        assert run.stderr is not None
-        assert run.stdout.readline() == "ready\n"
-        run.stdin.write("[[1, 2, 3]]\n")
-        run.stdin.flush()
+    with Command(form("qwen3moe", kind), "--memory", "floor", "--", *words) as run:
+        run.begin([1, 2, 3])
         time.sleep(0.1)
-        run.kill()
+        run.process.kill()
         began = time.monotonic()
-        run.stdout.read()
+        assert run.result() is None
         assert time.monotonic() - began < 1.0
-        complaint = run.stderr.read()
-    if through == "a shell":  # a child of the pager is also ended by the system
-        assert "moepack: the pager, which brings the experts, has ended" in complaint
+        if through == "a shell":  # a child of the pager is also ended by the system
+            assert "moepack: the pager, which brings the experts, has ended" in run.complaint
 
 
 @pytest.fixture(params=["pack", "gguf"])
@@ -81,7 +65,7 @@ def open_files() -> list[str]:
 def assert_serves(run: Paging, expected: Answers) -> None:
     with run.program(*SLOTS) as program:
         assert program.ask(*PROMPTS[1]) == expected
-    wait_for(lambda: not run.pager._mapper.clients)
+    wait_until(lambda: not run.pager._mapper.clients)
     assert not run.failures
 
 
@@ -97,7 +81,7 @@ def test_programs_that_are_killed_leave_nothing(run: Paging, expected: Answers) 
         time.sleep(order.uniform(0, 0.2))
         program.process.kill()
         program.__exit__(None, None, None)
-    wait_for(lambda: not run.pager._mapper.clients)
+    wait_until(lambda: not run.pager._mapper.clients)
     run.settle()  # so that it has nothing of the last one in its hands
     assert open_files() == files
     assert_serves(run, expected)

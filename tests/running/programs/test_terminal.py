@@ -11,6 +11,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -63,15 +64,10 @@ def shell() -> Iterator[Shell]:
     os.waitpid(shell.pid, 0)
 
 
-@pytest.fixture
-def command(tmp_path_factory: pytest.TempPathFactory) -> str:
-    program = tmp_path_factory.mktemp("program") / "program.py"
+def test_keys_reach_the_program_once_and_jobs_are_the_shells(shell: Shell, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    return f"{' '.join(MODULE)} {sys.executable} {program}\n"
-
-
-def test_keys_reach_the_program_once_and_jobs_are_the_shells(shell: Shell, command: str) -> None:
-    shell.say(command, "started")
+    shell.say(f"{' '.join(MODULE)} {sys.executable} {program}\n", "started")
     shell.say("\x03", "got SIGINT 1")
     fcntl.ioctl(shell.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
     shell.say("", "got SIGWINCH 1")
