@@ -12,11 +12,12 @@ from moepack.cli.shared.exit_codes import ExitCode
 from moepack.cli.shared.options import (
     folder_option,
     hotness_option,
+    layout_option,
     progress_options,
     resume_option,
     threads_option,
 )
-from moepack.cli.shared.parameters import LayoutName, PathName
+from moepack.cli.shared.parameters import PathName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import is_verbose, next_line, show, sum_up
 from moepack.cli.words.typed_words import HELP_OPTIONS, command_line
@@ -51,13 +52,7 @@ class Import(click.Command):
     help="Model that FILES were made of; may be repeated.  [default: the one that they name]",
 )
 @folder_option("Folder of the new pack.")
-@click.option(
-    "--layout",
-    type=LayoutName(),
-    default="layers",
-    metavar="NAME|FILE.toml",
-    help="Order of blobs in files: layers, hot-first, natural, or a file of your own.",
-)
+@layout_option
 @hotness_option
 @resume_option
 @threads_option
