@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import moepack
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, wait_until
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama
@@ -79,10 +79,7 @@ def test_an_interruption_is_gone_on_with(hub: FakeHub, tmp_path: Path, cli: Run)
     command = [sys.executable, "-m", "moepack", "run", ADDRESS, "-p", "x", "-n", "1"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     models = tmp_path / "cache" / "moepack" / "models"
-    deadline = time.monotonic() + PATIENCE
-    while not list(models.rglob("pack.journal")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: list(models.rglob("pack.journal")))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from moepack.traces.formats import registry
 from moepack.traces.model import Tokens
 from moepack.traces.validation import Checks
+from tests.support.children import wait_until
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama
 from tests.support.recordings import larger_than_memory
@@ -183,11 +183,7 @@ def test_an_interrupted_recording_keeps_what_was_finished(
     partial = Path(f"{target}.partial")
     piped: Any = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen([*command, *options], **piped) as child:
-        deadline = time.monotonic() + 60
-        while not (partial.exists() and partial.stat().st_size > 4000):
-            assert child.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: partial.exists() and partial.stat().st_size > 4000)
         os.killpg(child.pid, signal.SIGINT)
         _, errors = child.communicate(timeout=60)
     assert child.returncode == 130

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 import moepack
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, wait_until
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.pagers import PROMPTS, ROOT
@@ -71,10 +70,7 @@ def test_a_program_that_is_interrupted_has_a_trace(tmp_path: Path) -> None:
 def test_what_a_killed_one_leaves_can_be_read(tmp_path: Path) -> None:
     partial = tmp_path / "t.moetrace.partial"
     with running(tmp_path / "t.moetrace") as process:
-        deadline = time.monotonic() + PATIENCE
-        while partial.stat().st_size < 400:  # it is written each second
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: partial.stat().st_size >= 400)  # it is written each second
         process.kill()
         process.communicate(timeout=PATIENCE)
     assert counts(partial)[0] == 1

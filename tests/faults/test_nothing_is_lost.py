@@ -13,7 +13,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +26,7 @@ from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.pack.verifying.verifier import verify
 from tests.support import gguf_builder, machine_faults
 from tests.support.amounts import amounts
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, wait_until
 from tests.support.interruptions import StopHereError, record_calls
 from tests.support.machine_faults import Disk, Room, Shot, length_on_disk, needs_strace
 from tests.support.models import contents, pack_model
@@ -776,8 +775,7 @@ def change_before_the_commit(
 
     def progress(_length: int, _total: int) -> None:
         if last.exists():
-            while len(journaled(target)) < len(model.data_files) - 1:
-                time.sleep(0.001)
+            wait_until(has_finished(target, len(model.data_files) - 1))
             change(target / model.data_files[0])
 
     pack_model([model.source], target, threads=1, resume=resume, progress=progress)

@@ -24,7 +24,7 @@ from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.reader import Reader
 from moepack.storage import aligned_read, threaded
 from moepack.storage.backend import Completion, ReadRequest
-from tests.support.children import PATIENCE, run_child, within
+from tests.support.children import PATIENCE, in_threads, run_child, within
 from tests.support.faulty_backend import (
     Fault,
     FaultyBackend,
@@ -35,7 +35,6 @@ from tests.support.faulty_backend import (
 )
 from tests.support.models import flip, keys_of, on_disk
 from tests.support.reads import descriptors
-from tests.support.threads import in_threads
 
 HINT_EIO = "the drive or its connection fails: see the kernel's log, then run `moepack verify`"
 

@@ -5,7 +5,6 @@ import ctypes
 import errno
 import itertools
 import os
-import pty
 import random
 import shutil
 import subprocess
@@ -44,6 +43,7 @@ from tests.support.models import (
     shards_of,
     tree,
 )
+from tests.support.terminals import MOEPACK, Terminal
 from tests.support.warm_command import Run
 
 pytestmark = pytest.mark.long
@@ -720,28 +720,17 @@ def test_the_command_asks_for_a_word_on_a_terminal_and_for_an_option_elsewhere(
     run = cli(*packing, stdin=subprocess.DEVNULL)
     assert run.returncode == 2
     assert "--yes-delete-source" in run.stderr
-    for word, code in ((b"yes\n", 2), (b"delete\n", 0)):
+    for word, code in (("yes\n", 2), ("delete\n", 0)):
         assert contents(source) == before
-        assert on_a_terminal(word, *packing) == code
+        with Terminal(*MOEPACK, *map(str, packing)) as terminal:
+            terminal.type(word)
+            terminal.until_end()
+        assert terminal.process.returncode == code
     assert contents(target) == contents(tmp_path / "copy")
     restoring = ("restore", target, "-o", source, "--in-place")
     assert cli(*restoring, stdin=subprocess.DEVNULL).returncode == 2
     assert cli(*restoring, "--yes-delete-pack").returncode == 0
     assert contents(source) == before
-
-
-def on_a_terminal(typed: bytes, *arguments: str | Path) -> int:
-    """Run the command on a terminal, type something, and return its exit code."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "moepack", *map(str, arguments)]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        os.write(ours, typed)
-        with contextlib.suppress(OSError):  # the terminal ends with the process
-            while os.read(ours, 4096):
-                pass
-        os.close(ours)
-        return process.wait(60)
 
 
 def test_the_command_shows_the_plan_and_all_that_speaks_against_it(

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -17,21 +18,36 @@ PATIENCE = 60.0
 def within(work: Callable[[], Result]) -> Result:
     """Do `work` in a thread, and fail where it hangs."""
     results: list[Result] = []
+    in_threads(1, lambda _: results.append(work()))
+    return results[0]
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Call `work` with each number below `count`, each in a thread; raise the first error."""
     problems: list[BaseException] = []
 
-    def run() -> None:
+    def run(number: int) -> None:
         try:
-            results.append(work())
+            work(number)
         except BaseException as problem:
             problems.append(problem)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    assert not thread.is_alive(), f"not done after {PATIENCE} s"
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"not done after {PATIENCE} s"
     if problems:
         raise problems[0]
-    return results[0]
+
+
+def wait_until(condition: Callable[[], object], *, pause: float = 0.005) -> None:
+    """Look every `pause` seconds whether something is the case, and fail where it never is."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {PATIENCE} s"
+        time.sleep(pause)
 
 
 def run_child(code: str, *arguments: str | Path) -> str:

@@ -21,6 +21,7 @@ from typing import NamedTuple, Self
 
 import pytest
 
+from tests.support import children
 from tests.support.children import PATIENCE
 
 PROGRAM = (sys.executable, "-m", "moepack")
@@ -49,10 +50,7 @@ def length_on_disk(folder: Path) -> int:
 
 def wait_until(reached: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
     """Watch until `reached()` or the end of `process`."""
-    deadline = time.monotonic() + PATIENCE
-    while not reached() and process.poll() is None:
-        assert time.monotonic() < deadline, "neither the moment nor the end came"
-        time.sleep(0.0002)
+    children.wait_until(lambda: reached() or process.poll() is not None, pause=0.0002)
 
 
 @contextlib.contextmanager

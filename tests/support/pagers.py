@@ -6,7 +6,6 @@ import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,14 +136,6 @@ def chooser(ggml: Path, model: Path, pager: Pager) -> Program:
         shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
     length = os.path.getsize(shard)
     return Program(shard, ggml, length, module="chooser", **_environment(pager))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until something is the case."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def answers(program: Program) -> list[Answers]:

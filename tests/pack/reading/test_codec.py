@@ -26,6 +26,7 @@ from moepack.packing.pack_model import pack_model
 from moepack.storage import frames
 from moepack.storage.thread_pool import ThreadPool
 from tests.support.amounts import amounts
+from tests.support.children import wait_until
 from tests.support.compressible import (
     compressible,
     part_number,
@@ -205,10 +206,7 @@ def test_a_reader_leaves_no_thread_behind(coded: Pack) -> None:
         dropped.read(0, 0)
         del dropped
         gc.collect()
-        deadline = time.monotonic() + 5
-        while any(t.name.startswith("moepack-decoding") for t in threading.enumerate()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not any("moepack-decoding" in t.name for t in threading.enumerate()))
 
 
 class SlowFrames:

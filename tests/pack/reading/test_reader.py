@@ -19,9 +19,9 @@ from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.read_plan import read_of_parts
 from moepack.pack.reading.reader import Reader
 from moepack.storage import aligned_read
+from tests.support.children import in_threads
 from tests.support.faulty_backend import NAMES, Fault, FaultyBackend, make, require
 from tests.support.models import first_shard, keys_of, on_disk, pack_model
-from tests.support.threads import in_threads
 
 
 def part_names(pack: Pack, layer: int, family: str | None = None) -> list[str]:

@@ -17,10 +17,9 @@ import pytest
 
 from moepack.running.pager import messages
 from moepack.running.pager.messages import MessageKind as Kind
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, wait_until
 from tests.support.needs import needs_llama
 from tests.support.pagers import PROMPTS, ROOT, SLOTS, Alone, Answers, Form, Paging, paging
-from tests.support.pagers import wait_until as wait_for
 
 pytestmark = needs_llama
 
@@ -81,7 +80,7 @@ def open_files() -> list[str]:
 def assert_serves(run: Paging, expected: Answers) -> None:
     with run.program(*SLOTS) as program:
         assert program.ask(*PROMPTS[1]) == expected
-    wait_for(lambda: not run.pager._mapper.clients)
+    wait_until(lambda: not run.pager._mapper.clients)
     assert not run.failures
 
 
@@ -97,7 +96,7 @@ def test_programs_that_are_killed_leave_nothing(run: Paging, expected: Answers) 
         time.sleep(order.uniform(0, 0.2))
         program.process.kill()
         program.__exit__(None, None, None)
-    wait_for(lambda: not run.pager._mapper.clients)
+    wait_until(lambda: not run.pager._mapper.clients)
     run.settle()  # so that it has nothing of the last one in its hands
     assert open_files() == files
     assert_serves(run, expected)

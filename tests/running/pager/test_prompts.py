@@ -20,10 +20,11 @@ from moepack.storage import page_cache
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally
 from tests.support import faulty_backend
+from tests.support.children import wait_until
 from tests.support.faulty_backend import FaultyBackend, fault_at
 from tests.support.gguf_builder import add_experts, moe
 from tests.support.models import first_shard, pack_model
-from tests.support.pagers import Answers, Form, Paging, Program, paging, wait_until
+from tests.support.pagers import Answers, Form, Paging, Program, paging
 
 LAYERS, EXPERTS = 6, 16
 ROOM = 3 * 8192

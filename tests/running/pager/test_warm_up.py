@@ -13,9 +13,10 @@ from moepack.packing.opening import open_model
 from moepack.running.pager.budget import token_length
 from moepack.running.pager.mapped_model import slot_length
 from moepack.running.pager.pager import Pager
+from tests.support.children import wait_until
 from tests.support.models import flip
 from tests.support.needs import needs_llama
-from tests.support.pagers import SLOTS, Alone, Form, Paging, answers, paging, wait_until
+from tests.support.pagers import SLOTS, Alone, Form, Paging, answers, paging
 
 pytestmark = pytest.mark.long
 

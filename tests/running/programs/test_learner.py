@@ -24,10 +24,10 @@ from moepack.running.programs.learner import Learner, is_learning, make_learner
 from moepack.running.programs.runner import open_pager, serving, write_selections
 from moepack.traces.hotness.learned import Learned
 from moepack.traces.hotness.learned_store import LearnedStore
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, wait_until
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama
-from tests.support.pagers import ROOT, chooser, wait_until
+from tests.support.pagers import ROOT, chooser
 
 pytestmark = pytest.mark.long
 
