@@ -62,7 +62,7 @@ def sources(folder: Path, rounds: int) -> Iterator[Row]:
 
 
 def packs(folder: Path, rounds: int) -> Iterator[Row]:
-    """Open a pack of 30,720 blobs, and locate experts in it at random."""
+    """Open a pack of 30,720 blobs, locate experts in it at random, write a manifest of it."""
     source, layout = models.write_many(folder)
     pack = folder / "many"
     run((*MOEPACK, "pack", source, "-o", pack, "--layout", layout))
@@ -71,6 +71,9 @@ def packs(folder: Path, rounds: int) -> Iterator[Row]:
     yield limit_row("open a pack, 30,720 blobs", opened, "ms", 5)
     yield limit_row("locate a blob", blob, "us", 2)
     yield limit_row("locate a part", part, "us", 2)
+    command = (*MOEPACK, "export", "anemll", pack, "-o", folder / "anemll.json", "--force")
+    exports = [run(command).seconds * 1e3 for _ in range(rounds)]
+    yield limit_row("export anemll, 30,720 blobs", exports, "ms", 1000)
 
 
 def starting(rounds: int) -> Iterator[Row]:

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from moepack.packing.pack_model import pack_model as pack_model
     from moepack.packing.pull import pull as pull
     from moepack.packing.ranking import rank_pack as rank_pack
+    from moepack.packing.recipe import write_recipe as write_recipe
+    from moepack.packing.recipe_packing import pack_by_recipe as pack_by_recipe
     from moepack.packing.restore import restore as restore
     from moepack.packing.shard_index import index_model as index_model
     from moepack.planning.forecasting.forecast import forecast as forecast
@@ -105,6 +107,8 @@ _NAMES = {
     "packing.pack_model": "pack_model",
     "packing.pull": "pull",
     "packing.ranking": "rank_pack",
+    "packing.recipe": "write_recipe",
+    "packing.recipe_packing": "pack_by_recipe",
     "packing.restore": "restore",
     "packing.shard_index": "index_model",
     "planning.forecasting.forecast": "forecast",

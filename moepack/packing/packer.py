@@ -42,6 +42,7 @@ from moepack.packing.finished_files import FinishedFile
 from moepack.packing.journal import Journal
 from moepack.packing.pack_summary import WrittenFiles
 from moepack.packing.planned_pack import PlannedPack
+from moepack.packing.recipe import RecipePack
 from moepack.packing.target_directory import WatchedFiles, prepare
 from moepack.storage.atomic import sync_directory
 from moepack.storage.extents import NewFile
@@ -52,7 +53,7 @@ DEFAULT_THREADS = 4
 
 
 def pack(
-    planned: PlannedPack,
+    planned: PlannedPack | RecipePack,
     target: str | os.PathLike[str],
     *,
     resume: bool = False,
@@ -106,7 +107,7 @@ def _translated(path: Path) -> Iterator[None]:
 class _UnfinishedPack:
     """One pack in the making."""
 
-    planned: PlannedPack
+    planned: PlannedPack | RecipePack
     path: Path
     journal: Journal
     created: bool
@@ -126,7 +127,7 @@ class _UnfinishedPack:
             self._take_over_finished()
             self._remove_unfinished()
         missing_length = sum(file.length for file in self._missing_files())
-        check_space(self.path, missing_length + self.planned.plan.index_length)
+        check_space(self.path, missing_length + self.planned.index_length)
         if not resume:
             self.journal.begin(identity)
         sync_directory(self.path)
@@ -147,7 +148,7 @@ class _UnfinishedPack:
 
     def _remove_unfinished(self) -> None:
         """Remove the half-written files of a killed packer: they only take space."""
-        for name in (*self.files, manifest.INDEX_NAME, TEMPORARY_NAME):
+        for name in (*self.files, self.planned.index_name, TEMPORARY_NAME):
             if name not in self.journal.finished:
                 remove(self.path / name)
 
@@ -196,7 +197,7 @@ class _UnfinishedPack:
                 )
         paths = [self.path / name for name in self.files]
         index, data = self.planned.encode(self.journal.finished, paths, strong_threads)
-        commit(self.path, manifest.INDEX_NAME, index, data)
+        commit(self.path, self.planned.index_name, index, data)
         self._remove_journal()
 
     def _remove_journal(self) -> None:

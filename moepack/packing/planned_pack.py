@@ -15,6 +15,7 @@ from typing import Any
 
 from moepack.common import digest
 from moepack.common.errors import SourceError
+from moepack.pack.format import manifest
 from moepack.pack.format.source_entry import SourceEntry
 from moepack.packing import index_encoder, manifest_encoder, strong_digests
 from moepack.packing.finished_files import FinishedFile, makes_sense, on_disk
@@ -73,11 +74,19 @@ class PlannedPack:
         """Return whether a file is written with a codec: if there is one, all files of blobs."""
         return self.plan.layout.codec is not None and name != DENSE_NAME
 
+    @property
+    def index_length(self) -> int:
+        """The bytes of the index."""
+        return self.plan.index_length
+
+    @property
+    def index_name(self) -> str:
+        """The name of the index."""
+        return manifest.INDEX_NAME
+
     def inputs(self) -> Inputs:
         """Return the shards, to be opened; each must be as it was when its header was read."""
-        shards = self.source.shards
-        paths, stamps = [shard.path for shard in shards], [shard.stamp for shard in shards]
-        return Inputs(paths, SourceError, stamps=stamps)
+        return source_inputs(self.source)
 
     def write(
         self,
@@ -132,6 +141,12 @@ class PlannedPack:
         return index, manifest_encoder.encode(
             self.plan, self.described, index, strong=strong is not None
         )
+
+
+def source_inputs(source: Source) -> Inputs:
+    """Return the shards of a source, to be opened; each must be as when its header was read."""
+    paths, stamps = [one.path for one in source.shards], [one.stamp for one in source.shards]
+    return Inputs(paths, SourceError, stamps=stamps)
 
 
 def _digest(records: Iterable[Iterable[object]]) -> str:

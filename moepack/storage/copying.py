@@ -40,6 +40,7 @@ class Copier:
     With `resume` a file may be there in part: a run that is correct already is left as it is, as
     far as the digests of its extents are known. With `clone` ranges are shared with the inputs if
     the file system can; with `trusts_clones` these are not read, and have the digests expected.
+    Without `syncs` the caller syncs the files.
     `advanced` is called with the bytes done since its last call, from one thread at a time.
     """
 
@@ -52,6 +53,7 @@ class Copier:
         resume: bool = False,
         clone: bool = False,
         trusts_clones: bool = False,
+        syncs: bool = True,
     ) -> None:
         self._target = target
         self._inputs = inputs
@@ -59,6 +61,7 @@ class Copier:
         self._resume = resume
         self._clones = clone
         self._trusts_clones = trusts_clones
+        self._syncs = syncs
         self.cloned_length = 0
         self.kept_length = 0
         self._lock = threading.Lock()
@@ -142,7 +145,8 @@ class Copier:
             with self._lock:
                 is_whole = file.end(run, digests)
             if is_whole:
-                os.fsync(file.descriptor)
+                if self._syncs:
+                    os.fsync(file.descriptor)
                 yield WrittenFile(file.name, file.digests)
 
     def _copy_all(self, extents: Sequence[Extent], writer: RunWriter) -> list[int]:

@@ -18,10 +18,16 @@ from moepack.common import digest
 from moepack.common.errors import PackError, RequestError, write_failure
 from moepack.common.pack_files import is_in_pack
 from moepack.common.phases import Progress, advancing
-from moepack.storage.atomic import publish, refuse_special, require_folder_of
+from moepack.storage.atomic import (
+    publish,
+    refuse_special,
+    require_folder_of,
+    sync_directory,
+)
 from moepack.storage.copying import Copier, WrittenFile
 from moepack.storage.extents import NewFile, is_whole
 from moepack.storage.inputs import Inputs
+from moepack.storage.libc import sync_file_system
 from moepack.storage.lock import lock
 from moepack.storage.regular_file import open_regular
 from moepack.storage.sharing import can_clone
@@ -29,6 +35,8 @@ from moepack.storage.space import check_space
 from moepack.storage.thread_pool import run_each
 
 SUFFIX = ".partial"
+_MANY, _SMALL_LENGTH = 32, 64 << 20
+"""More files than this, shorter than that on average, are synced together."""
 MAX_NAME_LENGTH = 255
 """In bytes: that of Linux."""
 
@@ -71,24 +79,18 @@ def write_whole_files(
     def is_there(file: NewFile, advanced: Callable[[int], None]) -> bool:
         return is_whole(folder / file.name, file, advanced)
 
-    def finish(written: WrittenFile) -> None:
-        name = names[written.name]
-        if check is not None:
-            check(folder / written.name, name)
-        publish(folder / written.name, folder / name)
-
     with _resumable(folder, [file.name for file in files]):
         are_there = run_each(is_there, files, threads, advanced) if resume else [False] * len(files)
         kept = list(compress(files, are_there))
         missing = list(compress(files, map(not_, are_there)))
         _check_targets(folder, missing, inputs, resume, force)
         check_space(folder, needed_length(folder, missing, inputs))
-        names = {partial_name(file.name): file.name for file in missing}
-        partials = [file._replace(name=partial_name(file.name)) for file in missing]
         if check is not None:
             for file in kept:
                 check(folder / file.name, file.name)
         with Inputs(inputs, PackError, data) as opened:
+            left = sum(file.length for file in missing)
+            are_small = len(missing) > _MANY and left < len(missing) * _SMALL_LENGTH
             copier = Copier(
                 folder,
                 opened,
@@ -96,10 +98,45 @@ def write_whole_files(
                 resume=resume,
                 clone=True,
                 trusts_clones=trusts_clones,
+                syncs=not are_small,
             )
-            copier.write(partials, threads, finish)
+            _write(folder, missing, copier, check, threads, are_small=are_small)
     kept_length = copier.kept_length + sum(file.length for file in kept)
     return WholeFilesResult(total, copier.cloned_length, kept_length)
+
+
+def _write(
+    folder: Path,
+    files: Sequence[NewFile],
+    copier: Copier,
+    check: Callable[[Path, str], None] | None,
+    threads: int,
+    *,
+    are_small: bool,
+) -> None:
+    """Write files, and give them their names: each when it is synced, or small ones together."""
+    names = {partial_name(file.name): file.name for file in files}
+    unsynced: list[str] = []
+
+    def finish(written: WrittenFile) -> None:
+        if are_small:
+            unsynced.append(written.name)
+        else:
+            complete(written.name)
+
+    def complete(partial: str) -> None:
+        name = names[partial]
+        if check is not None:
+            check(folder / partial, name)
+        publish(folder / partial, folder / name, syncs_folder=not are_small)
+
+    partials = [file._replace(name=partial_name(file.name)) for file in files]
+    copier.write(partials, threads, finish)
+    if unsynced:
+        sync_file_system(folder)
+        for partial in unsynced:
+            complete(partial)
+        sync_directory(folder)
 
 
 def partial_name(name: str) -> str:

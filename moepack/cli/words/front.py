@@ -33,6 +33,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "export": "Write a pack for another engine: a GGUF, SGLang's files.",
         "mount": "Serve the GGUF of a pack as files, without storing it.",
         "pull": "Bring a pack from a store, or some of its experts.",
+        "recipe": "Describe a pack, for others to make the same one.",
         "mirror": "Copy experts to a second drive, to read from both.",
         "index": "Index the experts of a GGUF, without a copy.",
         "rank": "Rank the experts of a pack by new counts.",

@@ -195,7 +195,7 @@ def _slices_of(path: Path, entry: dict[str, Any]) -> Iterator[Exported]:
     file = path.parent / json_values.text(entry, "repacked_file")
     offset, length, stride = map(number, ("repacked_offset", "bytes_per_expert", "expert_stride"))
     layer, count = number("layer"), number("expert_count")
-    name = json_values.text(entry, "tensor_name")
+    name, type_name = (json_values.text(entry, key) for key in ("tensor_name", "quant_type"))
     problem = None
     if stride < offset + length:
         problem = f"the stride {stride:,} is shorter than {offset + length:,}"
@@ -208,7 +208,15 @@ def _slices_of(path: Path, entry: dict[str, Any]) -> Iterator[Exported]:
         return
     part = name.partition(".")[2].partition(".")[2]
     for expert in range(count):
-        yield ExportedSlice(layer, expert, part, file, offset + expert * stride, length)
+        yield ExportedSlice(
+            layer,
+            expert,
+            part,
+            file,
+            offset + expert * stride,
+            length,
+            type_name=type_name,
+        )
 
 
 ENGINE = Engine(

@@ -22,6 +22,8 @@ from moepack.common.phases import Progress, advancing
 from moepack.pack.engines import registry
 from moepack.pack.engines.contract import (
     Engine,
+    ExpectedPart,
+    ExpectedTensor,
     ExportedFile,
     ExportedMetadata,
     ExportedSlice,
@@ -30,6 +32,7 @@ from moepack.pack.engines.references import PackReference, Reference, SourceRefe
 from moepack.pack.reading.pack import Pack
 from moepack.pack.verifying.report import Finding, Findings, Report
 from moepack.pack.verifying.witness import read_shards
+from moepack.source import ggml_types
 from moepack.source.shards import find_shards
 from moepack.storage.thread_pool import run_each
 
@@ -90,7 +93,7 @@ class _Check:
         self.findings = Findings()
         self.is_whole = engine.is_whole
         self.parts = reference.parts()
-        self.dense = reference.dense()
+        self.dense = {tensor.name: tensor for tensor in reference.dense()}
         self._by_name = {(part.layer, part.name): part for part in self.parts}
         self.files: dict[Path, int] = {}
         self.slices: list[ExportedSlice] = []
@@ -187,20 +190,30 @@ class _Check:
 
     def _is_expected(self, one: ExportedSlice) -> bool:
         """Return whether a slice has bytes to compare with; find those of another length."""
-        if one.layer is None:
-            length = self.dense.get(one.part)
-        else:
-            part = self._by_name.get((one.layer, one.part))
-            is_there = part is not None and 0 <= (one.expert or 0) < part.expert_count
-            length = part.length if part is not None and is_there else None
-        if length is not None and length != one.length:
-            message = f"{one.length:,} bytes, expected {length:,}"
+        model = self._expected(one)
+        if model is None:
+            return False
+        type_name = ggml_types.type_name(model.type_id)
+        if one.type_name is not None and one.type_name.lower() != type_name.lower():
+            message = f"type {one.type_name}, expected {type_name}"
             self.findings.add("shape", message, **_where(one))
-        elif length is not None and one.offset + one.length > one.path.stat().st_size:
+        if one.shape is not None and one.shape != model.shape:
+            self.findings.add("shape", f"{one.shape}, expected {model.shape}", **_where(one))
+        if model.length != one.length:
+            message = f"{one.length:,} bytes, expected {model.length:,}"
+            self.findings.add("shape", message, **_where(one))
+        elif one.offset + one.length > one.path.stat().st_size:
             self.findings.add("file", "it ends past the end of the file", **_where(one))
         else:
-            return length is not None
+            return True
         return False
+
+    def _expected(self, one: ExportedSlice) -> ExpectedPart | ExpectedTensor | None:
+        """Return what a slice has to be; None if there is no such thing."""
+        if one.layer is None or one.expert is None:
+            return self.dense.get(one.part)
+        part = self._by_name.get((one.layer, one.part))
+        return part if part is not None and 0 <= one.expert < part.expert_count else None
 
     def _all_zeros(self) -> Iterator[_Zeros]:
         """Yield the bytes of all files that nothing takes; find slices that overlap."""

@@ -73,12 +73,26 @@ class ExportPlan(NamedTuple):
 
 
 class ExpectedPart(NamedTuple):
-    """A part of all experts of a layer, as the model has it; `length` is bytes of one expert."""
+    """A part of all experts of a layer, as the model has it.
+
+    `length` is bytes and `shape` GGUF order, both of one expert.
+    """
 
     layer: int
     name: str
     expert_count: int
     length: int
+    type_id: int
+    shape: tuple[int, ...]
+
+
+class ExpectedTensor(NamedTuple):
+    """A dense tensor, as the model has it: `length` is bytes, `shape` GGUF order."""
+
+    name: str
+    length: int
+    type_id: int
+    shape: tuple[int, ...]
 
 
 class ExportedFile(NamedTuple):
@@ -94,8 +108,8 @@ class ExportedFile(NamedTuple):
 class ExportedSlice(NamedTuple):
     """The bytes of one part of an expert in an export, as its own reader finds them.
 
-    A dense tensor has no layer and no expert, and `part` is its name. `sha256` is the digest that
-    the format states, if it does.
+    A dense tensor has no layer and no expert, and `part` is its name. `sha256`, `type_name` (in any
+    case) and `shape` are what the format states, None for what it does not.
     """
 
     layer: int | None
@@ -105,6 +119,8 @@ class ExportedSlice(NamedTuple):
     offset: int
     length: int
     sha256: str | None = None
+    type_name: str | None = None
+    shape: tuple[int, ...] | None = None
 
 
 class ExportedMetadata(NamedTuple):

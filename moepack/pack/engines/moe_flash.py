@@ -182,7 +182,16 @@ def _slices_of(file: Path, layer: int, expert: dict[str, Any]) -> Iterator[Expor
     for part in expert["parts"]:
         name = f"ffn_{part['name']}_exps.weight"
         offset, size = json_values.number(part, "offset"), json_values.number(part, "size")
-        yield ExportedSlice(layer, own_number, name, file, offset, size)
+        yield ExportedSlice(
+            layer,
+            own_number,
+            name,
+            file,
+            offset,
+            size,
+            type_name=json_values.text(part, "type"),
+            shape=tuple(part["dims"]),
+        )
     if sum(part["size"] for part in expert["parts"]) != json_values.number(expert, "raw_size"):
         message = "raw_size is not the length of its parts"
         yield Finding("manifest", message, layer=layer, expert=own_number, file="manifest.json")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from moepack.common.errors import SourceError
 from moepack.common.paths import AnyPath
-from moepack.pack.engines.contract import ExpectedPart, ExportedSlice
+from moepack.pack.engines.contract import ExpectedPart, ExpectedTensor, ExportedSlice
 from moepack.pack.engines.source_header import read_first_header
 from moepack.pack.reading.pack import Pack
 from moepack.pack.verifying.witness import PartKey, Witness
@@ -41,16 +41,25 @@ class PackReference(NamedTuple):
         """List all parts of experts by layer."""
         return [
             ExpectedPart(
-                layer, kind.name, self.pack.expert_count(layer, family=family), kind.length
+                layer,
+                kind.name,
+                self.pack.expert_count(layer, family=family),
+                kind.length,
+                kind.type_id,
+                kind.shape,
             )
             for layer in self.pack.layers
             for family in self.pack.families(layer)
             for kind in self.pack.parts(layer, family=family)
         ]
 
-    def dense(self) -> dict[str, int]:
-        """Return the lengths of the dense tensors by name."""
-        return {tensor.name: tensor.length for tensor in self.pack.dense() if tensor.length}
+    def dense(self) -> list[ExpectedTensor]:
+        """List the dense tensors that are not empty."""
+        return [
+            ExpectedTensor(one.name, one.length, one.type_id, one.shape)
+            for one in self.pack.dense()
+            if one.length
+        ]
 
     def metadata(self) -> dict[str, bytes]:
         """Return the metadata of the first shard, by key."""
@@ -79,14 +88,19 @@ class SourceReference(NamedTuple):
     def parts(self) -> list[ExpectedPart]:
         """List all parts of experts by layer."""
         return [
-            ExpectedPart(key.layer, key.part, len(part.starts), part.length)
+            ExpectedPart(
+                key.layer, key.part, len(part.starts), part.length, part.type_id, part.shape
+            )
             for key, part in sorted(self.witness.parts.items())
         ]
 
-    def dense(self) -> dict[str, int]:
-        """Return the lengths of the dense tensors by name."""
-        tensors = self.witness.dense.values()
-        return {tensor.name: tensor.length for tensor in tensors if tensor.length}
+    def dense(self) -> list[ExpectedTensor]:
+        """List the dense tensors that are not empty."""
+        return [
+            ExpectedTensor(one.name, one.length, one.type_id, one.shape)
+            for one in self.witness.dense.values()
+            if one.length
+        ]
 
     def metadata(self) -> dict[str, bytes]:
         """Return the metadata of the first shard, by key."""

@@ -60,7 +60,18 @@ def _entry(
         yield Finding("record", f"entry {number} does not lie on {alignment:,}", **where)
     if entry[184:216] != entry[216:248]:
         yield Finding("record", f"entry {number} has two digests that differ", **where)
-    yield ExportedSlice(layer, expert, part, file, offset, length, entry[216:248].hex())
+    rank = entry[5]
+    yield ExportedSlice(
+        layer,
+        expert,
+        part,
+        file,
+        offset,
+        length,
+        sha256=entry[216:248].hex(),
+        type_name=entry[8:24].rstrip(b"\0").decode("ascii", "replace"),
+        shape=struct.unpack_from("<4Q", entry, 248)[:rank],
+    )
 
 
 def _manifest(file: Path, header: bytes, table: bytes) -> Iterator[Finding]:
@@ -69,6 +80,7 @@ def _manifest(file: Path, header: bytes, table: bytes) -> Iterator[Finding]:
         manifest = json.loads(path.read_bytes())
         model, source = manifest["model"], manifest["source"]
         entries = (manifest["pack_size"], manifest["index_sha256"], manifest["pack_path"])
+        counts = (model["num_layers"], model["num_routed_experts"], model["top_k"], 3)
         identities = (model["model_identity_sha256"], source["sha256"], model["config_sha256"])
         is_complete = manifest["complete"] is True
         gguf = Path(source["path"])
@@ -84,6 +96,9 @@ def _manifest(file: Path, header: bytes, table: bytes) -> Iterator[Finding]:
             yield Finding("manifest", message, file=path.name)
     if identities != tuple(header[at : at + 32].hex() for at in (80, 112, 144)):
         yield Finding("manifest", "other identities than the file's", file=path.name)
+    layer_count, expert_count, *_ = in_header = struct.unpack_from("<4I", header, 64)
+    if counts != in_header or layer_count * expert_count * 3 * _ENTRY_LENGTH != len(table):
+        yield Finding("manifest", "other counts than the file's", file=path.name)
     if not is_complete:
         yield Finding("manifest", "the export is not complete", file=path.name)
     if gguf_length != stated_length:

@@ -26,6 +26,7 @@ from moepack.pack.engines.gguf_layout import GgufLayout, lay_out
 from moepack.pack.engines.references import metadata_in
 from moepack.pack.reading.pack import Pack
 from moepack.pack.verifying.witness import read_shards
+from moepack.source import ggml_types
 from moepack.storage.extents import Extent, NewFile
 
 ALIGNMENT = 4096
@@ -71,10 +72,29 @@ def _slices(path: Path, _expected: Sequence[ExpectedPart]) -> Iterator[Exported]
     yield ExportedMetadata(metadata_in(path))
     for tensor in witness.dense.values():
         if tensor.length:
-            yield ExportedSlice(None, None, tensor.name, path, tensor.start, tensor.length)
+            yield ExportedSlice(
+                None,
+                None,
+                tensor.name,
+                path,
+                tensor.start,
+                tensor.length,
+                type_name=ggml_types.type_name(tensor.type_id),
+                shape=tensor.shape,
+            )
     for key, part in witness.parts.items():
+        type_name = ggml_types.type_name(part.type_id)
         for expert, start in enumerate(part.starts):
-            yield ExportedSlice(key.layer, expert, key.part, path, start, part.length)
+            yield ExportedSlice(
+                key.layer,
+                expert,
+                key.part,
+                path,
+                start,
+                part.length,
+                type_name=type_name,
+                shape=part.shape,
+            )
 
 
 ENGINE = Engine(

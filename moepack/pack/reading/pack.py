@@ -71,7 +71,7 @@ class Pack(Catalog, Closing):
         index_path = folder / self.manifest.index_entry.name
         self._mapped = map_index(folder, self.manifest.index_entry)
         index = Index(self._mapped, str(index_path))
-        _check_index(index, self.manifest)
+        check_index(index, self.manifest)
         super().__init__(
             shards[0] if shards else folder,
             index,
@@ -268,7 +268,7 @@ class Pack(Catalog, Closing):
         )
 
 
-def _check_index(index: Index, described: manifest.Manifest) -> None:
+def check_index(index: Index, described: manifest.Manifest) -> None:
     """Check that index and manifest belong together and that no bit of the index has changed."""
     expected = described.index_entry.digest
     for name, actual in (("stored", index.trailer_digest), ("computed", index.computed_digest())):

@@ -59,7 +59,7 @@ def map_shards(pack: Described) -> tuple[ShardMap, ...]:
     check_whole(pack)
     entries = pack.manifest.source.shards
     pieces: list[list[Extent]] = [[] for _ in entries]
-    for shard, piece in _pieces(pack.index):
+    for shard, piece in shard_pieces(pack.index):
         if shard >= len(pieces):
             problem = "came from a shard that the manifest does not name"
             raise _broken(pack, piece, problem, f"< {len(pieces)}", f"shard {shard}")
@@ -116,7 +116,7 @@ def tensor_extent(index: Index, tensor: DenseTensor, offset: int) -> Extent:
     return Extent(offset, tensor.length, tensor.file, tensor.offset, digest, label)
 
 
-def _pieces(index: Index) -> Iterator[tuple[int, Extent]]:
+def shard_pieces(index: Index) -> Iterator[tuple[int, Extent]]:
     """Yield each piece with the number of its shard."""
     for family in index.families:
         for expert in range(family.expert_count):

@@ -12,6 +12,7 @@ from moepack.common.errors import MachineError, RequestError
 from moepack.pack.engines import registry
 from moepack.storage import atomic, whole_files
 from tests.support.export_readers import READERS
+from tests.support.gguf_builder import moe
 from tests.support.models import REAL_MODELS, first_shard, oracle, pack_model, shards_of, tree
 
 NAMES = [engine.name for engine in registry.ENGINES]
@@ -224,11 +225,11 @@ def test_an_interrupted_export_goes_on_where_it_was(
     pack, target = natural["gpt-oss"], tmp_path / "experts"
     published: list[Path] = []
 
-    def fail_after_two(partial: Path, path: Path) -> None:
+    def fail_after_two(partial: Path, path: Path, *, syncs_folder: bool) -> None:
         if len(published) == 2:
             raise OSError(28, "No space left on device")
         published.append(path)
-        atomic.publish(partial, path)
+        atomic.publish(partial, path, syncs_folder=syncs_folder)
 
     with monkeypatch.context() as patch:
         patch.setattr(whole_files, "publish", fail_after_two)
@@ -259,3 +260,31 @@ def test_files_that_are_missing_or_do_not_belong_there_are_found(
     report = moepack.verify_export("moe-stream-dir", tmp_path / "experts", pack=pack)
     kinds = [finding.kind for finding in report.findings]
     assert (kinds.count("missing"), kinds.count("surplus"), kinds.count("file")) == (16, 1, 1)
+
+
+def test_many_small_files_are_synced_together_before_any_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal's commit for each of thousands of files would take longer than copying them."""
+    moepack.pack_model(moe((0,), 40).write(tmp_path / "m.gguf"), tmp_path / "pack")
+    target, states = tmp_path / "out", []
+
+    def look(folder: Path) -> None:
+        states.append(sorted(os.listdir(folder)))
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_files, "sync_file_system", look)
+        with pytest.raises(MachineError, match="cannot write: Input/output error"):
+            moepack.export("moe-flash", tmp_path / "pack", target, alignment=4096)
+    names = [f"L000_E{expert:04}.bin" for expert in range(40)]
+    assert states == [[f"{name}.partial" for name in names]]
+    assert sorted(os.listdir(target)) == states[0]
+    folders: list[Path] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_files, "sync_directory", folders.append)
+        done = moepack.export("moe-flash", tmp_path / "pack", target, alignment=4096, resume=True)
+    assert folders == [target]
+    assert done.kept_length == 40 * 8192
+    assert sorted(os.listdir(target)) == [*names, "manifest.json"]
+    assert moepack.verify_export("moe-flash", target, pack=tmp_path / "pack").passed

@@ -1,0 +1,82 @@
+"""The commands `pull` and `recipe`, and what others say of a part of a pack."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import moepack
+from tests.support.models import FIXTURES, first_shard, flip
+from tests.support.pulls import is_same, store_of_packs
+from tests.support.warm_command import Run
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "store").mkdir()
+    hotness = FIXTURES / "qwen3moe-hotness.csv"
+    moepack.pack_model(first_shard("qwen3moe"), tmp_path / "store" / "a", hotness=hotness)
+    with store_of_packs(tmp_path / "store", monkeypatch) as server:
+        yield f"{server.url}/a"
+
+
+def test_a_part_says_what_is_here_and_what_is_missing(
+    address: str, tmp_path: Path, cli: Run
+) -> None:
+    part = tmp_path / "part"
+    pull = cli("pull", address, "-o", part, "--layers", "1")
+    assert pull.returncode == 0, pull.stderr
+    assert pull.stdout.splitlines() == [
+        f"{part}: 1.0 MiB of 1.6 MiB from {address}",
+        f"{part}: 16 of 32 experts and the dense part, 1.1 MiB pulled; every part had its digest",
+        f"  16 experts are missing, all of layer 0 among them, and read from {address}",
+        f"next: moepack run {part}",
+    ]
+    assert "MiB; 16 experts are missing, all of layer 0 among them" in cli("inspect", part).stdout
+    listed = cli("list", part, "--csv").stdout
+    assert listed.count(f"{address}/experts-00000.bin,") == 16
+    assert listed.count(f"{part}/experts-00001.bin,") == 16
+    where = cli("locate", part, "--layer", "0", "--expert", "3").stdout
+    assert where.startswith(f"{address}/experts-00000.bin\n")
+
+
+def test_the_exit_code_of_a_verification_is_that_of_what_is_here(
+    address: str, tmp_path: Path, cli: Run
+) -> None:
+    part = tmp_path / "part"
+    cli("pull", address, "-o", part, "--layers", "1", "-q")
+    sound = cli("verify", part)
+    assert sound.returncode == 0
+    assert "no fault in the checked parts. 16 of 32 blobs" in sound.stdout
+    assert "not looked at: 16 of 32 blobs" in sound.stdout
+    with moepack.Pack(part) as pack:
+        where = pack.locate(1, 4)
+    flip(where.path, where.offset + 9)
+    assert cli("verify", part).returncode == 5
+    mended = cli("pull", "-o", part, "--resume")
+    assert mended.returncode == 0, mended.stderr
+    assert cli("verify", part).returncode == 0
+
+
+def test_the_whole_pack_is_printed_as_such(address: str, tmp_path: Path, cli: Run) -> None:
+    quiet = cli("pull", address, "-o", tmp_path / "a", "-q")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    assert is_same(tmp_path / "a", tmp_path / "store" / "a")
+    again = cli("pull", address, "-o", tmp_path / "a")
+    assert "the whole pack, 0 B pulled, 1.6 MiB there already" in again.stdout
+
+
+def test_a_recipe_is_carried_out_without_other_choices(
+    address: str, tmp_path: Path, cli: Run
+) -> None:
+    made = cli("recipe", address, "-o", tmp_path / "recipe")
+    assert made.returncode == 0, made.stderr
+    assert "KiB in place of 1.7 MiB" in made.stdout
+    words = ("pack", first_shard("qwen3moe"), "--recipe", tmp_path / "recipe", "-o")
+    refused = cli(*words, tmp_path / "new", "--layout", "natural")
+    assert refused.returncode == 2
+    assert "--layout does not go with --recipe" in refused.stderr
+    assert cli(*words, tmp_path / "new").returncode == 0
+    assert is_same(tmp_path / "new", tmp_path / "store" / "a")
