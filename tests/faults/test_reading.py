@@ -28,11 +28,11 @@ from tests.support.children import PATIENCE, in_threads, run_child, within
 from tests.support.faulty_backend import (
     Fault,
     FaultyBackend,
-    fail_allocation,
     fault_at,
     make,
     require,
 )
+from tests.support.interruptions import before_each, fail_at
 from tests.support.models import flip, keys_of, on_disk
 from tests.support.reads import descriptors
 
@@ -516,7 +516,7 @@ def test_memory_that_cannot_be_had_for_the_ends_of_a_read_is_one_experts_error(
         assert parts[0].length % 512
         into = [mmap.mmap(-1, part.length) for part in parts]
         for failing in range(3):
-            fail_allocation(monkeypatch, aligned_read, "map_memory", failing, no_memory)
+            fail_at(monkeypatch, failing + 1, no_memory, (aligned_read, "map_memory"))
             with made.submit([(0, 0), (0, 1), (0, 2)], parts="up", into=into) as batch:
                 numbers, errors = within(lambda: take_all(batch, in_order=True))
             assert len(numbers) == 2
@@ -610,13 +610,7 @@ def test_no_thread_writes_to_the_descriptors_of_a_closed_queue(
 ) -> None:
     """The number of a closed descriptor may be another file's by then."""
     problems: list[str] = []
-    original = threaded._Signal.set
-
-    def late(signal: threaded._Signal) -> None:
-        time.sleep(0.05)
-        original(signal)
-
-    monkeypatch.setattr(threaded._Signal, "set", late)
+    before_each(monkeypatch, lambda *_: time.sleep(0.05), (threaded._Signal, "set"))
     monkeypatch.setattr(threading, "excepthook", lambda hook: problems.append(str(hook.exc_value)))
     backend = make("buffered")
     queue = backend.queue(1)

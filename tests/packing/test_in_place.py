@@ -34,7 +34,7 @@ from moepack.storage.extents import Extent
 from moepack.storage.space import free_space, shortage
 from tests.support import gguf_builder
 from tests.support.file_systems import mounted
-from tests.support.interruptions import StopHereError
+from tests.support.interruptions import StopHereError, before_each
 from tests.support.models import (
     FIXTURES,
     contents,
@@ -577,14 +577,11 @@ def test_shards_go_home_without_room_where_none_was_carried_over(
     """Somebody else fills the disk between the check and the work."""
     from moepack.packing import in_place_work
 
-    sync = Unfinished.sync
-
-    def sync_when_full(unfinished: Unfinished) -> None:
+    def fill(*_: object) -> None:
         monkeypatch.setattr(in_place_work, "MARGIN", 1 << 60)
-        sync(unfinished)
 
     before = contents(source)
-    monkeypatch.setattr(Unfinished, "sync", sync_when_full)
+    before_each(monkeypatch, fill, (Unfinished, "sync"))
     with pytest.raises(MachineError, match="not enough space"):
         pack_model(source, tmp_path / "pack", in_place=True)
     assert contents(source) == before

@@ -7,10 +7,10 @@ bytes themselves where the journal is of no use any more.
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -21,11 +21,15 @@ from moepack.packing.restore import restore
 from moepack.packing.unit_files import FileSet
 from moepack.storage import holes
 from tests.support import gguf_builder
+from tests.support.interruptions import before_each
 from tests.support.models import contents, tree
 
 pytestmark = pytest.mark.long
 
-STEPS = ((os, "rename"), (os, "replace"), (os, "unlink"), (os, "ftruncate"), (FileSet, "sync"))
+STEPS = (
+    *((os, name) for name in ("rename", "replace", "unlink", "ftruncate")),
+    *((FileSet, "sync"), (holes, "punch")),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,17 +108,12 @@ def moments(folder: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> Moments:
         pack_model(source, target, in_place=True)
     snapshots: list[dict[str, bytes]] = []
 
-    def stepping(call: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*arguments: Any, **options: Any) -> Any:
-            if (snapshot := tree(root)) not in snapshots:
-                snapshots.append(snapshot)
-            return call(*arguments, **options)
-
-        return step
+    def note(*_: object) -> None:
+        if (snapshot := tree(root)) not in snapshots:
+            snapshots.append(snapshot)
 
     with monkeypatch.context() as patch:
-        for place, name in (*STEPS, (holes, "punch")):
-            patch.setattr(place, name, stepping(getattr(place, name)))
+        before_each(patch, note, *STEPS)
         if way == "pack":
             pack_model(source, target, in_place=True, threads=1)
         else:

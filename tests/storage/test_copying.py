@@ -18,6 +18,7 @@ from moepack.storage.copying import Copier, WrittenFile
 from moepack.storage.extents import Extent, NewFile, digests_of, is_whole
 from moepack.storage.inputs import Inputs
 from tests.support.children import PATIENCE
+from tests.support.interruptions import before_each
 
 MIB = 1 << 20
 
@@ -143,14 +144,12 @@ def test_one_file_is_written_by_several_threads_at_a_time(
     both = threading.Barrier(2, timeout=PATIENCE)
     waited: set[int] = set()
 
-    def read_together(self: Inputs, *arguments: object) -> int:
+    def wait(*_: object) -> None:
         if threading.get_ident() not in waited and len(waited) < 2:
             waited.add(threading.get_ident())
             both.wait()
-        return read_into(self, *arguments)  # type: ignore[arg-type]
 
-    read_into = Inputs.read_into
-    monkeypatch.setattr(Inputs, "read_into", read_together)
+    before_each(monkeypatch, wait, (Inputs, "read_into"))
     work = large_work()
     _, written = copy(work, tmp_path / "new", threads=2)
     check(work, tmp_path / "new", written)
