@@ -39,7 +39,8 @@ engines: $(BIN)/python
 	npm install --prefix $(MOEPACK_NODE) --omit=optional --ignore-scripts \
 	    $(addsuffix @3.22.1,node-llama-cpp @node-llama-cpp/linux-x64 @node-llama-cpp/linux-x64-vulkan)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
-	    --target $(MOEPACK_SGLANG) sglang==0.5.23
+	    --target $(MOEPACK_SGLANG) sglang==0.5.23 \
+	    || echo "no sglang for this machine: the tests against it are skipped"
 
 # Fails where a limit is not met; JSON=1 prints one JSON object, and the table to standard error.
 bench: $(VENV)/developing

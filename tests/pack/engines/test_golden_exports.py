@@ -234,6 +234,8 @@ def test_a_manifest_elsewhere_finds_the_pack(pack: Path, tmp_path: Path) -> None
         ("bytes_per_expert", 17),
         ("tensor_name", "blk.1.ffn_up_exps.weight"),
         ("layer", "x"),
+        ("quant_type", "Q4_0"),
+        ("expert_stride", -1),
     ],
 )
 def test_a_wrong_manifest_of_anemll_is_found(pack: Path, key: str, value: object) -> None:
@@ -242,6 +244,36 @@ def test_a_wrong_manifest_of_anemll_is_found(pack: Path, key: str, value: object
     manifest["entries"][0][key] = value
     (pack / "anemll.json").write_text(json.dumps(manifest))
     assert moepack.verify_export("anemll", pack / "anemll.json", pack=pack).passed is False
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("type", "Q4_0"), ("dims", [32, 64]), ("name", "up"), ("size", 2175), ("offset", 1 << 70)],
+)
+def test_a_wrong_manifest_of_moe_flash_is_found(
+    pack: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    moepack.export("moe-flash", pack, tmp_path / "out", alignment=4096)
+    path = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    manifest["layers"][0]["experts"][0]["parts"][0][key] = value
+    path.write_text(json.dumps(manifest))
+    assert moepack.verify_export("moe-flash", tmp_path / "out", pack=pack).passed is False
+
+
+def test_other_types_and_other_metadata_of_a_gguf_are_found(pack: Path, tmp_path: Path) -> None:
+    target = tmp_path / "exported.gguf"
+    moepack.export("gguf", pack, target)
+    data = target.read_bytes()
+    place = data.index(b"output_norm.weight") + len("output_norm.weight") + 12
+    assert struct.unpack_from("<I", data, place) == (0,)
+    for start, changed, message in (
+        (place, struct.pack("<I", 26), "type I32, expected F32"),
+        (data.index(b"Built for"), b"Mixed", "the metadata general.name is not that of the pack"),
+    ):
+        target.write_bytes(data[:start] + changed + data[start + len(changed) :])
+        report = moepack.verify_export("gguf", target, pack=pack)
+        assert [finding.message for finding in report.findings] == [message]
 
 
 def test_an_index_over_shards_cannot_be_read_in_place(source: Path, tmp_path: Path) -> None:

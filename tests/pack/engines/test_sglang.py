@@ -99,7 +99,7 @@ def test_sglangs_validator_and_store_read_it(exported: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("offset", [300, 20_000, 16384 + 9 * 32768 + 29_375])
+@pytest.mark.parametrize("offset", [72, 300, 20_000, 16384 + 9 * 32768 + 29_375])
 def test_sglang_finds_a_flipped_bit_and_so_does_verify(
     exported: Path, packs: dict[str, Path], offset: int
 ) -> None:
