@@ -49,7 +49,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Build a model of 600 KiB: three layers in two shards."""
     folder = tmp_path_factory.mktemp("model")
     source = folder / "source"
-    source.mkdir()
     gguf_builder.write_shards(gguf_builder.split(gguf_builder.moe(ne=(128, 96)), 8), source)
     pack_model(source, folder / "pack")
     with Pack(folder / "pack") as pack:

@@ -87,7 +87,6 @@ def has_finished(target: Path, count: int) -> Callable[[], bool]:
 def make_model(folder: Path, layers: int, experts: int, ne: tuple[int, int], shards: int) -> Model:
     """Build a model of `layers` files, and pack it once undisturbed."""
     source = folder / "source"
-    source.mkdir()
     built = gguf_builder.moe(tuple(range(layers)), experts, ne=ne)
     tensors_each = -(-len(built.tensors) // shards)
     gguf_builder.write_shards(gguf_builder.split(built, tensors_each), source)

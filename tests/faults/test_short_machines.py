@@ -26,7 +26,6 @@ from tests.support.needs import require_llama
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a model of several shards in `model`, and pack it beside them into `pack`."""
     folder = tmp_path_factory.mktemp("short")
-    (folder / "model").mkdir()
     write_shards(split(moe((0, 1, 2, 3)), 3), folder / "model")
     pack_model([folder / "model"], folder / "pack")
     return folder

@@ -55,7 +55,6 @@ HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
 def source(tmp_path: Path) -> Path:
     """Return the shards of a small model."""
     folder = tmp_path / "source"
-    folder.mkdir()
     gguf_builder.write_shards(gguf_builder.split(gguf_builder.moe(ne=(128, 96)), 8), folder)
     return folder
 

@@ -98,7 +98,6 @@ def moments(folder: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> Moments:
     """Pack a model of 430 KiB in place, or restore it, and note all there is before each step."""
     root = folder / "root"
     source, target = root / "source", root / "model.moepack"
-    source.mkdir(parents=True)
     model = gguf_builder.moe((0, 1), 2, ne=(160, 160))
     gguf_builder.write_shards(gguf_builder.split(model, 8), source)
     shards = contents(source)

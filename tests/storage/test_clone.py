@@ -114,7 +114,6 @@ def test_a_restored_shard_shares_what_lies_on_blocks(sharing: Path, source: Path
 
 def test_what_lies_off_blocks_is_copied(sharing: Path) -> None:
     built = gguf_builder.split(moe((0, 1), 4, ne=(512, 256)), 4)
-    (sharing / "source").mkdir()
     gguf_builder.write_shards(built, sharing / "source")
     pack_model(sharing / "source", sharing / "pack")
     assert restore(sharing / "pack", sharing / "restored").cloned_length == 0

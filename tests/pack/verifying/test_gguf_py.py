@@ -89,7 +89,6 @@ def test_parts_that_are_stored_by_a_codec_are_compared_as_they_are_decoded(
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build two layers of eight experts in `model` and pack them beside into `pack`."""
     folder = tmp_path_factory.mktemp("gguf-py")
-    (folder / "model").mkdir()
     paths = write_shards(split(moe((0, 1), 8), 5), folder / "model")
     pack_model(paths, folder / "pack")
     return folder
