@@ -13,10 +13,10 @@ import pytest
 
 from moepack.cli.running.chat import parse_command
 from tests.support import warm_command
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE
 from tests.support.models import flip, pack_model
 from tests.support.needs import needs_llama
-from tests.support.terminals import MOEPACK, Terminal, plain
+from tests.support.terminals import Terminal, plain
 from tests.support.warm_command import Run
 
 pytestmark = [pytest.mark.long, needs_llama]

@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import moepack
-from tests.support.children import PATIENCE, wait_until
+from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama
@@ -76,8 +74,7 @@ def test_a_program_of_one_s_own_gets_it_too(hub: FakeHub, cli: Run) -> None:
 
 def test_an_interruption_is_gone_on_with(hub: FakeHub, tmp_path: Path, cli: Run) -> None:
     hub.content.delay = 0.5
-    command = [sys.executable, "-m", "moepack", "run", ADDRESS, "-p", "x", "-n", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = Piped(*MOEPACK, "run", ADDRESS, "-p", "x", "-n", "1")
     models = tmp_path / "cache" / "moepack" / "models"
     wait_until(lambda: list(models.rglob("pack.journal")))
     process.send_signal(signal.SIGINT)
@@ -93,8 +90,7 @@ def test_it_is_served_by_its_address(hub: FakeHub) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "moepack", "serve", ADDRESS, "--port", port, "-c", "256"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = Piped(*MOEPACK, "serve", ADDRESS, "--port", port, "-c", "256")
     models = f"http://127.0.0.1:{port}/v1/models"
     deadline = time.monotonic() + PATIENCE
     data = b""

@@ -3,17 +3,15 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import moepack
-from tests.support.children import PATIENCE, wait_until
+from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.pagers import PROMPTS, ROOT
@@ -43,17 +41,12 @@ def test_each_answer_is_a_request(cli: Run, tmp_path: Path) -> None:
 
 
 @contextmanager
-def running(trace: Path) -> Iterator["subprocess.Popen[str]"]:
+def running(trace: Path) -> Iterator[Piped]:
     """Have a program that answered once, and waits."""
-    command = [sys.executable, "-m", "moepack", "run", str(SHARD), "--memory", "floor"]
-    command += ["--trace", str(trace), "--", *PROGRAM]
-    piped: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, cwd=ROOT, start_new_session=True, **piped) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    command = (*MOEPACK, "run", SHARD, "--memory", "floor", "--trace", trace, "--", *PROGRAM)
+    with Piped(*command, cwd=ROOT, start_new_session=True) as process:
         assert process.stdout.readline() == "ready\n"
-        process.stdin.write(json.dumps(PROMPTS[1]) + "\n")
-        process.stdin.flush()
+        process.say(PROMPTS[1])
         assert process.stdout.readline()
         yield process
 

@@ -33,6 +33,7 @@ from moepack.storage import holes
 from moepack.storage.extents import Extent
 from moepack.storage.space import free_space, shortage
 from tests.support import gguf_builder
+from tests.support.children import MOEPACK, Piped
 from tests.support.file_systems import mounted
 from tests.support.interruptions import StopHereError, before_each
 from tests.support.models import (
@@ -43,7 +44,7 @@ from tests.support.models import (
     shards_of,
     tree,
 )
-from tests.support.terminals import MOEPACK, Terminal
+from tests.support.terminals import Terminal
 from tests.support.warm_command import Run
 
 pytestmark = pytest.mark.long
@@ -535,11 +536,8 @@ def test_files_in_use_are_refused_and_their_user_is_named(
     if how == "mapped":
         code += "m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ); f.close()\n"
     code += "print('ready', flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, shard(source)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as user:
-        assert user.stdout is not None
-        assert user.stdout.readline() == b"ready\n"
+    with Piped(sys.executable, "-c", code, shard(source)) as user:
+        assert user.stdout.readline() == "ready\n"
         (refusal,) = refused(source, tmp_path / "pack")
         user.communicate()
     assert "open, or mapped" in refusal

@@ -1,5 +1,6 @@
 """What may hang or harm its process is done in another, or in a thread that is given up."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -7,9 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 
 Result = TypeVar("Result")
+
+MOEPACK = (sys.executable, "-m", "moepack")
+"""The command."""
 
 PATIENCE = 60.0
 """Seconds, after which something hangs. Machines are busy: what is right never takes so long."""
@@ -48,6 +52,23 @@ def wait_until(condition: Callable[[], object], *, pause: float = 0.005) -> None
     while not condition():
         assert time.monotonic() < deadline, f"not so after {PATIENCE} s"
         time.sleep(pause)
+
+
+class Piped(subprocess.Popen[str]):
+    """A process whose streams are pipes with text, but for those that `options` have elsewhere."""
+
+    stdin: IO[str]
+    stdout: IO[str]
+    stderr: IO[str]
+
+    def __init__(self, *command: object, **options: Any) -> None:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        super().__init__([*map(str, command)], text=True, **(pipes | options))
+
+    def say(self, question: object) -> None:
+        """Write a line of JSON."""
+        self.stdin.write(json.dumps(question) + "\n")
+        self.stdin.flush()
 
 
 def run_child(code: str, *arguments: str | Path) -> str:

@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from moepack.packing.opening import open_model
 from moepack.running.pager.messages import Op, encode
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.programs.runner import preloaded_library
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, Piped
 from tests.support.models import FIXTURES
 
 ROOT = FIXTURES.parent
@@ -48,19 +47,15 @@ class Program:
         self, model: str | Path, *options: object, module: str = _LLAMA, **names: str
     ) -> None:
         self._errors = TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [*_start_of(module), str(model), *map(str, options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+        self.process = Piped(
+            *(*_start_of(module), model, *options),
             stderr=self._errors,
-            text=True,
             cwd=ROOT,
             env=os.environ | names,
         )
 
     def wait_ready(self) -> Self:
         """Wait until the model is loaded."""
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line == "ready\n", line + self.complaint
         return self
@@ -84,18 +79,14 @@ class Program:
     @property
     def has_answered(self) -> bool:
         """Whether it has answered, or ended."""
-        assert self.process.stdout is not None
         return bool(select.select([self.process.stdout], [], [], 0)[0])
 
     def begin(self, *prompts: object) -> None:
         """Ask, and wait for nothing."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(prompts) + "\n")
-        self.process.stdin.flush()
+        self.process.say(prompts)
 
     def result_line(self) -> str:
         """Wait for the next line; an empty one where the program has ended."""
-        assert self.process.stdout is not None
         return self.process.stdout.readline()
 
     def result(self) -> Any:

@@ -7,7 +7,6 @@ import re
 import select
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -16,8 +15,6 @@ from threading import Thread
 from typing import Self
 
 from tests.support.children import PATIENCE
-
-MOEPACK = (sys.executable, "-m", "moepack")
 
 
 def on_terminal(*command: str, **environment: str) -> str:

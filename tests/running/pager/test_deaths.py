@@ -6,7 +6,6 @@ import os
 import random
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import pytest
 
 from moepack.running.pager import messages
 from moepack.running.pager.messages import MessageKind as Kind
-from tests.support.children import PATIENCE, wait_until
+from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.needs import needs_llama
 from tests.support.pagers import PROMPTS, ROOT, SLOTS, Alone, Answers, Form, Paging, paging
 
@@ -31,21 +30,10 @@ def test_a_program_ends_with_its_pager(form: Form, kind: str, through: str) -> N
     words = [sys.executable, "-m", "tests.support.llama_program", "{}", "--tokens", "400"]
     if through == "a shell":
         words = ["sh", "-c", f'{" ".join(words[:3])} "$MOEPACK_MODEL" --tokens 400; :']
-    command = [sys.executable, "-m", "moepack", "run", str(form("qwen3moe", kind))]
-    with subprocess.Popen(
-        [*command, "--memory", "floor", "--", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as run:
-        assert run.stdin is not None
-        assert run.stdout is not None
-        assert run.stderr is not None
+    command = (*MOEPACK, "run", form("qwen3moe", kind), "--memory", "floor", "--", *words)
+    with Piped(*command, cwd=ROOT) as run:
         assert run.stdout.readline() == "ready\n"
-        run.stdin.write("[[1, 2, 3]]\n")
-        run.stdin.flush()
+        run.say([[1, 2, 3]])
         time.sleep(0.1)
         run.kill()
         began = time.monotonic()

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from moepack.running.programs.learner import Learner, is_learning, make_learner
 from moepack.running.programs.runner import open_pager, serving, write_selections
 from moepack.traces.hotness.learned import Learned
 from moepack.traces.hotness.learned_store import LearnedStore
-from tests.support.children import PATIENCE, wait_until
+from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama
 from tests.support.pagers import ROOT, chooser
@@ -142,27 +141,19 @@ def test_nothing_more_is_counted_while_all_experts_stay_in_memory(ggml: Path) ->
 
 
 @contextmanager
-def running(ggml: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
+def running(ggml: Path, *options: str) -> Iterator[Piped]:
     """Run the command with a program that has selected experts of 80 tokens."""
     with open_model([MODEL]) as pack:
         shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
-    command = [sys.executable, "-m", "moepack", "run", str(MODEL), "--memory", "880KiB", *options]
-    command += ["--", sys.executable, "-m", "tests.support.chooser", str(shard), str(ggml)]
-    with subprocess.Popen(
-        [*command, str(os.path.getsize(shard))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    program = (sys.executable, "-m", "tests.support.chooser", shard, ggml, os.path.getsize(shard))
+    with Piped(
+        *(*MOEPACK, "run", MODEL, "--memory", "880KiB", *options, "--", *program),
         cwd=ROOT,
         env={**os.environ, "LLAMA_ARG_UBATCH": "1"},
         start_new_session=True,
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.stdin.write(json.dumps([graphs(80, hot=9)]) + "\n")
-        process.stdin.flush()
+        process.say([graphs(80, hot=9)])
         assert json.loads(process.stdout.readline()) == [[0] * 80 * LAYERS]
         yield process
         process.communicate(timeout=PATIENCE)
