@@ -72,9 +72,18 @@ class Piped(subprocess.Popen[str]):
 
 
 def run_child(code: str, *arguments: str | Path) -> str:
-    """Run `code`, where a warning is an error; return what it prints. It may not complain."""
+    """Run `code` in Python's development mode; return what it prints. It may not complain."""
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
+        [
+            sys.executable,
+            "-X",
+            "dev",
+            "-W",
+            "error",
+            "-c",
+            textwrap.dedent(code),
+            *map(str, arguments),
+        ],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
