@@ -351,9 +351,8 @@ def test_a_finished_file_that_is_redone_is_not_trusted_before_it_is_synced_again
     interrupt(small, target, 2)
     name = small.data_files[0]
     (target / name).unlink()
-    outcome = machine_faults.hit(
-        Shot("fsync", (name,)), "signal=SIGKILL", target, small.source, "--resume"
-    )
+    shot = Shot("fsync", (name,))
+    outcome = machine_faults.hit(shot, "signal=SIGKILL", target, small.source, "--resume")
     assert outcome.returncode == -signal.SIGKILL
     (target / name).write_bytes(bytes(len(small.packed[name])))
     resume(small, target, small.data_files[1:2])
@@ -409,8 +408,7 @@ def test_a_disk_that_fills_up_midway_leaves_what_resume_continues(
 ) -> None:
     disk = room.mount(tmp_path, "-t", "tmpfs", "-o", f"size={big.length + MIB}", "tmpfs")
     target, filler = disk / "pack", disk / "filler"
-    arguments = (big.source, "--threads", "1")
-    with machine_faults.stopped(target, has_finished(target, 1), *arguments) as process:
+    with machine_faults.stopped(target, has_finished(target, 1), big.source) as process:
         with open(filler, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, os.statvfs(disk).f_bavail * 4096)
         code, errors = machine_faults.resumed(process)
@@ -430,7 +428,7 @@ def test_a_resumed_pack_needs_space_only_for_what_is_missing(
     target = disk / "pack"
     whole_file = len(big.packed[big.data_files[0]])
     reached = has_bytes(target, whole_file * 3 // 2)
-    with machine_faults.stopped(target, reached, big.source, "--threads", "1") as process:
+    with machine_faults.stopped(target, reached, big.source) as process:
         process.kill()
         process.communicate()
     resume(big, target)
@@ -519,9 +517,7 @@ def test_a_source_that_changes_while_it_is_read_makes_no_pack(
     source = Path(shutil.copytree(big.source, tmp_path / "source"))
     changed = sorted(source.iterdir())[shard]
     target = tmp_path / "pack"
-    with machine_faults.stopped(
-        target, has_finished(target, 2), source, "--threads", "1"
-    ) as process:
+    with machine_faults.stopped(target, has_finished(target, 2), source) as process:
         change(changed)
         code, errors = machine_faults.resumed(process)
     assert code == 3
@@ -547,14 +543,8 @@ def test_a_source_that_cannot_be_read_is_named_and_resumed_when_it_can(
 ) -> None:
     target = tmp_path / "pack"
     shard = sorted(small.source.iterdir())[-1]
-    outcome = machine_faults.hit(
-        Shot("preadv preadv2", (str(shard),), 4),
-        "error=EIO",
-        target,
-        small.source,
-        "--threads",
-        "1",
-    )
+    shot = Shot("preadv preadv2", (str(shard),), 4)
+    outcome = machine_faults.hit(shot, "error=EIO", target, small.source, "--threads", "1")
     assert outcome.returncode == 3
     assert says(outcome.stderr, f"{shard.name}.*Input/output error", "--resume")
     resume(small, target)
@@ -680,9 +670,7 @@ def test_a_pack_that_is_being_written_is_not_resumed_by_another(
     big: Model, tmp_path: Path, cli: Run
 ) -> None:
     target = tmp_path / "pack"
-    with machine_faults.stopped(
-        target, has_finished(target, 1), big.source, "--threads", "1"
-    ) as process:
+    with machine_faults.stopped(target, has_finished(target, 1), big.source) as process:
         before = contents(target), identities(target)
         outcome = cli("pack", big.source, "-o", target, "--resume")
         assert outcome.returncode == 1

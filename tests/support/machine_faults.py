@@ -50,13 +50,15 @@ def wait_until(reached: Callable[[], bool], process: Piped) -> None:
 
 
 @contextlib.contextmanager
-def stopped(target: Path, reached: Callable[[], bool], *arguments: str | Path) -> Iterator[Piped]:
+def stopped(target: Path, reached: Callable[[], bool], source: Path) -> Iterator[Piped]:
     """Yield a `moepack pack` that stands still (SIGSTOP) at a moment, before its commit.
+
+    It writes one file after the other.
 
     A packer that was too quick to be caught is given another try from the start.
     """
     for _ in range(8):
-        process = start(*arguments, "--output", target)
+        process = start(source, "--threads", "1", "--output", target)
         wait_until(reached, process)
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
