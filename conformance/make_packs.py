@@ -37,8 +37,8 @@ from conformance.variants import (
     removed,
 )
 from moepack.pack.format import records
-from moepack.packing.layout import Layout, load
 from moepack.packing.pack_model import pack_model
+from moepack.packing.plan.layout import Layout, load
 from moepack.packing.shard_index import index_model
 from tests.support.broken_manifests import BAD_ENTRIES, Entry, change
 from tests.support.broken_packs import INDEX_RULES, SHARD_RULES, VERIFIERS_RULES

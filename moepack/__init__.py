@@ -45,16 +45,16 @@ if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack as Pack
     from moepack.pack.reading.reader import Reader as Reader
     from moepack.pack.verifying.verifier import verify as verify
+    from moepack.packing.copies.mirror import mirror_pack as mirror_pack
+    from moepack.packing.copies.mirror import remove_mirror as remove_mirror
+    from moepack.packing.copies.pull import pull as pull
     from moepack.packing.fetched import fetch_model as fetch_model
-    from moepack.packing.mirror import mirror_pack as mirror_pack
-    from moepack.packing.mirror import remove_mirror as remove_mirror
     from moepack.packing.pack_model import pack_model as pack_model
-    from moepack.packing.pull import pull as pull
     from moepack.packing.ranking import rank_pack as rank_pack
-    from moepack.packing.recipe import write_recipe as write_recipe
     from moepack.packing.recipe_packing import pack_by_recipe as pack_by_recipe
     from moepack.packing.restore import restore as restore
     from moepack.packing.shard_index import index_model as index_model
+    from moepack.packing.writing.recipe import write_recipe as write_recipe
     from moepack.planning.forecasting.forecast import forecast as forecast
     from moepack.planning.forecasting.misses import WorkingSet as WorkingSet
     from moepack.planning.forecasting.published import published_formula as published_formula
@@ -103,11 +103,11 @@ _NAMES = {
     "pack.reading.reader": "Reader",
     "pack.verifying.verifier": "verify",
     "packing.fetched": "fetch_model",
-    "packing.mirror": "mirror_pack remove_mirror",
+    "packing.copies.mirror": "mirror_pack remove_mirror",
     "packing.pack_model": "pack_model",
-    "packing.pull": "pull",
+    "packing.copies.pull": "pull",
     "packing.ranking": "rank_pack",
-    "packing.recipe": "write_recipe",
+    "packing.writing.recipe": "write_recipe",
     "packing.recipe_packing": "pack_by_recipe",
     "packing.restore": "restore",
     "packing.shard_index": "index_model",

@@ -38,6 +38,7 @@ ROOMS = {
     "storage": ("remote", ""),
     "pack": ("format", "reading", "verifying", "engines", "mounting"),
     "traces": ("", "caching", "formats", "hotness", "simulation", "analysis"),
+    "packing": ("plan", "writing", "in_place", "distributed", "copies", ""),
     "planning": ("machine", "footprint", "forecasting", "placing"),
     "running": ("llama_cpp", "pager", "programs", "recording"),
     "bench": ("", "diagnosis"),

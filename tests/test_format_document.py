@@ -14,7 +14,7 @@ import moepack
 from moepack.common import digest
 from moepack.common.errors import PackError
 from moepack.pack.format import manifest, records
-from moepack.packing import layout
+from moepack.packing.plan import layout
 from moepack.source.experts import FAMILIES
 from moepack.source.ggml_types import TYPES
 from moepack.storage import frames

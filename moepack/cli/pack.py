@@ -29,7 +29,7 @@ from moepack.cli.shared.terminal import is_json, is_quiet, lay_out, next_line, s
 from moepack.common.errors import RequestError
 
 if TYPE_CHECKING:
-    from moepack.packing.pack_summary import PackSummary
+    from moepack.packing.plan.pack_summary import PackSummary
 
 
 @click.command()

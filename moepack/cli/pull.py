@@ -23,7 +23,7 @@ from moepack.common.path_hints import download_hint
 from moepack.common.remote_path import is_remote
 
 if TYPE_CHECKING:
-    from moepack.packing.pull import PullSummary
+    from moepack.packing.copies.pull import PullSummary
 
 
 @click.command()

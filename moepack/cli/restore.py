@@ -67,8 +67,8 @@ def restore(
 def _check_restorable(pack_path: str, target: str | None) -> None:
     """Raise the errors with which `restore --in-place` would end even if it is confirmed."""
     from moepack.pack.reading.shard_map import check_whole
-    from moepack.packing.in_place_refusals import check_plain
-    from moepack.packing.unfinished import is_unfinished
+    from moepack.packing.in_place.refusals import check_plain
+    from moepack.packing.in_place.unfinished import is_unfinished
 
     if is_unfinished(Path(pack_path)):
         return

@@ -23,8 +23,8 @@ from moepack.common.phases import Progress
 from moepack.common.remote_path import RemotePath, is_remote
 from moepack.pack.format import manifest
 from moepack.pack.reading.directory import named_pack, read_manifest
+from moepack.packing.copies.pull import pull
 from moepack.packing.pack_model import pack_model
-from moepack.packing.pull import pull
 from moepack.source.folder import SHARD_NAME
 from moepack.source.remote_model import choose_on_hub, find_remote_shards
 from moepack.storage.input_file import open_input

@@ -22,17 +22,15 @@ from pathlib import Path
 
 from moepack.common import digest, strict_json
 from moepack.common.errors import PackError, write_failure
-from moepack.common.keys import ExpertKey
 from moepack.common.pack_files import JOURNAL_NAME
-from moepack.common.shape import CHUNK_FAMILY, ROUTED_FAMILY
+from moepack.common.shape import ROUTED_FAMILY
 from moepack.pack.format import manifest, records
 from moepack.pack.format.index import Index
-from moepack.pack.format.tables import PackedFamily
 from moepack.pack.reading.pack import Pack
-from moepack.packing.chosen_hotness import load_hotness
-from moepack.packing.commit import TEMPORARY_NAME, commit
-from moepack.packing.line_log import LineLog
-from moepack.source.experts import SourceFamily
+from moepack.packing.plan.blob_hotness import count_of, is_measured
+from moepack.packing.plan.chosen_hotness import load_hotness
+from moepack.packing.writing.commit import TEMPORARY_NAME, commit
+from moepack.packing.writing.line_log import LineLog
 from moepack.storage.atomic import sync_directory
 from moepack.traces.hotness.model import Hotness
 
@@ -53,30 +51,6 @@ class RankSummary:
     measured_blob_count: int
     hotness_token_count: int | None
     is_changed: bool
-
-
-Family = SourceFamily | PackedFamily
-
-
-def is_measured(family: Family, routed_count: int | None, hotness: Hotness | None) -> bool:
-    """Return whether hotness has counts for the experts of a family.
-
-    `routed_count` is how many experts the routed family of the layer has, None without one. Chunk
-    experts are counted if it is known which experts they serve.
-    """
-    if hotness is None or not any(layer == family.layer for layer, _ in hotness.counts):
-        return False
-    if family.name == ROUTED_FAMILY:
-        return True
-    return family.name == CHUNK_FAMILY and (routed_count or 1) % family.expert_count == 0
-
-
-def count_of(family: Family, routed_count: int | None, hotness: Hotness, expert: int) -> int:
-    """Return the hotness of one expert, or of all experts that a chunk expert serves."""
-    if family.name == ROUTED_FAMILY:
-        return hotness.counts.get(ExpertKey(family.layer, expert), 0)
-    size = (routed_count or 1) // family.expert_count
-    return hotness.chunk_count(family.layer, expert, size)
 
 
 def rank_pack(

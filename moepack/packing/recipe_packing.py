@@ -10,10 +10,10 @@ from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.phases import Progress
 from moepack.common.remote_path import is_remote
-from moepack.packing import packer
-from moepack.packing.pack_summary import PackSummary, from_pack
-from moepack.packing.recipe import RecipePack, load_recipe
-from moepack.packing.target_directory import check_as_if_packing
+from moepack.packing.plan.pack_summary import PackSummary, from_pack
+from moepack.packing.writing import packer
+from moepack.packing.writing.recipe import RecipePack, load_recipe
+from moepack.packing.writing.target_directory import check_as_if_packing
 from moepack.source.shards import open_source
 
 

@@ -26,8 +26,8 @@ from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import ShardMap, map_shards
-from moepack.packing.in_place import restore_in_place, settle
-from moepack.packing.unfinished import is_unfinished
+from moepack.packing.in_place.in_place import restore_in_place, settle
+from moepack.packing.in_place.unfinished import is_unfinished
 from moepack.storage.atomic import make_folder, refuse_existing
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.whole_files import WholeFilesResult, write_whole_files

@@ -25,14 +25,14 @@ from moepack.common.remote_path import is_remote
 from moepack.pack.format import manifest
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
-from moepack.packing import manifest_encoder
-from moepack.packing.chosen_hotness import load_hotness
-from moepack.packing.commit import TEMPORARY_NAME, commit
-from moepack.packing.index_encoder import DigestsByOffset, encode_over_shards
-from moepack.packing.layout import Layout
-from moepack.packing.plan import Plan, make
-from moepack.packing.source_identity import describe_shards, describe_source
-from moepack.packing.target_directory import check_existing
+from moepack.packing.plan.chosen_hotness import load_hotness
+from moepack.packing.plan.layout import Layout
+from moepack.packing.plan.plan import Plan, make
+from moepack.packing.plan.source_identity import describe_shards, describe_source
+from moepack.packing.writing import manifest_encoder
+from moepack.packing.writing.commit import TEMPORARY_NAME, commit
+from moepack.packing.writing.index_encoder import DigestsByOffset, encode_over_shards
+from moepack.packing.writing.target_directory import check_existing
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source

@@ -9,7 +9,7 @@ from moepack.common.sizes import count_text, size_text
 
 if TYPE_CHECKING:
     from moepack.inspection.facts import MirrorFacts, PackMirrorFacts
-    from moepack.packing.mirror import MirrorSummary, RemovedMirror
+    from moepack.packing.copies.mirror import MirrorSummary, RemovedMirror
 
 
 def mirror(facts: MirrorFacts) -> str:

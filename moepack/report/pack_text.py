@@ -11,7 +11,7 @@ from moepack.report.values import seconds_text, speed_text, tokens_text
 
 if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
     from moepack.pack.mounting.mount import MountFacts
-    from moepack.packing.pack_summary import PackSummary
+    from moepack.packing.plan.pack_summary import PackSummary
     from moepack.packing.ranking import RankSummary
     from moepack.packing.restore import RestoreSummary
     from moepack.packing.shard_index import IndexSummary

@@ -9,9 +9,9 @@ from moepack.common.sizes import count_text, named_text, size_text
 
 if TYPE_CHECKING:
     from moepack.inspection.facts import PartialFacts
+    from moepack.packing.copies.pull import PullSummary
     from moepack.packing.fetched import FetchPlan
-    from moepack.packing.pull import PullSummary
-    from moepack.packing.recipe import RecipeSummary
+    from moepack.packing.writing.recipe import RecipeSummary
 
 
 def fetching(plan: FetchPlan) -> str:

@@ -13,15 +13,10 @@ from benchmarks.table import HEADING, Machine, Outcome, Row, cells, ending, line
 from moepack.bench.measuring import Spread
 
 ROOT = Path(__file__).parents[2]
-MACHINE = Machine("a processor, 2 CPUs", "Linux 6.18", "ext4", "madvise", "3.11")
 
 MET = limit_row("import moepack", [40, 50, 70], "ms", 60)
 MISSED = limit_row("locate a part", [2, 3, 4], "us", 2)
 NOT_MEASURED = Row("random direct reads: fio", "fio is not installed")
-
-
-def outcome(*rows: Row, other_load: float | None = None) -> Outcome:
-    return Outcome(MACHINE, rows, other_load)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +45,8 @@ def test_the_table_says_what_was_measured_and_what_was_missed() -> None:
     assert line(MISSED).endswith("(2 to 4)                <= 2 us       NOT met")
     assert line(NOT_MEASURED) == f"{'random direct reads: fio':<40}  fio is not installed"
     assert cells(HEADING).startswith("what: against what")
-    text = ending(outcome(MET, MISSED, NOT_MEASURED, other_load=0.25))
+    machine = Machine("a processor, 2 CPUs", "Linux 6.18", "ext4", "madvise", "3.11")
+    text = ending(Outcome(machine, (MET, MISSED, NOT_MEASURED), other_load=0.25))
     assert text.startswith("other processes took 25% of the CPUs meanwhile")
     assert text.endswith("\nlimits met: 1\nNOT met: locate a part: 3 us, limit <= 2 us")
 

@@ -29,6 +29,7 @@ from moepack.storage.open_files import lies_in_memory
 from moepack.storage.threaded import ThreadedBackend
 from tests.support.file_systems import mounted
 from tests.support.models import first_shard
+from tests.support.needs import require_disk
 from tests.support.synthetic_drive import CALM, SyntheticDrive
 
 MIB = 1 << 20
@@ -150,8 +151,7 @@ def test_points_are_measured_in_turns_and_at_other_places_each_time(tmp_path: Pa
 
 
 def test_without_a_model_the_drive_of_a_folder_is_measured(tmp_path: Path) -> None:
-    if lies_in_memory(tmp_path):
-        pytest.skip("the temporary folder lies in memory")
+    require_disk(tmp_path)
     measured = measure_machine(directory=tmp_path, seconds=0, scratch_length=32 * MIB)
     drive = measured.machine.drive
     assert drive is not None
@@ -182,8 +182,7 @@ def test_files_in_memory_are_no_drive() -> None:
 def test_where_there_are_no_direct_reads_a_note_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if lies_in_memory(tmp_path):
-        pytest.skip("the temporary folder lies in memory")
+    require_disk(tmp_path)
     monkeypatch.setattr(
         probe, "choose", lambda *_: (ThreadedBackend(direct=False), "direct does not work here")
     )

@@ -74,18 +74,6 @@ def said_of(
     return verdict(gains, done, backend, was_cold, schedule.seconds, schedule.needed_seconds)
 
 
-def headlines(weather: Weather, ratio: float, count: int) -> Counter[str]:
-    """Count the headlines of so many runs on drives on which `ratio` is the truth."""
-    said = []
-    for seed in range(count):
-        done = measured(SyntheticDrive(seed, weather, ratio), 45)
-        gains = judge(done, plan_of((1, 4, 16), LAYOUTS).conditions)
-        judgement = said_of(gains, done)
-        said.append(judgement.text.split(":")[0])
-        assert judgement.packing_gains is {GAIN: True, OPEN: None}.get(said[-1], False)
-    return Counter(said)
-
-
 RIGHT = {1.0: {NO_GAIN, OPEN}, 1.02: {NO_GAIN, OPEN}, 0.9: {LOSS, NO_GAIN}, 1.2: {GAIN}}
 """The verdicts that are right, by the truth."""
 
@@ -108,7 +96,13 @@ def test_many_runs_find_what_is_so(
     weather: Weather, ratio: float, right: set[str], least_share: float, count: int
 ) -> None:
     """Not every one where it is crowded all the time, or struck too often."""
-    said = headlines(weather, ratio, count)
+    said: Counter[str] = Counter()
+    for seed in range(count):
+        done = measured(SyntheticDrive(seed, weather, ratio), 45)
+        judgement = said_of(judge(done, plan_of((1, 4, 16), LAYOUTS).conditions), done)
+        headline = judgement.text.split(":")[0]
+        assert judgement.packing_gains is {GAIN: True, OPEN: None}.get(headline, False)
+        said[headline] += 1
     assert sum(said[headline] for headline in right) >= least_share * count
     assert ratio > 1.02 or set(said) <= RIGHT[ratio]
 

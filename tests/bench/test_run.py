@@ -18,14 +18,13 @@ from moepack.bench.workload import RoutedLayer
 from moepack.common import extras
 from moepack.common.errors import MachineError, RequestError, TraceError
 from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
 from moepack.pack.reading.expert_read import PAGE, FileRead
 from moepack.report import bench_text, chart
 from moepack.source.shards import open_source
 from moepack.storage.threaded import ThreadedBackend
-from moepack.traces.hotness import file
-from tests.support.models import FIXTURES, REAL_MODELS, first_shard, pack_model
+from tests.support.models import FIXTURES, REAL_MODELS, first_shard, on_disk, pack_model
 from tests.support.needs import require_disk
+from tests.support.shapes import shape_of_counts
 from tests.support.warm_command import Run
 
 TRACE = FIXTURES / "qwen3moe-trace.csv"
@@ -39,22 +38,9 @@ turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
 """
 
 
-def shape(expert_counts: dict[int, int]) -> ModelShape:
-    """Make a model that has so many experts in each layer."""
-    families = (FamilyShape(n, ROUTED_FAMILY, count, 1) for n, count in expert_counts.items())
-    return ModelShape(tuple(families))
-
-
-def content(read: FileRead) -> bytes:
-    """Read a range of a file plainly."""
-    with read.path.open("rb") as file:
-        file.seek(read.offset)
-        return file.read(read.length)
-
-
 def contents(groups: Groups) -> list[list[bytes]]:
     """Read the ranges of each expert plainly."""
-    return [[content(read) for read in expert.file_reads] for group in groups for expert in group]
+    return [[on_disk(read) for read in expert.file_reads] for group in groups for expert in group]
 
 
 @pytest.mark.parametrize("model", REAL_MODELS)
@@ -112,7 +98,7 @@ def test_portions_are_whole_layers_and_leave_nothing_over(packs: dict[str, Path]
 
 
 def test_a_trace_with_several_experts_a_line_is_read_token_by_token() -> None:
-    reads = workload.from_trace(str(TRACE), shape({0: 16, 1: 16}), 3)
+    reads = workload.from_trace(str(TRACE), shape_of_counts({0: 16, 1: 16}), 3)
     lines = [line.split(",") for line in TRACE.read_text().splitlines()[1:]]
     tokens = list(dict.fromkeys((line[0], line[1]) for line in lines))[:3]
     expected = [
@@ -128,7 +114,7 @@ def test_a_trace_with_several_experts_a_line_is_read_token_by_token() -> None:
 def test_a_trace_with_one_expert_a_line_is_read_token_by_token(tmp_path: Path) -> None:
     path = tmp_path / "route.csv"
     path.write_text(BIG_MOE)
-    reads = workload.from_trace(str(path), shape({0: 16, 1: 16}), 10)
+    reads = workload.from_trace(str(path), shape_of_counts({0: 16, 1: 16}), 10)
     assert reads.layers == [(0, (5, 3)), (1, (15,)), (0, (5,))]
     assert reads.token_count == 2
 
@@ -148,21 +134,21 @@ def test_a_trace_that_is_none_or_of_another_model_is_refused(
     path = tmp_path / "trace.csv"
     path.write_text(text)
     with pytest.raises(TraceError, match=problem):
-        workload.from_trace(str(path), shape({0: 16, 1: 16}), 10)
+        workload.from_trace(str(path), shape_of_counts({0: 16, 1: 16}), 10)
 
 
 def test_drawn_experts_follow_the_counts_and_are_different() -> None:
     counts = {ExpertKey(0, 0): 1000, ExpertKey(0, 1): 1000, ExpertKey(0, 2): 1}
-    drawn = workload.from_counts(counts, shape({0: 8}), 2, 200, "")
+    drawn = workload.from_counts(counts, shape_of_counts({0: 8}), 2, 200, "")
     assert all(len(set(routed.experts)) == 2 for routed in drawn.layers)
     hot = sum(expert in (0, 1) for routed in drawn.layers for expert in routed.experts)
     assert hot >= 390
     assert all(expert <= 2 for routed in drawn.layers for expert in routed.experts)
-    assert workload.from_counts(counts, shape({0: 8}), 2, 200, "") == drawn
+    assert workload.from_counts(counts, shape_of_counts({0: 8}), 2, 200, "") == drawn
 
 
 def test_without_counts_all_experts_are_drawn_alike() -> None:
-    drawn = workload.from_counts({}, shape({5: 4}), 2, 1000, "")
+    drawn = workload.from_counts({}, shape_of_counts({5: 4}), 2, 1000, "")
     times = [sum(expert in routed.experts for routed in drawn.layers) for expert in range(4)]
     assert all(430 <= count <= 570 for count in times)
     assert {routed.layer for routed in drawn.layers} == {5}
@@ -204,11 +190,11 @@ def test_timed_reads_count_what_they_read_and_refuse_what_is_short(tmp_path: Pat
         usage = through_queue(backend, groups, depth, scratch)
         assert (usage.read_count, usage.length) == (4, 3004)
         assert usage.seconds > 0
-        assert scratch.buffers[0][:3] == content(groups[1][0][0])
-        assert scratch.buffers[0][4096:6096] == content(first[1])
+        assert scratch.buffers[0][:3] == on_disk(groups[1][0][0])
+        assert scratch.buffers[0][4096:6096] == on_disk(first[1])
     usage = through_maps(groups, [path], scratch)
     assert (usage.read_count, usage.length) == (4, 3004)
-    assert scratch.buffers[0][4096:6096] == content(first[1])
+    assert scratch.buffers[0][4096:6096] == on_disk(first[1])
     usage = in_flight(backend, iter([FileRead(path, 0, 10, 0)] * 5), 2, 10, 60)
     assert usage.read_count == 5
     assert in_flight(backend, iter([FileRead(path, 0, 10, 0)] * 5), 2, 10, 0).read_count == 1
@@ -239,8 +225,8 @@ def test_what_lies_in_memory_is_not_called_cold_and_gets_no_verdict() -> None:
 def hot_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pack a model with its hotness."""
     target = tmp_path_factory.mktemp("hot") / "pack"
-    heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
-    pack_model([first_shard("qwen3moe")], target, counts=heat.counts, hotness=heat)
+    hotness = FIXTURES / "qwen3moe-hotness.csv"
+    moepack.pack_model(first_shard("qwen3moe"), target, hotness=hotness)
     return target
 
 

@@ -24,17 +24,12 @@ from tests.support.needs import require_disk
 from tests.support.synthetic_drive import (
     CALM,
     SyntheticDrive,
-    Weather,
     nothing_is_cached,
 )
 
 DEPTHS = (1, 4)
 SECONDS = 0.2
 """Of the drive's time: some 50 rounds of these small reads."""
-
-
-def is_shard(path: Path) -> bool:
-    return path.suffix == ".gguf"
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +43,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pack, Sour
         yield pack, source
 
 
-def measured(model: tuple[Pack, Source], seed: int, weather: Weather, factor: float) -> BenchReport:
+def measured(model: tuple[Pack, Source], factor: float) -> BenchReport:
     """Run all of `bench` on a drive on which shards take `factor` times as long as packs."""
-    drive = SyntheticDrive(seed, weather, factor, is_shard)
+    drive = SyntheticDrive(0, CALM, factor, lambda path: path.suffix == ".gguf")
     rig = Rig(drive.backend, drive.clock, drive.disturbance)
     reads = workload.from_counts({}, model[0].shape, 2, 1, "")
     settings = run.Settings(DEPTHS, seconds=SECONDS, length=100 << 10, point_seconds=0)
@@ -58,26 +53,22 @@ def measured(model: tuple[Pack, Source], seed: int, weather: Weather, factor: fl
         return run.measure_pack(*model, reads, rig, settings)
 
 
-def truths(model: tuple[Pack, Source]) -> dict[tuple[str, int], float]:
-    """Tell how many times as fast blobs are on a drive that treats all files alike."""
-    report = measured(model, 0, CALM, 1.0)
-    gains = [
-        gain for gain in report.gains if gain.way in ("reader", "raw") and gain.state == "cold"
-    ]
-    assert len(gains) == 4
-    return {(gain.way, gain.depth): gain.ratio or 0 for gain in gains}
-
-
 def test_what_is_measured_is_what_the_drive_does(model: tuple[Pack, Source]) -> None:
     """One latency each for three slices against one for a blob, and more bytes by rounding."""
-    before = truths(model)
-    assert all(1 < before[way, 4] < before[way, 1] < 3 for way in ("reader", "raw"))
-    assert before["raw", 1] == pytest.approx(before["reader", 1], rel=0.02)
-    after = measured(model, 0, CALM, 1.3)
-    for gain in after.gains:
-        if gain.state == "cold" and gain.way != "mapped":
-            assert gain.ratio == pytest.approx(1.3 * before[gain.way, gain.depth], rel=0.02)
-            assert gain.word == "gain"
+    before, after = (
+        {
+            (gain.way, gain.depth): gain
+            for gain in measured(model, factor).gains
+            if gain.way in ("reader", "raw") and gain.state == "cold"
+        }
+        for factor in (1.0, 1.3)
+    )
+    ratios = {key: gain.ratio or 0 for key, gain in before.items()}
+    assert all(1 < ratios[way, 4] < ratios[way, 1] < 3 for way in ("reader", "raw"))
+    assert ratios["raw", 1] == pytest.approx(ratios["reader", 1], rel=0.02)
+    for key, ratio in ratios.items():
+        assert after[key].ratio == pytest.approx(1.3 * ratio, rel=0.02)
+        assert after[key].word == "gain"
 
 
 def test_all_layouts_get_the_same_buffers_and_whole_pages(

@@ -4,17 +4,15 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import moepack
-from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
+from tests.support.children import PATIENCE, wait_until
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
-from tests.support.pagers import PROMPTS, ROOT
+from tests.support.pagers import PROMPTS, Command
 from tests.support.warm_command import Run
 
 pytestmark = [pytest.mark.long, needs_llama]
@@ -40,32 +38,27 @@ def test_each_answer_is_a_request(cli: Run, tmp_path: Path) -> None:
     assert "t.moetrace: exists already" in again.stderr
 
 
-@contextmanager
-def running(trace: Path) -> Iterator[Piped]:
-    """Have a program that answered once, and waits."""
-    command = (*MOEPACK, "run", SHARD, "--memory", "floor", "--trace", trace, "--", *PROGRAM)
-    with Piped(*command, cwd=ROOT, start_new_session=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.say(PROMPTS[1])
-        assert process.stdout.readline()
-        yield process
+def running(trace: Path) -> Command:
+    return Command(SHARD, "--memory", "floor", "--trace", trace, "--", *PROGRAM)
 
 
 def test_a_program_that_is_interrupted_has_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "t.moetrace"
-    with running(trace) as process:
-        os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=PATIENCE)
+    with running(trace) as run:
+        run.ask(*PROMPTS[1])
+        os.killpg(run.process.pid, signal.SIGINT)
+        run.process.wait(PATIENCE)
     assert counts(trace)[0] == 1
     assert not Path(f"{trace}.partial").exists()
 
 
 def test_what_a_killed_one_leaves_can_be_read(tmp_path: Path) -> None:
     partial = tmp_path / "t.moetrace.partial"
-    with running(tmp_path / "t.moetrace") as process:
+    with running(tmp_path / "t.moetrace") as run:
+        run.ask(*PROMPTS[1])
         wait_until(lambda: partial.stat().st_size >= 400)  # it is written each second
-        process.kill()
-        process.communicate(timeout=PATIENCE)
+        run.process.kill()
+        run.process.wait(PATIENCE)
     assert counts(partial)[0] == 1
 
 

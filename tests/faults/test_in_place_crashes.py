@@ -16,10 +16,10 @@ import pytest
 from moepack.common.errors import MoepackError, RequestError
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import map_shards
-from moepack.packing import units
+from moepack.packing.in_place import units
+from moepack.packing.in_place.unit_files import FileSet
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
-from moepack.packing.unit_files import FileSet
 from moepack.storage import holes
 from tests.support import gguf_builder
 from tests.support.interruptions import before_each

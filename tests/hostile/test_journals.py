@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from moepack.common.errors import MachineError, MoepackError, RequestError
 from moepack.pack.verifying.verifier import verify
-from moepack.packing import commit, journal, line_log, manifest_encoder
+from moepack.packing.writing import commit, journal, line_log, manifest_encoder
 from tests.support.gguf_builder import F32, moe
 from tests.support.hostile_input import (
     QUICK,
@@ -111,7 +111,7 @@ def test_a_journal_of_gigabytes_costs_nothing(tmp_path: Path) -> None:
     for start in (b"", b"{}\n", b"[" * 1000):
         path.write_bytes(start)
         os.truncate(path, 4 << 30)
-        call = ("from moepack.packing import journal, line_log; from pathlib import Path", _RESUME)
+        call = ("from moepack.packing.writing import journal; from pathlib import Path", _RESUME)
         assert_cheap(call, path)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moepack.common import installed
 from moepack.common.errors import RequestError
-from moepack.packing import layout
+from moepack.packing.plan import layout
 from tests.support.hostile_input import EFFORTS, assert_cheap, assert_clear, filled, mutants
 
 SHIPPED = {
@@ -111,7 +111,7 @@ def test_the_name_of_a_layout_is_looked_up_and_never_a_path(name: str) -> None:
     assert len(str(caught.value)) < 500 + len(name)
 
 
-LAYOUT = ("from moepack.packing import layout", "layout.load(path)")
+LAYOUT = ("from moepack.packing.plan import layout", "layout.load(path)")
 
 
 LIMIT = layout.MAX_FILE_LENGTH

@@ -17,10 +17,11 @@ import moepack
 from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.pack.format import manifest
 from moepack.pack.mounting import mount as mounting
-from moepack.packing import compressed_files, layout
-from moepack.packing.line_log import LineLog
 from moepack.packing.pack_model import pack_model
-from moepack.packing.pack_summary import PackSummary
+from moepack.packing.plan import layout
+from moepack.packing.plan.pack_summary import PackSummary
+from moepack.packing.writing import compressed_files
+from moepack.packing.writing.line_log import LineLog
 from moepack.storage import frames
 from tests.support.compressible import LONG, SHORT, compressible, with_biases, write_model
 from tests.support.gguf_builder import TensorSpec
@@ -163,7 +164,7 @@ def test_a_blob_whose_padding_takes_all_that_is_saved_stays_as_it_is(tmp_path: P
 
 def own_layout(folder: Path, name: str, codec: str) -> Path:
     """Write a shipped layout with a codec; return its path."""
-    text = (Path(layout.__file__).parents[2] / "layouts" / f"{name}.toml").read_text()
+    text = (Path(layout.__file__).parents[3] / "layouts" / f"{name}.toml").read_text()
     path = folder / f"{name}.toml"
     path.write_text(text.replace("small_alignment = 64", f"small_alignment = 64\ncodec = {codec}"))
     return path

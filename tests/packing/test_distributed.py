@@ -19,7 +19,8 @@ import pytest
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.common.remote_path import RemotePath
 from moepack.pack.verifying.verifier import verify
-from moepack.packing import distributed_pack, distributed_target
+from moepack.packing.distributed import target as distributed_target
+from moepack.packing.distributed import unfinished_pack as distributed_pack
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.storage import scattering

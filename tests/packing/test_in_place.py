@@ -23,12 +23,12 @@ from moepack.common.errors import MachineError, MoepackError, PackError, Request
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import ShardMap
 from moepack.pack.verifying.verifier import verify
-from moepack.packing import units
+from moepack.packing.in_place import units
+from moepack.packing.in_place.unfinished import InPlaceJournal, Unfinished
+from moepack.packing.in_place.unit_files import FileSet, PackFiles, ShardFiles
+from moepack.packing.in_place.units import FreeableBlocks, Piece, Units
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
-from moepack.packing.unfinished import InPlaceJournal, Unfinished
-from moepack.packing.unit_files import FileSet, PackFiles, ShardFiles
-from moepack.packing.units import FreeableBlocks, Piece, Units
 from moepack.storage import holes
 from moepack.storage.extents import Extent
 from moepack.storage.space import free_space, shortage
@@ -513,7 +513,7 @@ def test_a_file_system_without_holes_and_a_drive_that_fails_are_refused(
 def test_too_little_space_is_refused_and_all_is_left_as_it_is(
     way: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from moepack.packing import in_place_work
+    from moepack.packing.in_place import work as in_place_work
 
     if way == "restore":
         pack_model(source, tmp_path / "pack")
@@ -572,7 +572,7 @@ def test_shards_go_home_without_room_where_none_was_carried_over(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else fills the disk between the check and the work."""
-    from moepack.packing import in_place_work
+    from moepack.packing.in_place import work as in_place_work
 
     def fill(*_: object) -> None:
         monkeypatch.setattr(in_place_work, "MARGIN", 1 << 60)

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import pytest
 
 from moepack.common.errors import MachineError, MoepackError, PackError
-from moepack.packing import in_place_draft, units
+from moepack.packing.in_place import draft as in_place_draft
+from moepack.packing.in_place import units
+from moepack.packing.in_place.unit_files import FileSet
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
-from moepack.packing.unit_files import FileSet
 from moepack.storage import holes
 from tests.support import gguf_builder
 from tests.support.interruptions import before_each

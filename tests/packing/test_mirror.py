@@ -11,7 +11,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, MirrorWarning, PackError, RequestError
-from moepack.packing import mirror_copy
+from moepack.packing.copies import mirror_copy
 from moepack.storage.lock import lock
 from moepack.storage.ranges import RangeSet
 from tests.support.interruptions import CrashError, crash_after, fail_at, record_calls

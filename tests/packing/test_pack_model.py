@@ -11,8 +11,8 @@ import pytest
 import moepack
 from moepack.common.errors import RequestError, TraceError
 from moepack.pack.verifying.verifier import verify
-from moepack.packing import layout
 from moepack.packing.pack_model import pack_model
+from moepack.packing.plan import layout
 from moepack.packing.shard_index import index_model
 from moepack.report.json_text import to_json
 from moepack.traces.hotness.file import load

@@ -19,8 +19,8 @@ from moepack.common.pack_files import is_pack
 from moepack.common.remote_path import RemotePath
 from moepack.pack.mounting.mount import mount
 from moepack.pack.reading import partial as partials
-from moepack.packing import pull_copy
-from moepack.packing.pull import PullSummary
+from moepack.packing.copies import pull_copy
+from moepack.packing.copies.pull import PullSummary
 from moepack.storage.remote.stores import forget_stores, store_of
 from tests.support.compressible import compressible
 from tests.support.gguf_builder import write_shards
@@ -347,7 +347,7 @@ def test_what_a_killed_pull_has_written_is_kept(
     """Killed before anything was named: the bytes themselves tell that they are right."""
     server.delay = 0.3
     code = (
-        "import sys; from moepack.packing import pull_copy; pull_copy.RUN_LENGTH = 50_000\n"
+        "import sys; from moepack.packing.copies import pull_copy; pull_copy.RUN_LENGTH = 50_000\n"
         "import moepack; moepack.pull(sys.argv[1], sys.argv[2], threads=1)"
     )
     here = tmp_path / "here"

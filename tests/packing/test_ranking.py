@@ -12,9 +12,9 @@ import pytest
 
 import moepack
 from moepack.common.errors import MoepackError, PackError
-from moepack.packing.chosen_hotness import load_hotness
-from moepack.packing.layout import load
-from moepack.packing.line_log import LineLog
+from moepack.packing.plan.chosen_hotness import load_hotness
+from moepack.packing.plan.layout import load
+from moepack.packing.writing.line_log import LineLog
 from moepack.storage.atomic import write_synced
 from tests.support.interruptions import CrashError, crash_after, record_calls
 from tests.support.models import FIXTURES, contents, first_shard, hotness_of, pack_model
@@ -186,7 +186,7 @@ def test_what_is_not_read_back_as_it_was_written_is_not_committed(
     def write_badly(path: Path, data: bytes) -> None:
         write(path, bytes([data[0] ^ 1]) + data[1:])
 
-    monkeypatch.setattr("moepack.packing.commit.write_synced", write_badly)
+    monkeypatch.setattr("moepack.packing.writing.commit.write_synced", write_badly)
     with pytest.raises(MoepackError, match="other bytes than were written"):
         moepack.rank_pack(pack, HOTNESS)
     after = contents(pack)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from moepack.common.errors import MachineError, PackError, RequestError
+from moepack.packing.in_place.unfinished import is_unfinished
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.packing.shard_index import index_model
-from moepack.packing.unfinished import is_unfinished
 from moepack.storage.whole_files import partial_name
 from tests.support import gguf_builder, odd_models
 from tests.support.file_systems import mounted

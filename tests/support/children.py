@@ -1,6 +1,5 @@
 """What may hang or harm its process is done in another, or in a thread that is given up."""
 
-import json
 import subprocess
 import sys
 import textwrap
@@ -64,11 +63,6 @@ class Piped(subprocess.Popen[str]):
     def __init__(self, *command: object, **options: Any) -> None:
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         super().__init__([*map(str, command)], text=True, **(pipes | options))
-
-    def say(self, question: object) -> None:
-        """Write a line of JSON."""
-        self.stdin.write(json.dumps(question) + "\n")
-        self.stdin.flush()
 
 
 def run_child(code: str, *arguments: str | Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moepack.common.keys import ExpertKey
+from moepack.pack.reading.expert_read import FileRead
 from moepack.pack.reading.locations import BlobLocation, PartLocation
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.reader import Reader
@@ -67,7 +68,7 @@ def keys_of(pack: Pack) -> list[tuple[int, int]]:
     return [(layer, n) for layer in pack.layers for n in range(pack.expert_count(layer))]
 
 
-def on_disk(where: BlobLocation | PartLocation) -> bytes:
+def on_disk(where: BlobLocation | PartLocation | FileRead) -> bytes:
     with open(where.path, "rb") as file:
         file.seek(where.offset)
         return file.read(where.length)

@@ -13,11 +13,13 @@ from tempfile import TemporaryFile
 from typing import Any, Self
 
 from moepack.common.errors import MoepackError
+from moepack.common.keys import ExpertKey
 from moepack.packing.opening import open_model
+from moepack.running.pager.mapped_model import slot_length
 from moepack.running.pager.messages import Op, encode
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.programs.runner import preloaded_library
-from tests.support.children import PATIENCE, Piped
+from tests.support.children import MOEPACK, PATIENCE, Piped
 from tests.support.models import FIXTURES
 
 ROOT = FIXTURES.parent
@@ -46,13 +48,12 @@ class Program:
     def __init__(
         self, model: str | Path, *options: object, module: str = _LLAMA, **names: str
     ) -> None:
+        self._start((*_start_of(module), model, *options), names)
+
+    def _start(self, command: Sequence[object], names: dict[str, str], **options: Any) -> None:
         self._errors = TemporaryFile()  # noqa: SIM115
-        self.process = Piped(
-            *(*_start_of(module), model, *options),
-            stderr=self._errors,
-            cwd=ROOT,
-            env=os.environ | names,
-        )
+        names = os.environ | names
+        self.process = Piped(*command, stderr=self._errors, cwd=ROOT, env=names, **options)
 
     def wait_ready(self) -> Self:
         """Wait until the model is loaded."""
@@ -83,7 +84,8 @@ class Program:
 
     def begin(self, *prompts: object) -> None:
         """Ask, and wait for nothing."""
-        self.process.say(prompts)
+        self.process.stdin.write(json.dumps(prompts) + "\n")
+        self.process.stdin.flush()
 
     def result_line(self) -> str:
         """Wait for the next line; an empty one where the program has ended."""
@@ -108,6 +110,13 @@ class Program:
             if any(exception) or self.process.poll() is not None:
                 self.process.kill()
             self.process.communicate(timeout=PATIENCE)
+
+
+class Command(Program):
+    """`moepack run` with such a program, in a process group of its own."""
+
+    def __init__(self, *words: str | Path, **names: str) -> None:
+        self._start((*MOEPACK, "run", *words), names, start_new_session=True)
 
 
 def _start_of(module: str) -> list[str]:
@@ -158,6 +167,12 @@ class Paging:
         program = Program(self.pager.model_path, *options, module=module, **names)
         self._programs.append(program)
         return program
+
+    @property
+    def rooms(self) -> dict[ExpertKey, int]:
+        """The bytes that each expert takes in memory."""
+        spans = self.pager._residents.spans
+        return {key: slot_length(parts) for key, parts in spans.items()}
 
     def chooser(self, ggml: Path, model: Path) -> Program:
         """Start a program whose routers select as they are told."""

@@ -9,7 +9,7 @@ import pytest
 
 import moepack
 from moepack.pack.reading.pack import Pack
-from moepack.packing import pull_copy
+from moepack.packing.copies import pull_copy
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.stores import forget_stores
 from tests.support.models import keys_of, tree

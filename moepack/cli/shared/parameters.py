@@ -104,7 +104,7 @@ class LayoutName(InputPath):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Offer the layouts that come with moepack, or paths if none fits."""
-        from moepack.packing import layout
+        from moepack.packing.plan import layout
 
         fitting = [name for name in layout.names() if name.startswith(incomplete)]
         if fitting:

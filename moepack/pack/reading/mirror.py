@@ -5,7 +5,7 @@
     folder/experts-00000.bin    named as in the pack, and as long; what is not mirrored is a hole
 
 All of it lies beside the pack's format: the pack is the same with and without it. What makes a
-mirror is `moepack.packing.mirror`.
+mirror is `moepack.packing.copies.mirror`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 There is no manifest.json, so nobody takes it for a pack. Bytes that `.pull.json` names had their
 digests when they came, and were synced before they were named. What makes one is
-`moepack.packing.pull`; its last step is to turn it into the pack.
+`moepack.packing.copies.pull`; its last step is to turn it into the pack.
 """
 
 from __future__ import annotations

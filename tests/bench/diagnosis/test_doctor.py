@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
 import moepack
-from moepack.bench.diagnosis.doctor import DoctorFacts
 from moepack.report import doctor_text
 
 NAMES = [
@@ -14,12 +11,8 @@ NAMES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def facts(packs: dict[str, Path]) -> DoctorFacts:
-    return moepack.doctor(packs["qwen3moe"], seconds=0)
-
-
-def test_every_check_has_a_line_and_what_to_do(facts: DoctorFacts) -> None:
+def test_every_check_has_a_line_and_what_to_do(packs: dict[str, Path]) -> None:
+    facts = moepack.doctor(packs["qwen3moe"], seconds=0)
     names = [finding.name for finding in facts.findings]
     assert names[: len(NAMES)] == NAMES
     assert len(names) == len(set(names))

@@ -7,14 +7,13 @@ import pytest
 
 from moepack.bench.diagnosis import hardware
 from moepack.bench.diagnosis.hardware import check_drive, check_variables
-from moepack.planning.machine.model import Drive, Figure, Gpu
+from moepack.planning.machine.model import Figure, Gpu
 from moepack.planning.machine.processors import cpu_count
 from tests.support.machines import GB, surface
 from tests.support.needs import needs_llama
 from tests.support.reads import in_child
 
 AVX2 = "CPU : SSE3 = 1 | AVX = 1 | AVX2 = 1 | FMA = 1 | AVX512 = 0 | OPENMP = 1 | REPACK = 1 | "
-LENGTH = 2 << 20
 
 
 def test_a_control_group_that_leaves_less_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +125,6 @@ def test_fewer_threads_than_processors_are_named() -> None:
     assert check_variables({"OMP_NUM_THREADS": "1"}).measured == "OMP_NUM_THREADS=1"
 
 
-def drive(low: float, high: float, sequential: float | None) -> Drive:
-    figure = None if sequential is None else Figure(sequential * GB, "measured")
-    return surface({(LENGTH, 4): (low, high)})._replace(sequential=figure)
-
-
 @pytest.mark.parametrize(
     ("low", "high", "sequential", "verdict", "word"),
     [
@@ -144,7 +138,9 @@ def drive(low: float, high: float, sequential: float | None) -> Drive:
 def test_what_slows_reads_is_named(
     low: float, high: float, sequential: float | None, verdict: str, word: str
 ) -> None:
-    finding = check_drive(drive(low, high, sequential), None)
+    figure = None if sequential is None else Figure(sequential * GB, "measured")
+    drive = surface({(2 << 20, 4): (low, high)})._replace(sequential=figure)
+    finding = check_drive(drive, None)
     assert finding.verdict == verdict
     assert word in (finding.hint or "")
     assert ("in order" in (finding.measured or "")) == (sequential is not None)

@@ -13,9 +13,9 @@ from moepack.bench.diagnosis import system
 from moepack.bench.diagnosis.check_result import CheckResult
 from moepack.common.errors import MachineError
 from moepack.running.pager.page_faults import check_page_faults
-from moepack.storage.open_files import lies_in_memory
 from moepack.storage.probe import choose
 from tests.support import mounts, seccomp
+from tests.support.needs import require_disk
 from tests.support.reads import in_child
 
 MACHINE = platform.machine()
@@ -26,8 +26,7 @@ def file(tmp_path: Path) -> Path:
     """Return a file on a drive that is read directly, by io_uring too."""
     path = tmp_path / "data.bin"
     path.write_bytes(bytes(8192))
-    if lies_in_memory(path):
-        pytest.skip("temporary files are in memory here")
+    require_disk(path)
     for name in ("uring", "direct"):
         try:
             choose(name, [path], 1)[0].close()
@@ -36,12 +35,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def verdicts(findings: list[CheckResult]) -> dict[str, str]:
-    return {finding.name: finding.verdict for finding in findings}
-
-
 def test_what_works_is_fine(file: Path) -> None:
-    assert verdicts(system.check_reading(file)) == {"direct reads": "fine", "io_uring": "fine"}
+    verdicts = {finding.name: finding.verdict for finding in system.check_reading(file)}
+    assert verdicts == {"direct reads": "fine", "io_uring": "fine"}
 
 
 def test_a_forbidden_io_uring_is_named(file: Path) -> None:

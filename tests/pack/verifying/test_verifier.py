@@ -16,10 +16,11 @@ import moepack
 from moepack.common.errors import PackError, SourceError
 from moepack.pack.verifying import extents, scan
 from moepack.pack.verifying.verifier import verify
-from moepack.packing import layout, packer, plan
-from moepack.packing.planned_pack import PlannedPack
+from moepack.packing.plan import layout, plan
+from moepack.packing.plan.source_identity import describe_shard, describe_source
 from moepack.packing.restore import restore
-from moepack.packing.source_identity import describe_shard, describe_source
+from moepack.packing.writing import packer
+from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.source import experts
 from moepack.source.dense import find_dense
 from moepack.source.experts import Experts, Scattered

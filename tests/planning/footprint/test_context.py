@@ -18,7 +18,7 @@ from moepack.source import gguf_header
 from moepack.source.shards import Source
 from tests.support import architectures
 from tests.support.gguf_builder import GgufBuilder, moe
-from tests.support.models import first_shard, pack_model
+from tests.support.values import some
 
 Options = dict[str, Any]
 
@@ -45,10 +45,6 @@ def _context(
     attention: Attention, token_count: int | None = 1024, **options: Any
 ) -> ContextLengths:
     return context_of(attention, ContextOptions(token_count)._replace(**options))
-
-
-def _named(name: str, value: Any) -> Options:
-    return {name: value}
 
 
 def test_keys_and_values_of_each_layer_are_counted() -> None:
@@ -91,19 +87,18 @@ def test_without_a_count_the_model_says_how_many_tokens() -> None:
         _context(_attention(), None)
 
 
-@pytest.mark.parametrize("which", ["type_k", "type_v"])
-def test_a_type_that_is_not_offered_is_refused(which: str) -> None:
+@pytest.mark.parametrize(("kind", "options"), [("K", {"type_k": "f64"}), ("V", {"type_v": "f64"})])
+def test_a_type_that_is_not_offered_is_refused(kind: str, options: Options) -> None:
     with pytest.raises(RequestError, match="not a type for a cache") as caught:
-        _context(_attention(), **_named(which, "q6_k"))
-    assert caught.value.place == f"cache type of {which[-1].upper()}"
-    assert caught.value.found == "q6_k"
+        _context(_attention(), **options)
+    assert (caught.value.place, caught.value.found) == (f"cache type of {kind}", "f64")
 
 
-@pytest.mark.parametrize("which", ["type_k", "type_v"])
-def test_heads_that_are_no_whole_blocks_are_refused(which: str) -> None:
+@pytest.mark.parametrize("options", [{"type_k": "q8_0"}, {"type_v": "q8_0"}])
+def test_heads_that_are_no_whole_blocks_are_refused(options: Options) -> None:
     attention = _attention(attention__key_length=24, attention__value_length=24)
     with pytest.raises(RequestError, match="not whole blocks") as caught:
-        _context(attention, **_named(which, "q8_0"))
+        _context(attention, **options)
     assert (caught.value.expected, caught.value.found) == ("a multiple of 32", 48)
 
 
@@ -132,18 +127,6 @@ def test_metadata_that_does_not_say_what_it_must_is_named(
     assert caught.value.found == (actual or "no such key")
 
 
-def test_of_a_pack_the_context_is_known_as_of_its_model(tmp_path: Path) -> None:
-    source = first_shard("gpt-oss")
-    pack_model([source], tmp_path / "whole")
-    pack_model([source], tmp_path / "experts", experts_only=True)
-    whole, experts = footprint_of(tmp_path / "whole"), footprint_of(tmp_path / "experts")
-    options = ContextOptions(4096)
-    assert whole == footprint_of(source)
-    assert experts.context(options) is None
-    assert experts.compute_length(options) is None
-    assert experts.weights.expert_length == whole.weights.expert_length
-
-
 def test_metadata_without_attention_is_no_reason_to_know_no_weights(tmp_path: Path) -> None:
     path = moe((0, 1)).write(tmp_path / "m.gguf")
     assert footprint_of(path).attention is None
@@ -156,7 +139,9 @@ def test_a_model_that_caches_nothing_takes_as_much_for_any_count_of_tokens(tmp_p
     assert short == long
 
 
-def test_compute_buffers_are_unknown_if_the_experts_of_a_token_are(tmp_path: Path) -> None:
+def test_without_the_number_of_experts_used_the_buffers_and_reads_of_a_token_are_unknown(
+    tmp_path: Path,
+) -> None:
     builder = moe((0,)).put("qwen3moe.embedding_length", "u32", 64)
     builder.put("qwen3moe.attention.head_count", "u32", 2)
     complete = footprint_of(builder.write(tmp_path / "complete.gguf"))
@@ -167,3 +152,7 @@ def test_compute_buffers_are_unknown_if_the_experts_of_a_token_are(tmp_path: Pat
     # 5 widths, three hidden layers of 2 experts in use, and a mask of 512 cells.
     assert complete.compute_length(options) == 512 * (4 * (5 * 64 + 3 * 2 * 32) + 2 * 512)
     assert unknown.context(options) == complete.context(options)
+    weights = unknown.weights
+    assert weights.layers[0].used_expert_length is None
+    assert weights.read_expert_length is some(weights.parameters).active is None
+    assert weights.read_dense_length is not None

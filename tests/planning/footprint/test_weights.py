@@ -10,6 +10,7 @@ import pytest
 
 from moepack.common import digest
 from moepack.common.errors import PackError
+from moepack.planning.footprint.context import ContextOptions
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.footprint.weights import LayerWeights, Weights
 from tests.support.gguf_builder import moe, split, write_shards
@@ -38,15 +39,16 @@ def test_each_layer_takes_what_the_gguf_package_counts(model: str) -> None:
 
 @pytest.mark.parametrize("model", REAL_MODELS)
 def test_a_pack_of_a_model_says_what_the_model_says(model: str, packs: dict[str, Path]) -> None:
-    assert footprint_of(packs[model]).weights == footprint_of(first_shard(model)).weights
+    assert footprint_of(packs[model]) == footprint_of(first_shard(model))
 
 
 def test_of_a_pack_of_experts_alone_no_more_than_these_is_known(tmp_path: Path) -> None:
     pack_model([first_shard("qwen3moe")], tmp_path / "pack", experts_only=True)
-    weights, whole = (
-        footprint_of(tmp_path / "pack").weights,
-        footprint_of(first_shard("qwen3moe")).weights,
-    )
+    whole = footprint_of(first_shard("qwen3moe")).weights
+    footprint, options = footprint_of(tmp_path / "pack"), ContextOptions(4096)
+    weights = footprint.weights
+    assert footprint.context(options) is None
+    assert footprint.compute_length(options) is None
     assert weights == Weights(
         architecture="qwen3moe",
         name=whole.name,
@@ -78,15 +80,6 @@ def test_a_token_reads_one_row_of_embeddings_and_the_experts_that_it_uses(tmp_pa
     assert weights.read_dense_length == 4 * 64 + 8 * 4 * 64 + norms
     assert some(weights.outer).is_tied
     assert some(weights.parameters).embedding == 0
-
-
-def test_what_a_token_uses_is_unknown_where_the_metadata_does_not_say(tmp_path: Path) -> None:
-    builder = moe((0,))
-    builder.metadata = [pair for pair in builder.metadata if "used" not in pair[0]]
-    weights = footprint_of(builder.write(tmp_path / "m.gguf")).weights
-    assert weights.layers[0].used_expert_length is None
-    assert weights.read_expert_length is some(weights.parameters).active is None
-    assert weights.read_dense_length is not None
 
 
 def test_layers_for_prediction_are_in_the_file_and_not_run(tmp_path: Path) -> None:

@@ -5,20 +5,11 @@ from typing import Any
 
 import pytest
 
-from moepack.common.errors import RequestError
-from moepack.planning.footprint.model import footprint_of
-from moepack.planning.footprint.weights import Weights
-from moepack.planning.forecasting.calibration import (
-    REPEAT_REL_STD,
-    RUN_REL_STD,
-    calibrate,
-    check_model,
-)
+from moepack.planning.forecasting.calibration import REPEAT_REL_STD, RUN_REL_STD, calibrate
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.forecasting.rates import Estimate, Rates
 from moepack.planning.forecasting.reads import KIND_WORDS, Kind, Reads
 from tests.support.machines import GB, machine
-from tests.support.models import first_shard
 from tests.support.values import some
 
 LAYERS = 48
@@ -115,24 +106,3 @@ def test_streaming_teaches_the_times_of_computing_and_of_the_drive() -> None:
 def test_a_run_that_says_it_only_waited_still_computed() -> None:
     run = measured("stream", 10.0, read_length=0.2 * GB, read_seconds=0.1)
     assert estimated("stream", READS["stream"], run).seconds == pytest.approx(0.1, rel=0.1)
-
-
-@pytest.fixture(scope="module")
-def weights() -> Weights:
-    return footprint_of(first_shard("qwen3moe")).weights
-
-
-@pytest.mark.parametrize("times", [1, 0.985, 1.015])
-def test_versions_load_a_little_more_or_less(weights: Weights, times: float) -> None:
-    length = round(some(weights.length) * times)
-    check_model([measured("cpu", model_length=length)], weights, "model.gguf")
-
-
-@pytest.mark.parametrize("times", [0.97, 1.03, 1e6])
-def test_a_run_of_another_model_is_an_error(weights: Weights, times: float) -> None:
-    length = some(weights.length)
-    other = measured("cpu", model_length=round(length * times), place="line 7")
-    with pytest.raises(RequestError, match="a receipt of another model") as caught:
-        check_model([measured("cpu", model_length=length), other], weights, "model.gguf")
-    assert (caught.value.path, caught.value.place) == ("receipt.json", "line 7")
-    assert "1.3 MiB of tensors, as model.gguf has" in str(caught.value)

@@ -10,14 +10,10 @@ from moepack.common.errors import RequestError
 from moepack.planning.forecasting.measured_runs import MeasuredRun, read_runs
 
 NOW: dict[str, Any] = {
-    "build_commit": "abc",
     "cpu_info": "CPU",
     "gpu_info": "NVIDIA GeForce RTX 3090",
     "backends": "CUDA",
-    "model_filename": "model.gguf",
-    "model_type": "qwen3moe 30B.A3B Q4_K - Medium",
     "model_size": 18_550_000_000,
-    "model_n_params": 30_532_122_624,
     "n_gpu_layers": 99,
     "n_cpu_moe": 24,
     "tensor_buft_overrides": "none",
@@ -28,7 +24,6 @@ NOW: dict[str, Any] = {
     "avg_ts": 41.9,
 }
 OLD: dict[str, Any] = {  # of 2023
-    "build_commit": "def",
     "cuda": True,
     "opencl": False,
     "gpu_blas": True,
@@ -158,6 +153,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "our own, backwards": ({**RUN, "seconds": -1}, "seconds: less than 0"),
     "our own without its memory": ({**RUN, "memory": 5}, "memory: missing"),
     "our own, one token": ({**RUN, "step_count": 0}, "too short to be a receipt"),
+    "our own, always waiting": (
+        {**RUN, "read_seconds": 12},
+        "entry 1: read_seconds: .* waited longer .* up to 9.9 s, as `seconds` says, found 12 s",
+    ),
 }
 
 
@@ -174,13 +173,3 @@ def test_what_is_none_is_refused(tmp_path: Path, body: Any, message: str) -> Non
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot read: No such file"):
         read_runs([str(tmp_path / "none.json")])
-
-
-def test_a_run_that_waited_longer_than_it_took_is_refused_with_both_values(tmp_path: Path) -> None:
-    path = write(tmp_path / "receipt.json", {**RUN, "read_seconds": 12})
-    with pytest.raises(RequestError, match="waited longer for the drive than it ran") as caught:
-        read_runs([path])
-    error = caught.value
-    assert (error.path, error.place) == (path, "entry 1: read_seconds")
-    assert (error.expected, error.found) == ("up to 9.9 s, as `seconds` says", "12 s")
-    assert only(tmp_path, {**RUN, "read_seconds": 9.9}).read_seconds == 0.1

@@ -61,15 +61,8 @@ def test_of_a_trace_it_is_what_a_simulation_says(
 
 def test_a_trace_of_a_prompt_alone_says_nothing(shape: ModelShape, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.csv"
-    heading = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
-    preamble = "# model=tiny.gguf arch=qwen3moe n_layer=2 n_expert=16 n_expert_used=4"
-    rows = [
-        f"0,0,{step},{layer},{slot},{expert},0.25,1,4096"
-        for step in range(3)
-        for layer in range(2)
-        for slot, expert in enumerate((1, 2, 3, 4))
-    ]
-    prompt.write_text("\n".join(["# route_trace v1", preamble, heading, *rows, ""]))
+    rows = "".join(f"0,0,0,{layer},0,{expert},1\n" for layer in (0, 1) for expert in range(4))
+    prompt.write_text(f"turn,phase,step,layer,slot,expert,weight\n{rows}")
     with pytest.raises(RequestError, match="the trace has no decoded token") as caught:
         by_trace([str(prompt)], [1 << 20], ReadOptions(shape=shape), None)
     assert caught.value.path == str(prompt)

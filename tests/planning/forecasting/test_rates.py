@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from moepack.planning.forecasting.rates import Estimate, Rates, ceiling_seconds
 from moepack.planning.forecasting.reads import Reads
-from moepack.planning.machine.model import Machine
 from tests.support.machines import GB, machine, surface
 from tests.support.values import some
 
@@ -21,6 +21,11 @@ DENSE, EXPERTS = 0.86 * GB, 1.092 * GB
 def offloaded(share: float) -> Reads:
     """Return the reads of a token of Qwen3-30B-A3B Q4_K_M with a share of experts in memory."""
     return Reads(LAYERS, vram=DENSE + EXPERTS * (1 - share), memory=EXPERTS * share)
+
+
+def offload_rates(**figures: Any) -> Rates:
+    """Return the rates that a machine's figures give."""
+    return Rates.from_machine(machine(**figures), "offload", LENGTH)
 
 
 def estimate(rates: Rates, reads: Reads, rel_std: float = 0.05) -> Estimate:
@@ -35,9 +40,7 @@ def test_the_ceiling_is_what_was_published() -> None:
 
 
 def test_what_was_measured_there_lies_within_the_range() -> None:
-    rates = Rates.from_machine(
-        machine(vram=32, vram_bandwidth=1441, bandwidth=40.2), "offload", LENGTH
-    )
+    rates = offload_rates(vram=32, vram_bandwidth=1441, bandwidth=40.2)
     for share, speed in ((0, 302.4), (0.5, 41.9), (1, 20.4)):
         forecast = estimate(rates, offloaded(share))
         assert 1 / forecast.factor < speed * forecast.seconds < forecast.factor
@@ -48,10 +51,8 @@ RUNS = ((0.0, 0.005), (0.3, 0.02), (1.0, 0.06))
 
 @pytest.mark.parametrize("order", list(itertools.permutations(RUNS)))
 def test_the_order_of_runs_does_not_matter(order: Sequence[tuple[float, float]]) -> None:
-    box = machine(vram=32, vram_bandwidth=936, bandwidth=40)
-
     def after(runs: Sequence[tuple[float, float]]) -> Estimate:
-        rates = Rates.from_machine(box, "offload", LENGTH)
+        rates = offload_rates(vram=32, vram_bandwidth=936, bandwidth=40)
         for share, seconds in runs:
             rates = rates.updated(offloaded(share), seconds, 0.05)
         return estimate(rates, offloaded(0.6))
@@ -61,9 +62,7 @@ def test_the_order_of_runs_does_not_matter(order: Sequence[tuple[float, float]])
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0.2, 5))
 def test_a_run_makes_no_forecast_less_sure(at: float, of: float, times: float) -> None:
-    rates = Rates.from_machine(
-        machine(vram=32, vram_bandwidth=936, bandwidth=40), "offload", LENGTH
-    )
+    rates = offload_rates(vram=32, vram_bandwidth=936, bandwidth=40)
     before = estimate(rates, offloaded(of), 0.0)
     seconds = estimate(rates, offloaded(at)).seconds * times
     after = estimate(rates.updated(offloaded(at), seconds, 0.05), offloaded(of), 0.0)
@@ -72,12 +71,7 @@ def test_a_run_makes_no_forecast_less_sure(at: float, of: float, times: float) -
 
 def test_figures_that_were_measured_are_trusted_more() -> None:
     sure, typed = (
-        estimate(
-            Rates.from_machine(
-                machine(vram=24, vram_bandwidth=936, bandwidth=40, basis=basis), "offload", LENGTH
-            ),
-            offloaded(1),
-        )
+        estimate(offload_rates(vram=9, vram_bandwidth=936, bandwidth=40, basis=basis), offloaded(1))
         for basis in ("measured", "typed")
     )
     assert sure.factor < typed.factor
@@ -92,9 +86,8 @@ def test_no_token_is_faster_than_the_bandwidths() -> None:
     assert some(fast.estimate(offloaded(0), 0.05, least)).seconds == least
 
 
-def repeated(box: Machine, times: float) -> tuple[float, float]:
+def repeated(rates: Rates, times: float) -> tuple[float, float]:
     """Return a run's seconds, so many times the guess, and the forecast after it."""
-    rates = Rates.from_machine(box, "offload", LENGTH)
     seconds = times * estimate(rates, offloaded(1)).seconds
     again = estimate(rates.updated(offloaded(1), seconds, 0.045), offloaded(1))
     return seconds, again.seconds
@@ -104,15 +97,15 @@ def repeated(box: Machine, times: float) -> tuple[float, float]:
 @given(times=st.floats(0.8, 100))
 def test_a_run_is_believed_however_slow_it_was(bandwidth: float, times: float) -> None:
     """As where a bandwidth was typed that a machine does not come near."""
-    box = machine(vram=24, vram_bandwidth=936, bandwidth=bandwidth)
-    seconds, again = repeated(box, times)
+    rates = offload_rates(vram=24, vram_bandwidth=936, bandwidth=bandwidth)
+    seconds, again = repeated(rates, times)
     assert again == pytest.approx(seconds, rel=0.06)
 
 
 @given(one=st.floats(0.8, 100), other=st.floats(0.8, 100))
 def test_a_slower_run_makes_a_slower_forecast(one: float, other: float) -> None:
-    box = machine(vram=24, vram_bandwidth=936, bandwidth=40, basis="measured")
-    (_, fast), (_, slow) = (repeated(box, times) for times in sorted((one, other)))
+    rates = offload_rates(vram=24, vram_bandwidth=936, bandwidth=40, basis="measured")
+    (_, fast), (_, slow) = (repeated(rates, times) for times in sorted((one, other)))
     assert fast <= slow * (1 + 1e-9)
 
 
@@ -123,7 +116,7 @@ def test_runs_that_contradict_each_other_end_in_a_speed(
     runs: list[tuple[float, float]], share: float
 ) -> None:
     """Without a bandwidth, nothing but runs tells the possible speeds."""
-    rates = Rates.from_machine(machine(vram=32), "offload", LENGTH)
+    rates = offload_rates(vram=32)
     for at, exponent in runs:
         rates = rates.updated(offloaded(at), 10**exponent, 0.05)
     forecast = rates.estimate(offloaded(share), 0.05, 0.0)

@@ -15,7 +15,7 @@ import pytest
 from moepack.common import extras
 from moepack.planning.machine import gpus
 from moepack.planning.machine.gpus import find_gpus
-from moepack.planning.machine.model import Figure
+from moepack.planning.machine.model import Figure, Gpu
 from tests.support.values import some
 
 GIB = 1 << 30
@@ -66,6 +66,13 @@ class Driver:
         return answer
 
 
+def gpus_by(driver: Driver | None) -> tuple[tuple[Gpu, ...], str | None]:
+    """Return the GPUs that a driver answers for, or that are found without its module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pynvml", driver)
+        return find_gpus()
+
+
 def gpu(length: int | None, clock: int | None = None, bits: int | None = None) -> dict[str, Any]:
     """Return the driver's values of a GPU: bytes, MHz, bits."""
     return {
@@ -86,11 +93,10 @@ def gpu(length: int | None, clock: int | None = None, bits: int | None = None) -
     ],
 )
 def test_the_bandwidth_is_that_of_data_sheets(
-    length: int, clock: int, bits: int, bandwidth: float, monkeypatch: pytest.MonkeyPatch
+    length: int, clock: int, bits: int, bandwidth: float
 ) -> None:
     driver = Driver(gpu(length, clock, bits))
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
-    (only,), note = find_gpus()
+    (only,), note = gpus_by(driver)
     assert (only.name, only.memory) == (f"a GPU of {bits} bits", Figure(length, "read"))
     assert some(only.bandwidth).value == pytest.approx(bandwidth, rel=0.001)
     assert some(only.bandwidth).basis == "read"
@@ -103,36 +109,32 @@ def test_the_bandwidth_is_that_of_data_sheets(
     [(4, 16, 31.5e9), (5, 16, 63e9), (3, 4, 3.94e9), (None, 16, None), (9, 16, None)],
 )
 def test_the_link_is_what_its_lanes_carry(
-    generation: int | None, lane_count: int, link: float | None, monkeypatch: pytest.MonkeyPatch
+    generation: int | None, lane_count: int, link: float | None
 ) -> None:
     values = {"MaxPcieLinkGeneration": generation, "MaxPcieLinkWidth": lane_count}
-    monkeypatch.setitem(sys.modules, "pynvml", Driver(gpu(8 * GIB) | values))
-    (only,), _ = find_gpus()
+    (only,), _ = gpus_by(Driver(gpu(8 * GIB) | values))
     assert (only.link and only.link.value) == (link and pytest.approx(link, rel=0.01))
 
 
 @pytest.mark.parametrize(("clock", "bits"), [(None, 384), (9751, None), (0, 384), (9751, 0)])
 def test_without_clock_or_width_the_bandwidth_is_not_known(
-    clock: int | None, bits: int | None, monkeypatch: pytest.MonkeyPatch
+    clock: int | None, bits: int | None
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Driver(gpu(8 * GIB, clock, bits)))
-    assert find_gpus()[0][0].bandwidth is None
+    assert gpus_by(Driver(gpu(8 * GIB, clock, bits)))[0][0].bandwidth is None
 
 
-def test_a_name_may_be_bytes_and_has_to_be_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_may_be_bytes_and_has_to_be_text() -> None:
     several = [gpu(GIB) | {"Name": name} for name in (b"Tesla P40", "a\nb", None)]
-    monkeypatch.setitem(sys.modules, "pynvml", Driver(*several))
-    assert [one.name for one in find_gpus()[0]] == ["Tesla P40", None, None]
+    assert [one.name for one in gpus_by(Driver(*several))[0]] == ["Tesla P40", None, None]
 
 
-def test_a_gpu_that_shares_its_memory_is_left_to_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Driver(gpu(None), gpu(GIB)))
-    complete, note = find_gpus()
+def test_a_gpu_that_shares_its_memory_is_left_to_be_typed() -> None:
+    complete, note = gpus_by(Driver(gpu(None), gpu(GIB)))
     assert [one.memory.value for one in complete] == [GIB]
     assert note == "the driver does not say how much memory a GPU has: type it by hand"
 
 
-def test_of_a_divided_gpu_each_instance_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_divided_gpu_each_instance_counts() -> None:
     parts = [gpu(20 * GIB), gpu(10 * GIB)]
     whole = gpu(40 * GIB, 1215, 5120) | {
         "MigMode": [1, 1],
@@ -140,24 +142,19 @@ def test_of_a_divided_gpu_each_instance_counts(monkeypatch: pytest.MonkeyPatch) 
         "MigDeviceHandleByIndex": [parts[0], None, parts[1]],
     }
     undivided = gpu(40 * GIB, 1215, 5120) | {"MigMode": [0, 1]}
-    monkeypatch.setitem(sys.modules, "pynvml", Driver(whole, undivided))
-    instances, _ = find_gpus()
+    instances, _ = gpus_by(Driver(whole, undivided))
     assert [one.memory.value for one in instances] == [20 * GIB, 10 * GIB, 40 * GIB]
     assert [one.bandwidth is None for one in instances] == [True, True, False]
 
 
-def test_without_the_module_the_note_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    none, note = find_gpus()
+def test_without_the_module_the_note_says_how_to_get_it() -> None:
+    none, note = gpus_by(None)
     assert none == ()
     assert f"it takes nvidia-ml-py: `{extras.hint('gpu')}`" in some(note)
 
 
-def test_a_driver_without_gpus_and_one_that_fails_are_told_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Driver())
-    none, note = find_gpus()
+def test_a_driver_without_gpus_and_one_that_fails_are_told_apart() -> None:
+    none, note = gpus_by(Driver())
     assert none == ()
     assert note == "no GPU was found: the NVIDIA driver has none; others can be typed by hand"
 
@@ -166,8 +163,7 @@ def test_a_driver_without_gpus_and_one_that_fails_are_told_apart(
             raise NVMLError("GPU is lost")
 
     driver = Failing()
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
-    none, note = find_gpus()
+    none, note = gpus_by(driver)
     assert none == ()
     assert "the NVIDIA driver fails (GPU is lost)" in (note or "")
     assert not driver.is_open

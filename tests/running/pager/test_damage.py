@@ -12,15 +12,10 @@ from moepack.common.errors import MoepackError, PackError
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.models import first_shard, flip, pack_model
 from tests.support.needs import needs_llama
-from tests.support.pagers import PROMPTS, SLOTS, Alone, Answers, Form, Program, paging
+from tests.support.pagers import PROMPTS, SLOTS, Alone, Form, Program, paging
 
 pytestmark = needs_llama
 PROMPT = PROMPTS[1][0]
-
-
-@pytest.fixture
-def expected(alone: Alone) -> Answers:
-    return alone("qwen3moe")[1]
 
 
 def ask_damaged(program: Program) -> bool:
@@ -74,9 +69,9 @@ def test_damage_that_page_faults_meet_ends_the_program(pack_copy: Path) -> None:
     ids=["pack fails", "gguf fails", "pack comes short", "gguf comes short"],
 )
 def test_a_drive_that_fails_in_an_answer_ends_that_answer_alone(
-    form: Form, expected: Answers, kind: str, fault: Fault
+    form: Form, alone: Alone, kind: str, fault: Fault
 ) -> None:
-    backend = FaultyBackend(make("buffered"))
+    expected, backend = alone("qwen3moe")[1], FaultyBackend(make("buffered"))
     with (
         paging(form("qwen3moe", kind), memory="floor", micro_batch=32, backend=backend) as run,
         run.program(*SLOTS) as program,

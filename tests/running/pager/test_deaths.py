@@ -16,9 +16,9 @@ import pytest
 
 from moepack.running.pager import messages
 from moepack.running.pager.messages import MessageKind as Kind
-from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
+from tests.support.children import PATIENCE, wait_until
 from tests.support.needs import needs_llama
-from tests.support.pagers import PROMPTS, ROOT, SLOTS, Alone, Answers, Form, Paging, paging
+from tests.support.pagers import PROMPTS, SLOTS, Alone, Answers, Command, Form, Paging, paging
 
 pytestmark = needs_llama
 
@@ -30,18 +30,15 @@ def test_a_program_ends_with_its_pager(form: Form, kind: str, through: str) -> N
     words = [sys.executable, "-m", "tests.support.llama_program", "{}", "--tokens", "400"]
     if through == "a shell":
         words = ["sh", "-c", f'{" ".join(words[:3])} "$MOEPACK_MODEL" --tokens 400; :']
-    command = (*MOEPACK, "run", form("qwen3moe", kind), "--memory", "floor", "--", *words)
-    with Piped(*command, cwd=ROOT) as run:
-        assert run.stdout.readline() == "ready\n"
-        run.say([[1, 2, 3]])
+    with Command(form("qwen3moe", kind), "--memory", "floor", "--", *words) as run:
+        run.begin([1, 2, 3])
         time.sleep(0.1)
-        run.kill()
+        run.process.kill()
         began = time.monotonic()
-        run.stdout.read()
+        assert run.result() is None
         assert time.monotonic() - began < 1.0
-        complaint = run.stderr.read()
-    if through == "a shell":  # a child of the pager is also ended by the system
-        assert "moepack: the pager, which brings the experts, has ended" in complaint
+        if through == "a shell":  # a child of the pager is also ended by the system
+            assert "moepack: the pager, which brings the experts, has ended" in run.complaint
 
 
 @pytest.fixture(params=["pack", "gguf"])

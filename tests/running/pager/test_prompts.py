@@ -14,7 +14,6 @@ import moepack
 from moepack.common.errors import MachineError
 from moepack.common.keys import ExpertKey
 from moepack.packing.opening import open_model
-from moepack.running.pager.mapped_model import slot_length
 from moepack.running.pager.prompts import MANY
 from moepack.storage import page_cache
 from moepack.traces.caching import cache as caching
@@ -60,13 +59,10 @@ def step(layer: int, experts: list[int], token_count: int = MANY) -> tuple[Any, 
     return 0, layer, rows, 2
 
 
-def expert_length(run: Paging) -> int:
-    return sum(span.length for span in run.pager._residents.spans[ExpertKey(0, 0)])
-
-
 def read_count(run: Paging) -> float:
     """Return how many experts were read."""
-    return run.pager.usage.read_length / expert_length(run)
+    spans = run.pager._residents.spans[ExpertKey(0, 0)]
+    return run.pager.usage.read_length / sum(span.length for span in spans)
 
 
 def has_read(run: Paging, count: int) -> Callable[[], bool]:
@@ -117,8 +113,7 @@ def test_a_prompt_of_many_passes_hits_where_the_least_recently_used_is_always_go
                 assert call((layer, ALL)) == [[0]]
         usage = run.pager.usage
         residents = run.pager._residents
-        rooms = {key: slot_length(spans) for key, spans in residents.spans.items()}
-        cache, lru = caching.make("lru", residents.cache.budget, rooms), Tally()
+        cache, lru = caching.make("lru", residents.cache.budget, run.rooms), Tally()
         for layer in range(passes * LAYERS):
             cache.step([ExpertKey(layer % LAYERS, expert) for expert in ALL], lru)
     assert lru.hit_count == 0

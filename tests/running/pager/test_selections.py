@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from moepack.common.keys import ExpertKey
-from moepack.running.pager.mapped_model import slot_length
 from moepack.running.pager.messages import RING_WORDS
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally
@@ -60,8 +59,7 @@ def test_hits_and_misses_are_those_of_a_simulated_cache(run: Paging, program: Pr
         assert program.call([graph]) == [[0]]
         run.settle()  # when it has released evicted slots
     residents = run.pager._residents
-    lengths = {key: slot_length(spans) for key, spans in residents.spans.items()}
-    cache, expected = caching.make("lru", residents.cache.budget, lengths), Tally()
+    cache, expected = caching.make("lru", residents.cache.budget, run.rooms), Tally()
     for _, layer, rows, _ in graphs:
         cache.step([ExpertKey(layer, expert) for row in rows for expert in row], expected)
     usage = run.pager.usage

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from moepack.running.pager.mapped_model import slot_length
 from moepack.running.pager.messages import Op
 from moepack.running.pager.pager import Pager
 from tests.support.models import first_shard
@@ -31,13 +30,6 @@ def tight_answers() -> Answers:
         return program.ask(*PROMPTS[2])
 
 
-def step_of(run: Paging, token_count: int) -> int:
-    """Return the bytes of the experts of a step, in whole pages."""
-    residents = run.pager._residents
-    rooms = {key: slot_length(spans) for key, spans in residents.spans.items()}
-    return max(rooms.values()) * min(16, 4 * token_count)
-
-
 def test_two_programs_with_four_texts_each_share_a_few_experts(
     run: Paging, tight_answers: Answers
 ) -> None:
@@ -50,7 +42,7 @@ def test_two_programs_with_four_texts_each_share_a_few_experts(
             most = max(most, run.pager.usage.resident_length)
             time.sleep(0.001)
         assert [program.answers() for program in programs] == [tight_answers] * 2
-    assert 0 < most <= run.pager.budget + step_of(run, 4)
+    assert 0 < most <= run.pager.budget + 16 * max(run.rooms.values()), "and a step of four tokens"
     assert run.pager.usage.fault_count == 0
     assert not run.failures
 

@@ -11,7 +11,6 @@ import pytest
 from moepack.common.keys import ExpertKey
 from moepack.packing.opening import open_model
 from moepack.running.pager.budget import token_length
-from moepack.running.pager.mapped_model import slot_length
 from moepack.running.pager.pager import Pager
 from tests.support.children import wait_until
 from tests.support.models import flip
@@ -58,21 +57,18 @@ def test_what_was_used_most_hits_at_once_and_is_nobodys_miss(form: Form, ggml: P
 def test_no_more_is_read_than_there_is_memory_for_and_the_first_first(form: Form) -> None:
     for memory in ("floor", 500_000, 700_000):
         with warm(form("qwen3moe", "gguf"), memory=memory) as run:
-            residents = run.pager._residents
-            rooms = {key: slot_length(spans) for key, spans in residents.spans.items()}
             there = resident(run)
             assert there == set(MOST_USED[: len(there)])
-            assert sum(rooms[key] for key in there) <= residents.cache.budget
-            following = MOST_USED[len(there)]
-            assert sum(rooms[key] for key in there) + rooms[following] > residents.cache.budget
+            length = sum(run.rooms[key] for key in there)
+            following = run.rooms[MOST_USED[len(there)]]
+            assert length <= run.pager._residents.cache.budget < length + following
 
 
 def test_of_memory_that_is_merely_free_half_is_left_to_the_program(form: Form) -> None:
     every = [ExpertKey(layer, expert) for layer in range(2) for expert in range(16)]
     with warm(form("qwen3moe", "gguf"), memory=None, keys=every) as run:
-        residents = run.pager._residents
-        length = sum(slot_length(residents.spans[key]) for key in resident(run))
-        assert 0 < length <= residents.cache.budget // 2
+        length = sum(run.rooms[key] for key in resident(run))
+        assert 0 < length <= run.pager._residents.cache.budget // 2
 
 
 def test_what_was_used_least_is_evicted_first(form: Form, ggml: Path) -> None:
@@ -133,10 +129,9 @@ def test_an_explicit_pin_leaves_nothing_to_what_was_learned(form: Form) -> None:
 def test_pinned_experts_leave_room_for_those_of_a_token(form: Form) -> None:
     with warm(form("qwen3moe", "gguf"), is_pinning=True, memory="floor") as run:
         residents = run.pager._residents
-        rooms = {key: slot_length(spans) for key, spans in residents.spans.items()}
         with open_model([form("qwen3moe", "gguf")]) as pack:
-            needed = token_length(pack.shape, rooms)
-        pinned = sum(rooms[key] for key in residents.cache._favoured)
+            needed = token_length(pack.shape, run.rooms)
+        pinned = sum(run.rooms[key] for key in residents.cache._favoured)
         assert pinned + needed <= residents.cache.budget or not pinned
 
 

@@ -109,12 +109,6 @@ def openai_client(url: str) -> "openai.OpenAI":
     return client
 
 
-def anthropic_client(url: str) -> "anthropic.Anthropic":
-    library: Any = pytest.importorskip("anthropic")
-    client: anthropic.Anthropic = library.Anthropic(base_url=url, **OPTIONS_OF_CLIENTS)
-    return client
-
-
 @pytest.fixture
 def openais(url: str) -> "openai.OpenAI":
     return openai_client(url)
@@ -177,7 +171,8 @@ def test_openais_client_gets_errors_of_its_own_kinds(openais: "openai.OpenAI") -
 
 
 def test_anthropics_client_gets_an_answer_whole_and_piece_by_piece(url: str) -> None:
-    anthropics = anthropic_client(url)
+    library: Any = pytest.importorskip("anthropic")
+    anthropics: anthropic.Anthropic = library.Anthropic(base_url=url, **OPTIONS_OF_CLIENTS)
     options: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6}
     options["extra_body"] = {"temperature": 0}
     answer = anthropics.messages.create(**options)

@@ -23,10 +23,10 @@ from moepack.running.programs.learner import Learner, is_learning, make_learner
 from moepack.running.programs.runner import open_pager, serving, write_selections
 from moepack.traces.hotness.learned import Learned
 from moepack.traces.hotness.learned_store import LearnedStore
-from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
+from tests.support.children import wait_until
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama
-from tests.support.pagers import ROOT, chooser
+from tests.support.pagers import Command, chooser
 
 pytestmark = pytest.mark.long
 
@@ -141,28 +141,21 @@ def test_nothing_more_is_counted_while_all_experts_stay_in_memory(ggml: Path) ->
 
 
 @contextmanager
-def running(ggml: Path, *options: str) -> Iterator[Piped]:
+def running(ggml: Path, *options: str) -> Iterator[Command]:
     """Run the command with a program that has selected experts of 80 tokens."""
     with open_model([MODEL]) as pack:
         shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
-    program = (sys.executable, "-m", "tests.support.chooser", shard, ggml, os.path.getsize(shard))
-    with Piped(
-        *(*MOEPACK, "run", MODEL, "--memory", "880KiB", *options, "--", *program),
-        cwd=ROOT,
-        env={**os.environ, "LLAMA_ARG_UBATCH": "1"},
-        start_new_session=True,
-    ) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.say([graphs(80, hot=9)])
-        assert json.loads(process.stdout.readline()) == [[0] * 80 * LAYERS]
-        yield process
-        process.communicate(timeout=PATIENCE)
+    program = [sys.executable, "-m", "tests.support.chooser", str(shard), str(ggml)]
+    words = ["--memory", "880KiB", *options, "--", *program, str(os.path.getsize(shard))]
+    with Command(MODEL, *words, LLAMA_ARG_UBATCH="1") as run:
+        assert run.call(graphs(80, hot=9)) == [[0] * 80 * LAYERS]
+        yield run
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_told_to_end_has_learned(ggml: Path, number: int) -> None:
-    with running(ggml) as process:
-        os.killpg(process.pid, number)
+    with running(ggml) as run:
+        os.killpg(run.process.pid, number)
     assert learned().token_count == 80
 
 

@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -46,15 +47,10 @@ def shell() -> Iterator[Shell]:
         yield shell
 
 
-@pytest.fixture
-def command(tmp_path_factory: pytest.TempPathFactory) -> str:
-    program = tmp_path_factory.mktemp("program") / "program.py"
+def test_keys_reach_the_program_once_and_jobs_are_the_shells(shell: Shell, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    return f"{' '.join(MODULE)} {sys.executable} {program}\n"
-
-
-def test_keys_reach_the_program_once_and_jobs_are_the_shells(shell: Shell, command: str) -> None:
-    shell.say(command, "started")
+    shell.say(f"{' '.join(MODULE)} {sys.executable} {program}\n", "started")
     shell.say("\x03", "got SIGINT 1")
     shell.resize(99, 33)
     shell.say("", "got SIGWINCH 1")

@@ -158,9 +158,7 @@ FOUR = routed(lambda token: np.where(np.arange(EXPERTS) < USED, 1, 1e-9), 400, 1
     ],
 )
 def test_experts_that_a_file_says_there_are_count_as_those_of_a_model(origin: Origin) -> None:
-    sample = RoutingSample()
-    for item in (origin, FOUR):
-        sample.add(item)
+    sample = sampled(origin, FOUR)
     facts = sample.concentration()
     model = sampled(FOUR, shape=shape_of_counts(dict.fromkeys(range(LAYERS), EXPERTS)))
     assert facts == model.concentration()
@@ -246,10 +244,7 @@ def test_the_top_is_rounded_and_unmet_layers_have_no_cache() -> None:
 def test_counts_alone_have_no_other_half() -> None:
     counts = Counts(Phase.DECODE, *(np.arange(4, dtype=np.uint16),) * 2, np.array([9, 5, 5, 1]))
     origin = Origin("counts", "x", frozenset({Unknown.TOKENS}), None, 77)
-    sample = RoutingSample()
-    for item in (origin, counts):
-        sample.add(item)
-    facts = sample.concentration()
+    facts = judged(origin, counts)
     assert (facts.verdict, facts.halves, facts.token_count) == ("unknown", None, 77)
     assert all(one.share is None for one in facts.total.coverage)
     assert facts.request_count is None

@@ -7,7 +7,6 @@ import json
 import random
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -249,15 +248,12 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     return data
 
 
-def samples() -> Iterator[tuple[str, str, bytes]]:
-    array = np.array([[[1, 2], [3, -1]], [[4, 5], [6, 7]]], np.int32)
-    yield from ((name, sample.form, sample.write(SMALL)) for name, sample in ALL.items())
-    yield "npy", "npy", npy(array)
-    yield "npz", "npz", npz(a=array, routed_experts=array)
-    yield "json", "json", json.dumps({"topk_ids_of_layer": array.tolist()}).encode()
-
-
-SAMPLES = {name: (form, data) for name, form, data in samples()}
+ARRAY = np.array([[[1, 2], [3, -1]], [[4, 5], [6, 7]]], np.int32)
+SAMPLES = {name: (sample.form, sample.write(SMALL)) for name, sample in ALL.items()} | {
+    "npy": ("npy", npy(ARRAY)),
+    "npz": ("npz", npz(a=ARRAY, routed_experts=ARRAY)),
+    "json": ("json", json.dumps({"topk_ids_of_layer": ARRAY.tolist()}).encode()),
+}
 
 
 @pytest.mark.filterwarnings("ignore:Reading .*npy")

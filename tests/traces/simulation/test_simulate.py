@@ -39,12 +39,7 @@ LENGTHS = {
 TOTAL = sum(LENGTHS.values())
 
 
-def run(
-    calls: Sequence[RoutedCall],
-    monkeypatch: pytest.MonkeyPatch,
-    shape: ModelShape = SHAPE,
-    **options: Any,
-) -> Simulation:
+def run(calls: Sequence[RoutedCall], monkeypatch: pytest.MonkeyPatch, **options: Any) -> Simulation:
     """Simulate calls, as if they were read from a file, in pieces of seven tokens."""
 
     def feed(_: object, __: object, *takers: Any) -> Counter[str]:
@@ -55,7 +50,7 @@ def run(
 
     with monkeypatch.context() as patch:
         patch.setattr(simulation, "feed", feed)
-        return simulate(["trace"], options=ReadOptions(shape=shape), **options)
+        return simulate(["trace"], options=ReadOptions(shape=SHAPE), **options)
 
 
 def test_the_cliff_the_end_and_the_even_router(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +87,7 @@ def test_options_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         ({"budgets": [47]}, "less than one token's experts in a layer, expected at least 48 B"),
         ({"slots": [32, 0]}, "slots: not a count, expected 1 or more, found 0"),
         ({"sessions": 0}, "sessions: not a count"),
+        ({"sessions": 2}, "fewer requests than sessions.*up to 1, found 2"),
         ({"batch_count": 0}, "batch_count: not a count"),
         ({"prefetch": -1}, "prefetch: not a count"),
         ({"policies": ["mru"]}, "no such policy, expected belady.*found mru"),
@@ -143,12 +139,6 @@ def test_guesses_are_what_a_layer_used_last_and_change_no_hits(
     assert one.useful_share == (useful_count / miss_count if miss_count else None)
     assert one.useful_bytes_per_token == useful / token_count
     assert one.wasted_bytes_per_token == wasted / token_count
-
-
-def test_more_sessions_than_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = [RoutedCall(0, Phase.DECODE, [[[0, 1, 2]] * LAYERS])]
-    with pytest.raises(RequestError, match="fewer requests than sessions.*up to 1, found 2"):
-        run(calls, monkeypatch, sessions=2)
 
 
 def write_route(path: Path, lines: str = "", rows: Sequence[tuple[int, int, int]] = ()) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from operator import lt
 from typing import Any, NamedTuple
 
-from moepack.packing.plan import BlobKey, Plan, PlannedFile, place_parts
+from moepack.packing.plan.plan import BlobKey, Plan, PlannedFile, place_parts
 from moepack.storage.extents import Extent, NewFile
 
 

@@ -12,11 +12,11 @@ from moepack.common.phases import Progress
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.reading.shard_map import map_shards
-from moepack.packing.conversion import Conversion, PieceLocations, PieceSearch
-from moepack.packing.in_place_draft import Draft
-from moepack.packing.unfinished import Unfinished, check_homes
-from moepack.packing.unit_files import PackFiles, ShardFiles
-from moepack.packing.units import Piece, Units
+from moepack.packing.in_place.conversion import Conversion, PieceLocations, PieceSearch
+from moepack.packing.in_place.draft import Draft
+from moepack.packing.in_place.unfinished import Unfinished, check_homes
+from moepack.packing.in_place.unit_files import PackFiles, ShardFiles
+from moepack.packing.in_place.units import Piece, Units
 from moepack.storage import holes
 from moepack.storage.space import check_space
 

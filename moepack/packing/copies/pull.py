@@ -38,9 +38,9 @@ from moepack.pack.format import manifest
 from moepack.pack.reading import partial as partials
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.partial import PartialRecord, PullRequest
-from moepack.packing.commit import TEMPORARY_NAME, commit, settling, write_proven
-from moepack.packing.packed_items import PackedItem, packed_items
-from moepack.packing.pull_copy import PullCopy, write
+from moepack.packing.copies.packed_items import PackedItem, packed_items
+from moepack.packing.copies.pull_copy import PullCopy, write
+from moepack.packing.writing.commit import TEMPORARY_NAME, commit, settling, write_proven
 from moepack.storage.atomic import make_folder, require_folder_of, sync_directory
 from moepack.storage.input_file import open_input
 from moepack.storage.lock import locked_folder

@@ -14,7 +14,7 @@ from moepack.common.errors import PackError
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
-from moepack.packing.commit import is_on_drive, write_proven
+from moepack.packing.writing.commit import is_on_drive, write_proven
 
 _COPIES = ("", ".copy")
 NAMES = tuple(f"{name}{copy}" for copy in _COPIES for name in (manifest.NAME, manifest.INDEX_NAME))

@@ -29,9 +29,9 @@ from moepack.pack.format.manifest import Manifest
 from moepack.pack.format.source_entry import ShardEntry, SourceEntry
 from moepack.pack.reading.pack import Pack, check_index
 from moepack.pack.reading.shard_map import shard_pieces
-from moepack.packing.commit import write_proven
-from moepack.packing.finished_files import FinishedFile
-from moepack.packing.planned_pack import source_inputs
+from moepack.packing.writing.commit import write_proven
+from moepack.packing.writing.finished_files import FinishedFile
+from moepack.packing.writing.planned_pack import source_inputs
 from moepack.source.shards import Source
 from moepack.storage.atomic import make_folder
 from moepack.storage.copying import Copier

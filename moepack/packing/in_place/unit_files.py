@@ -12,7 +12,7 @@ from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, SourceError
 from moepack.common.sizes import gaps
 from moepack.pack.reading.shard_map import ShardMap
-from moepack.packing.units import Piece, Unit
+from moepack.packing.in_place.units import Piece, Unit
 from moepack.storage.atomic import sync_directory
 from moepack.storage.extents import is_zero
 from moepack.storage.regular_file import open_regular, write_at

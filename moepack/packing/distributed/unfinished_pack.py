@@ -22,10 +22,10 @@ from moepack.common import digest, strict_json
 from moepack.common.errors import MachineError, RequestError, write_failure
 from moepack.common.pack_files import RECORDS_NAME
 from moepack.pack.format import manifest, records
-from moepack.packing.distributed_target import Target
-from moepack.packing.finished_files import FinishedFile, from_json, to_json
-from moepack.packing.journal import check_identity
-from moepack.packing.planned_pack import PlannedPack
+from moepack.packing.distributed.target import Target
+from moepack.packing.writing.finished_files import FinishedFile, from_json, to_json
+from moepack.packing.writing.journal import check_identity
+from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.storage.inputs import Inputs
 from moepack.storage.space import check_space
 from moepack.storage.thread_pool import ThreadPool

@@ -17,10 +17,10 @@ from moepack.common import digest
 from moepack.common.errors import SourceError
 from moepack.pack.format import manifest
 from moepack.pack.format.source_entry import SourceEntry
-from moepack.packing import index_encoder, manifest_encoder, strong_digests
-from moepack.packing.finished_files import FinishedFile, makes_sense, on_disk
-from moepack.packing.plan import DENSE_NAME, Plan
-from moepack.packing.shard_hashes import check_shard_hashes
+from moepack.packing.plan.plan import DENSE_NAME, Plan
+from moepack.packing.writing import index_encoder, manifest_encoder, strong_digests
+from moepack.packing.writing.finished_files import FinishedFile, makes_sense, on_disk
+from moepack.packing.writing.shard_hashes import check_shard_hashes
 from moepack.source.shards import Source
 from moepack.storage.copying import Copier
 from moepack.storage.extents import NewFile
@@ -105,7 +105,9 @@ class PlannedPack:
         compressed = [file for file in self.plan.files if self._is_compressed(file.name)]
         compressed = [file for file in compressed if file.name in names]
         if compressed:
-            from moepack.packing.compressed_files import CompressedFiles  # it loads the codec
+            from moepack.packing.writing.compressed_files import (
+                CompressedFiles,  # it loads the codec
+            )
 
             CompressedFiles(folder, inputs, self.plan, advanced).write(
                 compressed, threads, finished

@@ -31,7 +31,7 @@ from moepack.pack.reading import mirror
 from moepack.pack.reading.directory import pack_folder, read_manifest
 from moepack.pack.reading.mirror import Description
 from moepack.pack.reading.pack import Pack
-from moepack.packing.mirror_copy import MirrorCopy, expert_reads
+from moepack.packing.copies.mirror_copy import MirrorCopy, expert_reads
 from moepack.storage.atomic import make_folder, publish, sync_directory, write_synced
 from moepack.storage.lock import locked_folder
 from moepack.storage.ranges import RangeSet

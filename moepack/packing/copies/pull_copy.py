@@ -21,7 +21,7 @@ from moepack.common.phases import Progress
 from moepack.pack.reading import partial
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.partial import PartialFile, PartialRecord
-from moepack.packing.packed_items import PackedItem
+from moepack.packing.copies.packed_items import PackedItem
 from moepack.storage.atomic import publish, sync_directory, write_synced
 from moepack.storage.extents import Extent, digests_of
 from moepack.storage.input_file import InputFile, open_input

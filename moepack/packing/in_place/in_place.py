@@ -36,21 +36,11 @@ from moepack.pack.format.source_entry import ShardEntry, SourceEntry
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import map_shards
-from moepack.packing import (
-    in_place_draft,
-    in_place_refusals,
-    index_encoder,
-    manifest_encoder,
-)
-from moepack.packing.conversion import PieceLocations, PieceSearch
-from moepack.packing.finished_files import FinishedFile
-from moepack.packing.in_place_draft import Draft
-from moepack.packing.in_place_work import ByteProgress, InPlaceWork, margin
-from moepack.packing.manifest_encoder import TOOL
-from moepack.packing.pack_summary import InPlaceFacts, WrittenFiles
-from moepack.packing.plan import Plan
-from moepack.packing.target_directory import prepare
-from moepack.packing.unfinished import (
+from moepack.packing.in_place import draft as drafts
+from moepack.packing.in_place import refusals as reasons
+from moepack.packing.in_place.conversion import PieceLocations, PieceSearch
+from moepack.packing.in_place.draft import Draft
+from moepack.packing.in_place.unfinished import (
     Beginning,
     Shard,
     Unfinished,
@@ -60,8 +50,15 @@ from moepack.packing.unfinished import (
     made,
     translated,
 )
-from moepack.packing.unit_files import PackFiles, ShardFiles
-from moepack.packing.units import PieceKey, Units, unit_length
+from moepack.packing.in_place.unit_files import PackFiles, ShardFiles
+from moepack.packing.in_place.units import PieceKey, Units, unit_length
+from moepack.packing.in_place.work import ByteProgress, InPlaceWork, margin
+from moepack.packing.plan.pack_summary import InPlaceFacts, WrittenFiles
+from moepack.packing.plan.plan import Plan
+from moepack.packing.writing import index_encoder, manifest_encoder
+from moepack.packing.writing.finished_files import FinishedFile
+from moepack.packing.writing.manifest_encoder import TOOL
+from moepack.packing.writing.target_directory import prepare
 from moepack.source.shards import Source
 from moepack.storage import holes
 from moepack.storage.regular_file import FileStamp
@@ -76,7 +73,7 @@ def examine(
     draft = _draft(path, described, plan, {})
     instead = "pack without `in_place`, or copy the model first"
     refusals = list(_check_plan(plan, path))
-    refusals = refusals or list(in_place_refusals.refusals(paths, path, instead))
+    refusals = refusals or list(reasons.refusals(paths, path, instead))
     count = extra = 0
     length = unit_length(draft.index)
     if plan.is_whole:
@@ -135,7 +132,7 @@ def pack_in_place(
     Raises the refusals of `examine` before anything is touched. Raises SourceError or MachineError
     for failures later; if no byte of the shards was given up yet, they are put back.
     """
-    in_place_refusals.raise_first(examine(source, described, plan, target)[1])
+    reasons.raise_first(examine(source, described, plan, target)[1])
     path, advanced = Path(target), ByteProgress(progress)
     with translated(path), made(path) as unfinished:
         with unfinished.cleaned_up_on_failure():
@@ -160,7 +157,7 @@ def _begin(
     advanced: ByteProgress,
 ) -> InPlaceWork:
     """Write draft and journal, after which the work can be taken up by others."""
-    in_place_draft.write(unfinished.inner, draft)
+    drafts.write(unfinished.inner, draft)
     unfinished.journal.begin_with(
         Beginning(TOOL, was_pack, unit_length(draft.index), tuple(shards))
     )
@@ -242,7 +239,7 @@ def settle(path: Path) -> bool:
             return False
         if (path / manifest.NAME).exists():
             try:
-                draft = in_place_draft.read(unfinished.inner, path)
+                draft = drafts.read(unfinished.inner, path)
             except MoepackError:
                 pass  # the pack has the only description
             else:
@@ -315,15 +312,15 @@ def _check_whole_pack(path: Path) -> Draft:
         if os.path.lexists(path / MIRROR_NAME):
             hint = f"remove it first: `moepack mirror {path} --remove`"
             raise RequestError("has a mirror, which stays behind", path=path, hint=hint)
-        in_place_refusals.check_plain(pack)
+        reasons.check_plain(pack)
         map_shards(pack)
         files, index_path = pack.file_paths, path / pack.manifest.index_entry.name
-    for refusal in in_place_refusals.refusals(files, path, instead):
+    for refusal in reasons.refusals(files, path, instead):
         raise refusal
-    if reader := in_place_refusals.check_open(index_path):
+    if reader := reasons.check_open(index_path):
         raise reader
     manifest_bytes = (path / manifest.NAME).read_bytes()
-    draft = in_place_draft.decode(path, manifest_bytes, index_path.read_bytes())
+    draft = drafts.decode(path, manifest_bytes, index_path.read_bytes())
     units, block = _units(draft), holes.block_length(path)
     needs = units.space_needs(block).to_restore(len(units.units)) + units.absent_length(block)
     needs += holes.extent_length(path) + margin(units, draft.index)
@@ -343,7 +340,7 @@ def _draft(
         )
         files[file.name] = FinishedFile(file.name, array("Q", in_order))
     index = index_encoder.encode(plan, files)
-    return in_place_draft.decode(path, manifest_encoder.encode(plan, described, index), index)
+    return drafts.decode(path, manifest_encoder.encode(plan, described, index), index)
 
 
 def _shards_at(homes: Sequence[str | None], entries: Sequence[ShardEntry]) -> list[Shard]:
@@ -372,7 +369,7 @@ def _opened(
         raise RequestError("no run in place was begun here", path=path)
     unfinished = Unfinished(path)
     try:
-        draft = in_place_draft.read(unfinished.inner, path)
+        draft = drafts.read(unfinished.inner, path)
         if unfinished.journal.beginning is None:
             if recover is None:
                 raise MachineError("the journal is damaged", path=unfinished.journal.path)

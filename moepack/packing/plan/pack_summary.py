@@ -11,7 +11,7 @@ from moepack.common.paths import AnyPath
 from moepack.common.remote_path import is_remote
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
-from moepack.packing.plan import Plan
+from moepack.packing.plan.plan import Plan
 from moepack.storage.space import free_space
 
 

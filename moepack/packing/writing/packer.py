@@ -37,13 +37,13 @@ from moepack.common.errors import (
 from moepack.common.pack_files import JOURNAL_NAME
 from moepack.common.phases import Progress, advancing
 from moepack.pack.format import manifest
-from moepack.packing.commit import TEMPORARY_NAME, UnsettledError, commit, settling
-from moepack.packing.finished_files import FinishedFile
-from moepack.packing.journal import Journal
-from moepack.packing.pack_summary import WrittenFiles
-from moepack.packing.planned_pack import PlannedPack
-from moepack.packing.recipe import RecipePack
-from moepack.packing.target_directory import WatchedFiles, prepare
+from moepack.packing.plan.pack_summary import WrittenFiles
+from moepack.packing.writing.commit import TEMPORARY_NAME, UnsettledError, commit, settling
+from moepack.packing.writing.finished_files import FinishedFile
+from moepack.packing.writing.journal import Journal
+from moepack.packing.writing.planned_pack import PlannedPack
+from moepack.packing.writing.recipe import RecipePack
+from moepack.packing.writing.target_directory import WatchedFiles, prepare
 from moepack.storage.atomic import sync_directory
 from moepack.storage.extents import NewFile
 from moepack.storage.regular_file import remove

@@ -11,9 +11,9 @@ from moepack.common.errors import RequestError
 from moepack.common.paths import PathOrPaths
 from moepack.common.shape import ModelShape
 from moepack.common.sizes import parse_ranges
-from moepack.packing.chosen_hotness import load_hotness
-from moepack.packing.layout import Layout, load, parse_codec
-from moepack.packing.plan import Plan, make
+from moepack.packing.plan.chosen_hotness import load_hotness
+from moepack.packing.plan.layout import Layout, load, parse_codec
+from moepack.packing.plan.plan import Plan, make
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from moepack.common import digest
 from moepack.pack.format import records, sections
 from moepack.pack.format.tables import DataFile
-from moepack.packing.finished_files import (
+from moepack.packing.plan.plan import DENSE_NAME, BlobKey, Plan
+from moepack.packing.writing.finished_files import (
     FinishedFile,
     WrittenPart,
     has_codecs,
     on_disk,
     written_blobs,
 )
-from moepack.packing.plan import DENSE_NAME, BlobKey, Plan
 from moepack.source import ggml_types
 from moepack.source.dense import ShardRange
 from moepack.source.experts import Scattered

@@ -25,8 +25,8 @@ from typing import TypeVar
 
 from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, PackError, SourceError
-from moepack.packing.unit_files import FileSet, PackFiles, ShardFiles
-from moepack.packing.units import FreeableBlocks, Piece, PieceKey, Unit, Units
+from moepack.packing.in_place.unit_files import FileSet, PackFiles, ShardFiles
+from moepack.packing.in_place.units import FreeableBlocks, Piece, PieceKey, Unit, Units
 from moepack.storage import holes
 from moepack.storage.thread_pool import ThreadPool
 

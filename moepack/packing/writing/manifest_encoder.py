@@ -6,7 +6,7 @@ from typing import Any
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import SourceEntry
-from moepack.packing.plan import Plan
+from moepack.packing.plan.plan import Plan
 from moepack.version import __version__
 
 TOOL = f"moepack {__version__}"

@@ -14,8 +14,8 @@ from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import align
 from moepack.pack.format import records, sections
 from moepack.pack.format.names import projection
-from moepack.packing.layout import Layout
-from moepack.packing.ranking import count_of, is_measured
+from moepack.packing.plan.blob_hotness import count_of, is_measured
+from moepack.packing.plan.layout import Layout
 from moepack.source.dense import Dense, ShardRange
 from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart
 from moepack.source.shards import SourceTensor

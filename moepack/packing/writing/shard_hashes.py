@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moepack.pack.reading.shard_map import ShardMap
 from moepack.pack.verifying.shard_sha256 import sha256_of_restored
-from moepack.packing.plan import Plan
+from moepack.packing.plan.plan import Plan
 from moepack.storage.extents import Extent
 from moepack.storage.inputs import Inputs
 

@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 from moepack.common.errors import MachineError, MoepackError, RequestError, write_failure
 from moepack.common.pack_files import IN_PLACE_NAME, is_in_pack
 from moepack.pack.format import manifest
-from moepack.packing import in_place_draft
-from moepack.packing.commit import TEMPORARY_NAME, commit
-from moepack.packing.in_place_draft import Draft
-from moepack.packing.in_place_refusals import check_open
-from moepack.packing.line_log import LineLog
+from moepack.packing.in_place import draft as drafts
+from moepack.packing.in_place.draft import Draft
+from moepack.packing.in_place.refusals import check_open
+from moepack.packing.writing.commit import TEMPORARY_NAME, commit
+from moepack.packing.writing.line_log import LineLog
 from moepack.storage.atomic import make_folder, sync_directory
 
 _SHARD_SUFFIX = ".moepack-source"
@@ -246,7 +246,7 @@ class Unfinished:
         """Remove journal and drafts, which nothing needs any more, and directories if empty."""
         assert not has_shards(self.inner)
         self.journal.remove()
-        self._remove(self.inner / name for name in in_place_draft.NAMES)
+        self._remove(self.inner / name for name in drafts.NAMES)
         self.inner.rmdir()
         sync_directory(self.path)
         if not os.listdir(self.path):

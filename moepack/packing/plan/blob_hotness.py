@@ -1,0 +1,30 @@
+"""The hotness of a blob, from the counts of experts."""
+
+from moepack.common.keys import ExpertKey
+from moepack.common.shape import CHUNK_FAMILY, ROUTED_FAMILY
+from moepack.pack.format.tables import PackedFamily
+from moepack.source.experts import SourceFamily
+from moepack.traces.hotness.model import Hotness
+
+Family = SourceFamily | PackedFamily
+
+
+def is_measured(family: Family, routed_count: int | None, hotness: Hotness | None) -> bool:
+    """Return whether hotness has counts for the experts of a family.
+
+    `routed_count` is how many experts the routed family of the layer has, None without one. Chunk
+    experts are counted if it is known which experts they serve.
+    """
+    if hotness is None or not any(layer == family.layer for layer, _ in hotness.counts):
+        return False
+    if family.name == ROUTED_FAMILY:
+        return True
+    return family.name == CHUNK_FAMILY and (routed_count or 1) % family.expert_count == 0
+
+
+def count_of(family: Family, routed_count: int | None, hotness: Hotness, expert: int) -> int:
+    """Return the hotness of one expert, or of all experts that a chunk expert serves."""
+    if family.name == ROUTED_FAMILY:
+        return hotness.counts.get(ExpertKey(family.layer, expert), 0)
+    size = (routed_count or 1) // family.expert_count
+    return hotness.chunk_count(family.layer, expert, size)
