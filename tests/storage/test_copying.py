@@ -131,10 +131,10 @@ def test_files_are_the_models_however_they_are_cut(
         assert (copier.kept_length == sum(map(len, work.expected))) >= (not wrong)
 
 
-def large_work(extent_count: int = 80) -> Work:
+def large_work() -> Work:
     """Plan one file of 40 MiB: several runs, so that threads share it."""
     data = random.Random(3).randbytes(MIB)
-    plan = [(n % 3 * 100, 0, n * 1000, MIB // 2) for n in range(extent_count)]
+    plan = [(n % 3 * 100, 0, n * 1000, MIB // 2) for n in range(80)]
     return work_of([data], [plan])
 
 
