@@ -2,10 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +11,11 @@ import pytest
 from tests.support.children import PATIENCE
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama
+from tests.support.servers import served
 
 pytestmark = [pytest.mark.long, needs_llama]
 SMALL = ("--memory", "floor", "--context", "256", "--threads", "1")
 SHARD = first_shard("qwen3moe")
-
-
-@contextmanager
-def served(model: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Serve a model by the command; give its process and its address."""
-    command = [sys.executable, "-m", "moepack", "serve", str(model), "--port", "0", *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            line = process.stdout.readline()
-            assert line.startswith("listening on http://"), process.stderr.read()
-            yield process, line.split()[-1]
-        finally:
-            process.terminate()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""llama.cpp's server on a small model, as one process for many tests."""
+"""llama.cpp's server on a small model: for many tests, or by the command."""
 
 import contextlib
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,6 +20,23 @@ def serving(model_path: Path, *options: str, api_key: str | None = None) -> Iter
     with ServerProcess(str(model_path), options=[*OPTIONS, *options], api_key=api_key) as server:
         assert server.url
         yield server
+
+
+@contextlib.contextmanager
+def served(model: str | Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Serve a model by the command; give its process and its address."""
+    command = [sys.executable, "-m", "moepack", "serve", str(model), "--port", "0", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            line = process.stdout.readline()
+            assert line.startswith("listening on http://"), process.stderr.read()
+            yield process, line.split()[-1]
+        finally:
+            process.terminate()
 
 
 def exchange(url: str, request: bytes) -> bytes:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from moepack.packing.shard_index import index_model
 from moepack.running.recording.paged import PagedRecorder
 from moepack.running.recording.recording import record_trace
 from moepack.traces.model import Tokens
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, wait_until
 from tests.support.models import first_shard, flip, shards_of
 from tests.support.needs import needs_llama
 from tests.support.recordings import PROMPTS
@@ -109,11 +108,8 @@ def test_the_process_that_runs_the_model_ends_with_the_one_that_records(tmp_path
     command += ["--model", str(first_shard("qwen3moe")), "--prompts", str(prompts)]
     piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen([*command, "-o", str(target)], **piped) as recording:
-        deadline = time.monotonic() + PATIENCE
         partial = Path(f"{target}.partial")
-        while not (partial.exists() and partial.stat().st_size > 4000):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: partial.exists() and partial.stat().st_size > 4000)
         recording.kill()
         output, _ = recording.communicate(timeout=PATIENCE)  # which the other one has open as well
     assert b"Traceback" not in output
