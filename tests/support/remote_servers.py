@@ -5,6 +5,8 @@ import functools
 import hashlib
 import json
 import re
+import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,10 +36,12 @@ class FileServer:
     """Serves a folder by ranges; `fault` says what goes wrong with the Nth GET, `delay` how slowly.
 
     `status` is the one of the fault of that name. With `signed`, each request needs the signature
-    of its exact range.
+    of its exact range; with `tls` it is one of https.
     """
 
-    def __init__(self, folder: Path, *, signed: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, signed: bool = False, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.folder = folder
         self.fault: Callable[[int], Fault] = lambda number: None
         self.status = 503
@@ -45,8 +49,8 @@ class FileServer:
         self.signed = signed
         self.traffic = Traffic()
         self._lock = threading.Lock()
-        self._server = _start(self._handle)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = _start(self._handle, tls)
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -114,15 +118,15 @@ class FakeHub:
 
     commit = "0123456789abcdef0123456789abcdef01234567"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
         self.folder = folder
         self.tokens: set[str] = set()
         self.private: set[str] = set()
         self.gated: set[str] = set()
         self.traffic = Traffic()
-        self.content = FileServer(folder, signed=True)
-        self._server = _start(self._handle)
-        self.url = f"http://localhost:{self._server.server_port}"
+        self.content = FileServer(folder, signed=True, tls=tls)
+        self._server = _start(self._handle, tls)
+        self.url = f"{'https' if tls else 'http'}://localhost:{self._server.server_port}"
 
     def close(self) -> None:
         self.content.close()
@@ -205,9 +209,16 @@ def _answer(
         request.wfile.write(body)
 
 
-def _start(handle: Callable[[BaseHTTPRequestHandler], None]) -> ThreadingHTTPServer:
+def _start(
+    handle: Callable[[BaseHTTPRequestHandler], None], tls: ssl.SSLContext | None
+) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            if tls is not None:
+                self.request = tls.wrap_socket(self.request, server_side=True)
+            super().setup()
 
         def do_GET(self) -> None:
             with contextlib.suppress(ConnectionError):
@@ -217,14 +228,19 @@ def _start(handle: Callable[[BaseHTTPRequestHandler], None]) -> ThreadingHTTPSer
 
         def log_message(self, *arguments: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            if not isinstance(sys.exception(), ssl.SSLError | ConnectionError):
+                super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     return server
 
 
 @contextlib.contextmanager
-def file_server(folder: Path) -> Iterator[FileServer]:
+def file_server(folder: Path, tls: ssl.SSLContext | None = None) -> Iterator[FileServer]:
     """Serve a folder until the end of the block."""
-    with contextlib.closing(FileServer(folder)) as server:
+    with contextlib.closing(FileServer(folder, tls=tls)) as server:
         yield server

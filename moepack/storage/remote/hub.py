@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from moepack.common import extras
 from moepack.common.errors import MachineError, SourceError
-from moepack.storage.remote.store import RemoteStamp
+from moepack.storage.remote.store import CERTIFICATE_HINT, RemoteStamp
 
 _ADDRESS = re.compile(
     r"hf://(?:models/)?(?P<owner>[\w.-]+)/(?P<name>[\w.-]+)"
@@ -88,6 +88,9 @@ def _ask(name: str, revision: str) -> Repository:
         status = error.response.status_code if error.response is not None else None
         raise MachineError(f"the hub answers {status or 'nothing'}", path=address) from None
     except Exception as error:  # of its HTTP library, which may be another tomorrow
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):  # OpenSSL's name
+            problem = "the certificate of the hub is not trusted"
+            raise MachineError(problem, path=address, hint=CERTIFICATE_HINT) from None
         problem = f"the hub cannot be reached: {type(error).__name__}"
         raise MachineError(problem, path=address, hint="is HF_ENDPOINT right?") from None
     files = {

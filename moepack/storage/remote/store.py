@@ -23,12 +23,21 @@ UPLOAD_LENGTH = 16 << 20
 """Bytes of a part of an upload: S3 takes 10,000 of them."""
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]*\w)")
 _REASON = re.compile(r".*HTTP error: (.*)")
+_INTERRUPTED = "the connection was cut off"
+_CUT_OFF = "kind: Interrupted"
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _QUERY = re.compile(r"(https?://[^\s?\"')]*)\?[^\s\"')]*")
 _HINTS = {
     "401": "the store wants credentials: set those of its scheme in the environment",
-    "403": "the credentials in the environment do not allow it, or there are none",
+    "403": "no credentials in the environment allow it (for the hub: HF_TOKEN)",
     "429": "the server limits requests: wait some minutes, then go on with `resume=True`",
 }
+
+
+_NETWORK_HINT = "see whether the address is right and the network is up"
+CERTIFICATE_HINT = (
+    "if you trust its certificate authority, name the file of that in SSL_CERT_FILE (PEM)"
+)
 
 
 class RemoteError(OSError):
@@ -175,7 +184,13 @@ class Store:
         import obstore
 
         def request() -> None:
-            obstore.put(self._client, key, path, chunk_size=UPLOAD_LENGTH, max_concurrency=8)
+            try:
+                obstore.put(self._client, key, path, chunk_size=UPLOAD_LENGTH, max_concurrency=8)
+            except FileNotFoundError:
+                if not path.exists():
+                    raise
+                # Its last answer was lost: the client asks again, and the upload is gone.
+                raise _failure(errno.ECONNRESET, _INTERRUPTED, _NETWORK_HINT) from None
 
         self._call(request)
         length = path.stat().st_size
@@ -197,18 +212,20 @@ class Store:
 
     def _call(self, request: Callable[[], _T]) -> _T:
         self._check_process()
-        for attempt in range(len(PAUSES)):
+        attempt = 0
+        while True:
             try:
                 return request()
             except Exception as error:
                 self._wait(error, attempt)
-        return request()
+                attempt += 1
 
     def _wait(self, error: Exception, attempt: int) -> None:
         """Wait before another attempt; raise the error if another would be of no use."""
         failure = _translated(error)
         status = str(failure.strerror).partition(" ")[0]
-        if attempt == len(PAUSES) or status not in self._retried:
+        is_passing = failure.errno == errno.ECONNRESET or status in self._retried
+        if attempt == len(PAUSES) or not is_passing:
             raise failure from None
         time.sleep(PAUSES[attempt])
 
@@ -253,9 +270,13 @@ def _translated(error: Exception) -> OSError:
     if status := _STATUS.search(text):
         number = errno.EACCES if status[1][:3] in ("401", "403") else errno.EIO
         return _failure(number, status[1], _HINTS.get(status[1][:3]))
+    if certificate := _CERTIFICATE.search(str(error)):
+        problem = f"the certificate of the server is not trusted: {certificate[1]}"
+        return _failure(errno.EACCES, problem, CERTIFICATE_HINT)
+    if _CUT_OFF in str(error):
+        return _failure(errno.ECONNRESET, _INTERRUPTED, _NETWORK_HINT)
     reason = _REASON.search(text)
-    hint = "see whether the address is right and the network is up"
-    return _failure(errno.EIO, reason[1] if reason else text, hint)
+    return _failure(errno.EIO, reason[1] if reason else text, _NETWORK_HINT)
 
 
 def _failure(number: int, problem: str, hint: str | None = None) -> OSError:

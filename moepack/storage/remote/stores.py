@@ -69,15 +69,18 @@ def _store(root: str) -> Store:
         "default_headers": headers,
         "allow_http": endpoint.startswith("http:"),
     }
+    certificates = os.environ.get("SSL_CERT_FILE")
     try:
-        if certificates := os.environ.get("SSL_CERT_FILE"):
+        if certificates:
             options["root_certificate"] = Path(certificates).read_bytes()
         is_web = address.startswith("http")
         make = HTTPStore.from_url if is_web else from_url
         client = make(address, client_options=options)
     except Exception as error:  # of a library in Rust, about its settings
         problem = f"the store cannot be set up: {str(error).partition(chr(10))[0]}"
-        raise MachineError(problem, path=root) from None
+        is_about_it = certificates and (isinstance(error, OSError) or "certificate" in problem)
+        hint = "is SSL_CERT_FILE a file of certificates (PEM)?" if is_about_it else None
+        raise MachineError(problem, path=root, hint=hint) from None
     return Store(client, ("429",) if files is None else ("403", "429"), files)
 
 
