@@ -70,6 +70,7 @@ LIBRARIES = {
 EXTRAS = {
     "PIL": ("report.html.maps",),
     "distributed": ("cli.shared.executors",),
+    "hf_xet": ("storage.remote.xet",),
     "huggingface_hub": ("storage.remote.hub",),
     "jinja2": ("report.html.page",),
     "obstore": ("storage.remote.store", "storage.remote.stores"),
