@@ -180,10 +180,10 @@ def begin_chat(chat_path: Path) -> Iterator[Terminal]:
         yield terminal
 
 
-def begin_answer(terminal: Terminal, text: str = "hello") -> None:
+def begin_answer(terminal: Terminal) -> None:
     """Say something, and wait until it is being answered."""
-    terminal.type(f"{text}\r")
-    terminal.until(rf"{text}[^\n]*\n")  # as it was typed
+    terminal.type("hello\r")
+    terminal.until(r"hello[^\n]*\n")  # as it was typed
     terminal.until(r"\x1b\[\?2004l[^\x1b]")
 
 

@@ -32,7 +32,8 @@ def test_a_prompt_is_answered_by_a_gguf_and_by_its_pack_alike(
     ]
     for run in runs:
         assert run.returncode == 0, run.stderr
-        memory, prompt, answer = without_notes(run.stderr)
+        lines = run.stderr.splitlines()
+        memory, prompt, answer = (line for line in lines if not line.startswith("note: "))
         assert memory.startswith("memory for experts: ")
         assert re.fullmatch(
             r"prompt: 4 tokens, [\d,.]+ tok/s, first token after \d+\.\d\d s", prompt
@@ -43,11 +44,6 @@ def test_a_prompt_is_answered_by_a_gguf_and_by_its_pack_alike(
     assert runs[0].stdout == runs[1].stdout
     quiet = cli("run", SHARD, "-p", "Hello", "-n", "7", "-q", "--stats", *SMALL)
     assert (quiet.stdout, quiet.stderr) == (runs[0].stdout, "")
-
-
-def without_notes(text: str) -> list[str]:
-    """Return lines but for notes: a machine may be busy."""
-    return [line for line in text.splitlines() if not line.startswith("note: ")]
 
 
 def test_json_has_the_numbers(cli: Run, tmp_path: Path) -> None:

@@ -2,33 +2,20 @@
 
 import re
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.children import MOEPACK, PATIENCE, Piped
+from tests.support.children import PATIENCE
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama
+from tests.support.servers import served
 
 pytestmark = [pytest.mark.long, needs_llama]
 SMALL = ("--memory", "floor", "--context", "256", "--threads", "1")
 SHARD = first_shard("qwen3moe")
-
-
-@contextmanager
-def served(model: Path, *options: str) -> Iterator[tuple[Piped, str]]:
-    """Serve a model by the command; give its process and its address."""
-    with Piped(*MOEPACK, "serve", model, "--port", "0", *options) as process:
-        try:
-            line = process.stdout.readline()
-            assert line.startswith("listening on http://"), process.stderr.read()
-            yield process, line.split()[-1]
-        finally:
-            process.terminate()
 
 
 @pytest.mark.parametrize(
