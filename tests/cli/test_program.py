@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import warm_command
-from tests.support.children import MOEPACK, PATIENCE, Piped
+from tests.support.children import MOEPACK, PATIENCE, Piped, run_command
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.npm_builds import FOLDER, require_node
@@ -31,9 +31,7 @@ def run(*words: str | Path, question: str = "", **names: str) -> Run:
     arguments = ["run", *map(str, words)]
     if not names:
         return warm_command.run(arguments, input=question, cwd=ROOT, timeout=PATIENCE)
-    command = [*MOEPACK, *arguments]
-    options = {"capture_output": True, "text": True, "timeout": PATIENCE, "cwd": ROOT}
-    return subprocess.run(command, input=question, env=os.environ | names, **options)  # type: ignore[call-overload,no-any-return]
+    return run_command(*MOEPACK, *arguments, input=question, env=os.environ | names, cwd=ROOT)
 
 
 @pytest.fixture(scope="module")
