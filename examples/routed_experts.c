@@ -1,8 +1,10 @@
 /* Reads the experts that a router selected, each in one direct, aligned read. An example to copy.
  *
- *     cc -I include examples/routed_experts.c                        one read after the other
- *     cc -I include examples/routed_experts.c -DUSE_URING -luring    all reads at once
- *     ./a.out model.moepack LAYER EXPERT...
+ *     cc -I"$(moepack include-dir)" routed_experts.c -o routed_experts
+ *     ./routed_experts model.moepack LAYER EXPERT...
+ *
+ * Start here. The reads are one after the other; double_buffer.c has all in flight at once, and
+ * expert_cache.cpp keeps experts in memory.
  *
  * With an index over the shards of a GGUF, each part is a read of its own, rounded outwards to
  * blocks of the drive. For packs whose parts are stored by zstd, add -DMOEPACK_ZSTD and -lzstd.
@@ -29,28 +31,6 @@ static void check(int failed, const char *message) {
     if (failed) fprintf(stderr, "%s\n", message), exit(1);
 }
 
-#ifdef USE_URING
-#include <liburing.h>
-
-static void read_all(struct io_uring *ring, one_read *reads, int count) {
-    struct io_uring_cqe *done;
-    for (one_read *r = reads; r < reads + count; r++) {
-        struct io_uring_sqe *ask = io_uring_get_sqe(ring);
-        io_uring_prep_read(ask, r->fd, r->bytes, (unsigned)r->range.length, r->range.offset);
-        io_uring_sqe_set_data(ask, r);
-    }
-    check(io_uring_submit(ring) != count, "io_uring_submit failed");
-    for (; count; count--) {
-        check(io_uring_wait_cqe(ring, &done) < 0, "io_uring_wait_cqe failed");
-        one_read *r = (one_read *)io_uring_cqe_get_data(done);
-        check(done->res < 0, "a read failed");
-        /* A short read is an error, never data. */
-        check((uint64_t)done->res < r->range.needed, "a file is cut short");
-        io_uring_cqe_seen(ring, done);
-    }
-}
-#endif
-
 /* Open a data file; without O_DIRECT if the file system refuses it. */
 static int open_file(uint32_t file) {
     int fd;
@@ -73,7 +53,7 @@ int main(int argc, char **argv) {
     int chosen = argc - 3, count = 0;
     check(chosen < 1 || chosen > MOST, "usage: routed_experts PACK LAYER EXPERT...");
 
-    /* Once, when the model is loaded: the pack, its layers, files, buffers and ring. */
+    /* Once, when the model is loaded: the pack, its layers, files and buffers. */
     check(moepack_open(argv[1], &pack, &error), error.message);
     uint32_t layer = (uint32_t)atoi(argv[2]), files = (uint32_t)pack.files.count;
     check(moepack_find_family(&pack, layer, NULL, &family, &error), error.message);
@@ -81,11 +61,6 @@ int main(int argc, char **argv) {
     int *fds = (int *)malloc((files + 1) * sizeof *fds);
     for (uint32_t i = 0; i < files; i++) fds[i] = open_file(i);
     one_read *reads = (one_read *)malloc(chosen * family->parts_per_blob * sizeof *reads);
-#ifdef USE_URING
-    struct io_uring ring;
-    unsigned most = (unsigned)chosen * family->parts_per_blob;
-    check(io_uring_queue_init(most, &ring, 0), "io_uring_queue_init failed");
-#endif
 
     /* For each token: locate the selected experts, and read them. */
     for (int i = 0; i < chosen; i++) {
@@ -99,13 +74,9 @@ int main(int argc, char **argv) {
             plan(reads + count++, fds, part.file, part.offset, part.stored_length);
         }
     }
-#ifdef USE_URING
-    read_all(&ring, reads, count);
-#else
     for (one_read *r = reads; r < reads + count; r++)
         check(moepack_read_range(&pack, r->fd, r->file, &r->range, r->bytes, &error),
               error.message);
-#endif
 
     /* Use the parts; checking their digests is optional. */
     one_read *r = reads;

@@ -26,6 +26,14 @@
  *     if (moepack_locate_part(&pack, family, 17, 0, &part, &error)) die(error.message);
  *     if (moepack_check_part(&pack, &part, buffer + part.offset_in_blob, &error)) ...
  *
+ * An engine that keeps gate, up and down in tensors of its own reads an expert into all of them by
+ * one call. It takes any pack and index: it decodes, and rounds to blocks, where that is needed.
+ *
+ *     void *addresses[] = {gate_slot, up_slot, down_slot}; // in the order of the family's parts
+ *     if (moepack_read_parts(&pack, fds, family, 17, 4096, addresses, &error)) ...
+ *
+ * moepack_hottest lists the experts to begin with, until a budget is used up.
+ *
  * A part may be stored by a codec: part.codec is its name, and part.stored_length its length on
  * disk. moepack_decode_part decodes it. zstd is the only codec of this version; compile with
  * -DMOEPACK_ZSTD and link with -lzstd, or such packs are not opened.
@@ -280,6 +288,17 @@ typedef struct moepack_tensor {
     moepack_origin origin; /* where it lay in the source */
 } moepack_tensor;
 
+/* An expert in the order of ranks. */
+typedef struct moepack_hot_expert {
+    const moepack_family *family;
+    uint32_t expert;
+    uint32_t rank;    /* 0 is the hottest of the pack */
+    uint64_t hotness; /* times chosen; means nothing unless measured */
+    uint64_t length;  /* bytes in memory: its blob's, or its parts' if it has none; if the pack has
+                         codecs, whichever are more */
+    int measured;
+} moepack_hot_expert;
+
 /* A range of a file that starts and ends at blocks, around bytes that may not. */
 typedef struct moepack_range {
     uint64_t offset, length; /* read this */
@@ -336,6 +355,14 @@ moepack_code moepack_find_origin(const moepack *pack, const moepack_family *fami
 moepack_code moepack_at_rank(const moepack *pack, uint32_t rank, const moepack_family **family,
                              uint32_t *expert, moepack_error *error);
 
+/* List the experts of each layer's main family, or of the families called `name` if that is not
+ * NULL, hottest first, until the next one would exceed `budget` bytes. *count is their number. The
+ * first `capacity` are written to `list`, so that NULL and 0 only count. On failure the contents of
+ * the list are undefined. Errors: DAMAGED. */
+moepack_code moepack_hottest(const moepack *pack, const char *name, uint64_t budget,
+                             moepack_hot_expert *list, uint32_t capacity, uint32_t *count,
+                             moepack_error *error);
+
 /* Get dense tensor number n and its place, after checking its record. There are
  * pack->tensors.count, in the order of the source; a pack of experts alone has none.
  * Errors: NO_SUCH, DAMAGED. */
@@ -381,6 +408,20 @@ moepack_code moepack_read_range(const moepack *pack, int fd, uint32_t file,
 moepack_code moepack_decode_part(const moepack *pack, const moepack_part *part, const void *stored,
                                  void *bytes, moepack_error *error);
 
+/* Read parts of an expert to separate addresses: part number p to addresses[p], which has room for
+ * the part's length; NULL leaves it out. There are family->parts_per_blob addresses. fds[n] is a
+ * descriptor of file number n; of files that have no part of this expert, it may be anything.
+ * `block` is 1, or with O_DIRECT the drive's block.
+ * Parts that follow one another in their file are one preadv (in C99 only with -D_DEFAULT_SOURCE or
+ * -D_GNU_SOURCE; elsewhere, as on macOS, each is a pread), if their offsets, lengths and addresses
+ * are multiples of `block`. All others, and those stored by a codec, are read into memory that is
+ * allocated meanwhile, and copied or decoded. On failure the contents of the addresses are
+ * undefined. No digest is checked: moepack_check_part does that.
+ * Errors: NO_SUCH, DAMAGED, SYSTEM, SHORT_READ, BUFFER. */
+moepack_code moepack_read_parts(const moepack *pack, const int *fds, const moepack_family *family,
+                                uint32_t expert, uint32_t block, void *const *addresses,
+                                moepack_error *error);
+
 /* Check the part->length decoded bytes of a part by its digest. If that is unknown, nothing is
  * checked. Errors: DIGEST. */
 moepack_code moepack_check_part(const moepack *pack, const moepack_part *part, const void *bytes,
@@ -414,7 +455,13 @@ const char *moepack_code_name(moepack_code code);
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
+
+/* Where glibc and musl declare preadv, which is not POSIX. */
+#if defined(_GNU_SOURCE) || defined(_DEFAULT_SOURCE) || defined(_BSD_SOURCE)
+#define MOEPACK__PREADV
+#endif
 
 #ifdef MOEPACK_ZSTD
 #include <zstd.h>
@@ -472,6 +519,8 @@ MOEPACK__ASSERT(off_t, sizeof(off_t) == 8);
 #define MOEPACK__MAX_LAYERS 65536u
 #define MOEPACK__MAX_SHARD_HEADER (256u << 20) /* what is longer is not read */
 #define MOEPACK__MAX_PATH 4096
+#define MOEPACK__MAX_PARTS 64u
+#define MOEPACK__MAX_READ ((size_t)1 << 30) /* in one call; some systems refuse 2 GiB */
 
 static const char moepack__manifest[] = "manifest.json";
 
@@ -1454,7 +1503,7 @@ static moepack_code moepack__check_family(const moepack *pack, uint32_t n, moepa
                   "layer: expected less than 65536, found %" PRIu32, f->layer);
     MOEPACK__RULE(f->expert_count && f->expert_count <= 65536, place,
                   "expert_count: expected 1 to 65536, found %" PRIu32, f->expert_count);
-    MOEPACK__RULE(f->parts_per_blob && f->parts_per_blob <= 64, place,
+    MOEPACK__RULE(f->parts_per_blob && f->parts_per_blob <= MOEPACK__MAX_PARTS, place,
                   "parts_per_blob: expected 1 to 64, found %" PRIu32, f->parts_per_blob);
     MOEPACK__RULE(f->first_blob == sums->blobs, place,
                   "first_blob: expected %" PRIu64 ", found %" PRIu32, sums->blobs, f->first_blob);
@@ -1747,9 +1796,19 @@ static moepack_code moepack__open_file(const moepack *pack, const char *name, in
     return code;
 }
 
+/* Word a read after which nothing follows. With O_DIRECT, one that ended within a block cannot
+ * continue there. */
+static moepack_code moepack__cut_short(const char *name, int has_failed, uint64_t needed,
+                                       uint64_t offset, uint64_t done, moepack_error *error) {
+    if (has_failed && !(errno == EINVAL && done)) return moepack__system(error, name, "read");
+    return moepack__fail(error, MOEPACK_ERR_SHORT_READ, name,
+                         "expected %" PRIu64 " bytes at %" PRIu64 ", found %" PRIu64, needed,
+                         offset, done);
+}
+
 static moepack_code moepack__read(int fd, const char *name, const moepack_range *range,
                                   void *buffer, moepack_error *error) {
-    const size_t most = (size_t)1 << 30; /* in one call; some systems refuse 2 GiB */
+    const size_t most = MOEPACK__MAX_READ;
     const uint64_t length = range->length, offset = range->offset;
     uint64_t done = 0;
     if (length > SIZE_MAX || offset > MOEPACK__MAX_LENGTH || length > MOEPACK__MAX_LENGTH - offset)
@@ -1759,12 +1818,8 @@ static moepack_code moepack__read(int fd, const char *name, const moepack_range 
         size_t wanted = length - done < most ? (size_t)(length - done) : most;
         ssize_t got = pread(fd, (char *)buffer + done, wanted, (off_t)(offset + done));
         if (got < 0 && errno == EINTR) continue;
-        /* With O_DIRECT, a read that ended within a block cannot continue there. */
-        if (got < 0 && !(errno == EINVAL && done)) return moepack__system(error, name, "read");
         if (got <= 0)
-            return moepack__fail(error, MOEPACK_ERR_SHORT_READ, name,
-                                 "expected %" PRIu64 " bytes at %" PRIu64 ", found %" PRIu64,
-                                 range->needed, offset, done);
+            return moepack__cut_short(name, got < 0, range->needed, offset, done, error);
         done += (uint64_t)got;
     }
     return MOEPACK_OK;
@@ -2146,6 +2201,41 @@ moepack_code moepack_at_rank(const moepack *pack, uint32_t rank, const moepack_f
     return MOEPACK_OK;
 }
 
+static moepack_code moepack__hot_expert(const moepack *pack, uint32_t rank,
+                                        moepack_hot_expert *hot, moepack_error *error) {
+    moepack_blob blob;
+    uint64_t parts;
+    moepack_code code = moepack_at_rank(pack, rank, &hot->family, &hot->expert, error);
+    if (!code) code = moepack_locate_blob(pack, hot->family, hot->expert, &blob, error);
+    if (code) return code;
+    parts = pack->codecs.count ? moepack__sum_of_parts(pack, hot->family) : 0;
+    hot->rank = blob.rank;
+    hot->hotness = blob.hotness;
+    hot->measured = blob.measured;
+    hot->length = parts > blob.length ? parts : blob.length;
+    return MOEPACK_OK;
+}
+
+moepack_code moepack_hottest(const moepack *pack, const char *name, uint64_t budget,
+                             moepack_hot_expert *list, uint32_t capacity, uint32_t *count,
+                             moepack_error *error) {
+    uint32_t rank, fitting = 0;
+    for (rank = 0; rank < pack->ranks.count; rank++) {
+        moepack_hot_expert hot;
+        const moepack_family *main_family;
+        moepack_code code = moepack__hot_expert(pack, rank, &hot, error);
+        if (code) return code;
+        main_family = moepack_family_at(pack, pack->layers[hot.family->layer] - 1u);
+        if (name ? strcmp(hot.family->name, name) != 0 : hot.family != main_family) continue;
+        if (hot.length > budget) break;
+        budget -= hot.length;
+        if (fitting < capacity) list[fitting] = hot;
+        fitting++;
+    }
+    *count = fitting;
+    return MOEPACK_OK;
+}
+
 /* ---- dense tensors ---- */
 
 static moepack_code moepack__check_tensor(const moepack *pack, const moepack_tensor_record *r,
@@ -2312,6 +2402,112 @@ moepack_code moepack_decode_part(const moepack *pack, const moepack_part *part, 
                          "%s at %" PRIu64 ": expected one frame of zstd that holds %" PRIu64
                          " bytes, found %s",
                          part->kind->name, part->offset, part->length, found);
+}
+
+/* ---- parts to separate addresses ---- */
+
+/* Parts that follow one another in a file, and their addresses. */
+typedef struct moepack__run {
+    struct iovec pieces[MOEPACK__MAX_PARTS];
+    int count;
+    uint32_t file;
+    uint64_t offset, end;
+} moepack__run;
+
+static moepack_code moepack__no_memory(const moepack *pack, const moepack_part *part,
+                                       uint64_t length, moepack_error *error) {
+    return moepack__fail(error, MOEPACK_ERR_BUFFER, moepack_file_at(pack, part->file)->name,
+                         "%s: %" PRIu64 " bytes are more than memory has", part->kind->name,
+                         length);
+}
+
+static ssize_t moepack__read_pieces(int fd, const struct iovec *pieces, int count, off_t offset) {
+#ifdef MOEPACK__PREADV
+    return preadv(fd, pieces, count, offset);
+#else
+    size_t length = pieces->iov_len < MOEPACK__MAX_READ ? pieces->iov_len : MOEPACK__MAX_READ;
+    return count ? pread(fd, pieces->iov_base, length, offset) : 0;
+#endif
+}
+
+/* Read the parts of a run, which is empty afterwards. */
+static moepack_code moepack__read_run(const moepack *pack, const int *fds, moepack__run *run,
+                                      moepack_error *error) {
+    struct iovec *piece = run->pieces, *after = piece + run->count;
+    uint64_t done = 0;
+    while (piece < after) {
+        ssize_t got = moepack__read_pieces(fds[run->file], piece, (int)(after - piece),
+                                           (off_t)(run->offset + done));
+        size_t left = got > 0 ? (size_t)got : 0;
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0)
+            return moepack__cut_short(moepack_file_at(pack, run->file)->name, got < 0,
+                                      run->end - run->offset, run->offset, done, error);
+        done += left;
+        for (; left && left >= piece->iov_len; piece++) left -= piece->iov_len;
+        if (!left) continue;
+        piece->iov_base = (char *)piece->iov_base + left;
+        piece->iov_len -= left;
+    }
+    run->count = 0;
+    return MOEPACK_OK;
+}
+
+static moepack_code moepack__add_to_run(const moepack *pack, moepack__run *run,
+                                        const moepack_part *part, void *address,
+                                        moepack_error *error) {
+    if (part->length > SIZE_MAX) return moepack__no_memory(pack, part, part->length, error);
+    if (!run->count) {
+        run->file = part->file;
+        run->offset = part->offset;
+    }
+    run->pieces[run->count].iov_base = address;
+    run->pieces[run->count++].iov_len = (size_t)part->length;
+    run->end = part->offset + part->length;
+    return MOEPACK_OK;
+}
+
+/* Read a part that is not where the drive can bring it: through memory of its own. */
+static moepack_code moepack__read_copied(const moepack *pack, int fd, const moepack_part *part,
+                                         uint32_t block, void *address, moepack_error *error) {
+    moepack_range range = moepack_round_range(part->offset, part->stored_length, block);
+    size_t alignment = 4096;
+    void *bytes = NULL;
+    moepack_code code;
+    if (range.length > SIZE_MAX) return moepack__no_memory(pack, part, range.length, error);
+    while (alignment < block && alignment < MOEPACK__MAX_ALIGNMENT) alignment *= 2;
+    errno = posix_memalign(&bytes, alignment, (size_t)range.length);
+    if (errno)
+        return moepack__system(error, moepack_file_at(pack, part->file)->name, "allocate memory");
+    code = moepack_read_range(pack, fd, part->file, &range, bytes, error);
+    if (!code) code = moepack_decode_part(pack, part, (char *)bytes + range.lead, address, error);
+    free(bytes);
+    return code;
+}
+
+moepack_code moepack_read_parts(const moepack *pack, const int *fds, const moepack_family *family,
+                                uint32_t expert, uint32_t block, void *const *addresses,
+                                moepack_error *error) {
+    moepack__run run;
+    moepack_part part;
+    moepack_code code = MOEPACK_OK;
+    uint32_t p;
+    if (expert >= family->expert_count) return moepack__no_expert(pack, family, expert, error);
+    if (block == 0) block = 1;
+    run.count = 0;
+    for (p = 0; !code && p < family->parts_per_blob; p++) {
+        if (!addresses[p]) continue;
+        code = moepack_locate_part(pack, family, expert, p, &part, error);
+        if (!code && run.count && (run.file != part.file || run.end != part.offset))
+            code = moepack__read_run(pack, fds, &run, error);
+        if (code) return code;
+        if (part.codec || (part.offset | part.length | (uintptr_t)addresses[p]) % block)
+            code = moepack__read_copied(pack, fds[part.file], &part, block, addresses[p], error);
+        else
+            code = moepack__add_to_run(pack, &run, &part, addresses[p], error);
+    }
+    if (!code && run.count) code = moepack__read_run(pack, fds, &run, error);
+    return code;
 }
 
 static moepack_code moepack__check_digest(const moepack *pack, uint32_t file, uint64_t offset,

@@ -17,13 +17,14 @@ from moepack.cli.shared.options import (
     folder_option,
     hotness_option,
     layers_option,
+    layout_option,
     progress_options,
     recover_option,
     resume_option,
     size_option,
     threads_option,
 )
-from moepack.cli.shared.parameters import LayoutName, PathName
+from moepack.cli.shared.parameters import PathName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import is_json, is_quiet, lay_out, next_line, sum_up
 from moepack.common.errors import RequestError
@@ -35,13 +36,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("source", nargs=-1, type=PathName(), metavar="SOURCE...")
 @folder_option("Folder of the new pack.")
-@click.option(
-    "--layout",
-    type=LayoutName(),
-    default="layers",
-    metavar="NAME|FILE.toml",
-    help="Order of blobs in files: layers, hot-first, natural, or a file of your own.",
-)
+@layout_option
 @size_option("--alignment", least=0, help="Alignment of blobs, weights and tensors, such as 16KiB.")
 @click.option("--codec", metavar="zstd[:LEVEL]", help="Compression for parts that get 5 % shorter.")
 @hotness_option

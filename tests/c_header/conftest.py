@@ -26,6 +26,13 @@ def program_without_zstd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled_test(tmp_path_factory.mktemp("c"))
 
 
+@pytest.fixture(scope="session")
+def vectored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the C test program where preadv is declared; `program` is without it."""
+    flags = ("-D_GNU_SOURCE", *SANITIZERS, *(ZSTD if HAS_ZSTD else ()))
+    return compiled_test(tmp_path_factory.mktemp("vectored"), *flags)
+
+
 def compiled_test(folder: Path, *flags: str) -> Path:
     target, source = folder / "reader_test", Path(__file__).parent / "reader_test.c"
     run = compiled("cc", "-std=c99", *flags, source, "-o", target)

@@ -2,6 +2,8 @@
  *
  *     reader_test check PACK...   open, and use every record
  *     reader_test list PACK...    the same, and read every part and check its digest
+ *     reader_test parts PACK      read all experts to separate addresses, and count the reads
+ *     reader_test cut PACK        read the first expert of a cut file to separate addresses
  *     reader_test round           round ranges to blocks
  *     reader_test misuse PACK     ask for what there is not
  *     reader_test starve PACK     open it while one system call or allocation after the other fails
@@ -10,14 +12,17 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 /* A machine at its worst: calls are interrupted, reads give less than was asked for, and call
  * number `failing` fails. What the header calls is replaced by these. */
-static int calls, failing = -1;
+static int calls, failing = -1, reads;
+static size_t longest_read = 1000;
 
 static int fails(int number) {
     if (calls++ != failing) return 0;
@@ -27,6 +32,7 @@ static int fails(int number) {
 
 static int interrupts(void) {
     static unsigned turn;
+    if (longest_read == SIZE_MAX) return 0; /* a machine at its best */
     errno = EINTR;
     return turn++ % 2 == 0;
 }
@@ -44,8 +50,23 @@ static void *test_mmap(void *at, size_t length, int access, int flags, int fd, o
     return fails(ENOMEM) ? MAP_FAILED : mmap(at, length, access, flags, fd, offset);
 }
 static ssize_t test_pread(int fd, void *to, size_t length, off_t offset) {
-    return interrupts() ? -1 : pread(fd, to, length < 1000 ? length : 1000, offset);
+    reads++;
+    return interrupts() ? -1 : pread(fd, to, length < longest_read ? length : longest_read, offset);
 }
+#ifdef _GNU_SOURCE
+static ssize_t test_preadv(int fd, const struct iovec *to, int count, off_t offset) {
+    struct iovec some[64];
+    size_t left = longest_read;
+    int i;
+    for (i = 0; i < count && left; i++) {
+        some[i] = to[i];
+        if (some[i].iov_len > left) some[i].iov_len = left;
+        left -= some[i].iov_len;
+    }
+    reads++;
+    return interrupts() ? -1 : preadv(fd, some, i, offset);
+}
+#endif
 
 #define malloc test_malloc
 #define calloc test_calloc
@@ -54,6 +75,7 @@ static ssize_t test_pread(int fd, void *to, size_t length, off_t offset) {
 #define open test_open
 #define mmap test_mmap
 #define pread test_pread
+#define preadv test_preadv
 #define MOEPACK_IMPLEMENTATION
 #include "moepack.h"
 #undef malloc
@@ -124,6 +146,36 @@ static moepack_code list_part(state *s, const moepack_family *family, uint32_t e
     return s->fds ? read_part(s, &part) : MOEPACK_OK;
 }
 
+/* Read all parts but number `left_out` to addresses that start `more` bytes after a page. */
+static moepack_code scatter(state *s, const moepack_family *family, uint32_t expert, uint32_t block,
+                            size_t more, uint32_t left_out) {
+    void *memory[64] = {NULL}, *addresses[64] = {NULL};
+    moepack_code code;
+    moepack_part part;
+    uint32_t p;
+    for (p = 0; p < family->parts_per_blob; p++) {
+        const size_t length = (size_t)moepack_part_kind_at(&s->pack, family, p)->length;
+        if (p == left_out) continue;
+        assert(!posix_memalign(memory + p, 4096, length + more));
+        addresses[p] = (char *)memory[p] + more;
+        memset(addresses[p], 0xA5, length);
+    }
+    code = moepack_read_parts(&s->pack, s->fds, family, expert, block, addresses, &s->error);
+    for (p = 0; p < family->parts_per_blob && !code; p++) {
+        if (p == left_out) continue;
+        assert(!moepack_locate_part(&s->pack, family, expert, p, &part, NULL));
+        code = moepack_check_part(&s->pack, &part, addresses[p], &s->error);
+        if (!part.codec && !code) { /* the digest may be unknown */
+            char *bytes = read_range(s, part.file,
+                                     moepack_round_range(part.offset, part.length, 1), &code);
+            assert(bytes && memcmp(bytes, addresses[p], (size_t)part.length) == 0);
+            free(bytes);
+        }
+    }
+    for (p = 0; p < family->parts_per_blob; p++) free(memory[p]);
+    return code;
+}
+
 static moepack_code list_blob(state *s, const moepack_family *family, uint32_t expert) {
     moepack_blob blob;
     uint32_t p;
@@ -141,6 +193,10 @@ static moepack_code list_blob(state *s, const moepack_family *family, uint32_t e
                             blob.length, &byte, NULL) == MOEPACK_ERR_BUFFER);
     }
     for (p = 0; p < family->parts_per_blob && !code; p++) code = list_part(s, family, expert, p);
+    if (code || !s->fds) return code;
+    code = scatter(s, family, expert, 1, expert % 2, UINT32_MAX);
+    if (!code) code = scatter(s, family, expert, 4096, expert % 2, UINT32_MAX);
+    if (!code) code = scatter(s, family, expert, 64, 0, expert % family->parts_per_blob);
     return code;
 }
 
@@ -184,6 +240,28 @@ static moepack_code list_ranks(state *s) {
         printf("rank %" PRIu32 " %" PRIu32 " %s %" PRIu32 "\n", rank, family->layer, family->name,
                expert);
     }
+    return MOEPACK_OK;
+}
+
+/* Within a budget of most of `tiny`, and of all of any pack; also with too little room. */
+static moepack_code list_hottest(state *s, const char *name, uint64_t budget) {
+    moepack_hot_expert *list;
+    uint32_t i, count = 77, again = 77;
+    moepack_code code = moepack_hottest(&s->pack, name, budget, NULL, 0, &count, &s->error);
+    assert(!code || count == 77);
+    if (code) return code;
+    list = (moepack_hot_expert *)malloc(count * sizeof *list + 1);
+    assert(list);
+    assert(!moepack_hottest(&s->pack, name, budget, list, count / 2, &again, NULL));
+    assert(again == count);
+    assert(!moepack_hottest(&s->pack, name, budget, list, count, &again, NULL) && again == count);
+    for (i = 0; i < count; i++) {
+        printf("hot %" PRIu32 " %s %" PRIu32 " %" PRIu32 " %" PRIu64, list[i].family->layer,
+               list[i].family->name, list[i].expert, list[i].rank, list[i].length);
+        if (list[i].measured) printf(" %" PRIu64 "\n", list[i].hotness);
+        else printf(" None\n");
+    }
+    free(list);
     return MOEPACK_OK;
 }
 
@@ -260,6 +338,9 @@ static int list_pack(const char *path, int reads) {
     if (!code && reads) code = open_files(&s);
     for (i = 0; !code && i < s.pack.families.count; i++) code = list_family(&s, i);
     if (!code) code = list_ranks(&s);
+    if (!code) code = list_hottest(&s, NULL, 40000);
+    if (!code) code = list_hottest(&s, "ffn_chexps", 40000);
+    if (!code) code = list_hottest(&s, NULL, UINT64_C(1) << 62);
     if (!code) code = list_tensors(&s);
     close_files(&s);
     assert(code == s.error.code);
@@ -269,6 +350,48 @@ static int list_pack(const char *path, int reads) {
     moepack_close(&s.pack);
     assert(!s.pack.header && !s.pack.layers && !s.pack.path);
     return code != MOEPACK_OK;
+}
+
+static int read_cut(const char *path) {
+    void *addresses[3];
+    state s;
+    int p;
+    memset(&s, 0, sizeof s);
+    assert(!moepack_open(path, &s.pack, NULL) && !open_files(&s));
+    for (p = 0; p < 3; p++) assert(!posix_memalign(addresses + p, 4096, 4096));
+    assert(moepack_read_parts(&s.pack, s.fds, moepack_family_at(&s.pack, 0), 0, 1, addresses,
+                              &s.error));
+    printf("%s %s\n", moepack_code_name(s.error.code), s.error.message);
+    for (p = 0; p < 3; p++) free(addresses[p]);
+    close_files(&s);
+    moepack_close(&s.pack);
+    return 0;
+}
+
+static int count_reads(const char *path) {
+    state s;
+    uint32_t i, expert, before;
+    memset(&s, 0, sizeof s);
+    assert(!moepack_open(path, &s.pack, NULL) && !open_files(&s));
+    longest_read = SIZE_MAX;
+    for (i = 0; i < s.pack.families.count; i++) {
+        const moepack_family *family = moepack_family_at(&s.pack, i);
+        for (expert = 0; expert < family->expert_count; expert++) {
+            void *addresses[64];
+            uint32_t p;
+            for (p = 0; p < family->parts_per_blob; p++)
+                assert(!posix_memalign(addresses + p, 4096,
+                                       moepack_part_kind_at(&s.pack, family, p)->length));
+            before = (uint32_t)reads;
+            assert(!moepack_read_parts(&s.pack, s.fds, family, expert, 1, addresses, NULL));
+            printf("%" PRIu32 " %" PRIu32 ": %" PRIu32 "\n", family->layer, expert,
+                   (uint32_t)reads - before);
+            for (p = 0; p < family->parts_per_blob; p++) free(addresses[p]);
+        }
+    }
+    close_files(&s);
+    moepack_close(&s.pack);
+    return 0;
 }
 
 static void expect(moepack_code code, moepack_code expected, const moepack_error *error) {
@@ -284,8 +407,9 @@ static int misuse(const char *path) {
     moepack_part part;
     moepack_origin origin;
     moepack_tensor tensor;
+    void *addresses[64];
     uint32_t n = 77, files;
-    int fd = -1;
+    int fd = -1, *fds;
     char text[8] = "", longer[4096];
     assert(moepack_open("/nowhere/at/all", &pack, NULL) == MOEPACK_ERR_NOT_A_PACK);
     assert(!moepack_open(path, &pack, &e));
@@ -327,6 +451,21 @@ static int misuse(const char *path) {
     expect(moepack_read(&pack, -1, 0, UINT64_MAX, 8, text, &e), MOEPACK_ERR_BUFFER, &e);
     expect(moepack_read(&pack, -1, 0, 8, UINT64_MAX, text, &e), MOEPACK_ERR_BUFFER, &e);
     assert(!moepack_read(&pack, -1, 0, 0, 0, text, &e)); /* nothing asked, nothing done */
+    for (n = 0; n < 64; n++) addresses[n] = NULL;
+    fds = (int *)malloc(files * sizeof *fds);
+    assert(fds);
+    for (n = 0; n < files; n++) fds[n] = -1;
+    assert(!moepack_read_parts(&pack, fds, family, 0, 4096, addresses, &e)); /* the same */
+    expect(moepack_read_parts(&pack, fds, family, family->expert_count, 1, addresses, &e),
+           MOEPACK_ERR_NO_SUCH, &e);
+    addresses[0] = longer;
+    expect(moepack_read_parts(&pack, fds, family, 0, 1, addresses, &e), MOEPACK_ERR_SYSTEM, &e);
+    expect(moepack_read_parts(&pack, fds, family, 0, 4095, addresses, &e), MOEPACK_ERR_SYSTEM, &e);
+    expect(moepack_read_parts(&pack, fds, family, 0, 5000, addresses, &e), MOEPACK_ERR_SYSTEM, &e);
+    free(fds);
+    n = 77;
+    assert(!moepack_hottest(&pack, "no such", UINT64_MAX, NULL, 0, &n, &e) && n == 0);
+    assert(!moepack_hottest(&pack, NULL, 0, NULL, 0, &n, &e) && n == 0);
     assert(strcmp(moepack_code_name((moepack_code)10), "unknown") == 0);
     close(0); /* a file may have descriptor 0 */
     assert(!moepack_file_fd(&pack, 0, 0, &fd, &e) && fd == 0);
@@ -389,6 +528,8 @@ int main(int argc, char **argv) {
     int i, refused = 0, lowest = open("/dev/null", O_RDONLY);
     close(lowest);
     if (argc == 2 && strcmp(argv[1], "round") == 0) return round_ranges();
+    if (argc == 3 && strcmp(argv[1], "parts") == 0) return count_reads(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "cut") == 0) return read_cut(argv[2]);
     if (argc == 3 && strcmp(argv[1], "misuse") == 0) return misuse(argv[2]);
     if (argc == 3 && strcmp(argv[1], "starve") == 0) return starve(argv[2], lowest);
     if (argc < 3) return 2;

@@ -8,16 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import moepack
-from moepack.packing.shard_index import index_model
-from tests.support.c_compiler import HAS_ZSTD, SANITIZERS, ZSTD, compiled
+from tests.support.c_compiler import HAS_ZSTD, ZSTD, compiled
 from tests.support.c_readers import c_says, python_says
-from tests.support.children import PATIENCE
 from tests.support.gguf_builder import moe
-from tests.support.models import REAL_MODELS, first_shard, flip, pack_model
-
-ROOT = Path(__file__).parents[2]
-
+from tests.support.models import REAL_MODELS, flip, pack_model
 
 # Compiling.
 
@@ -186,89 +180,3 @@ def test_symbolic_links_are_followed_and_a_long_path_is_an_error(
     assert long.refusal == "BUFFER manifest.json: the path is too long"
     assert odd.refusal == "SYSTEM manifest.json: cannot open: File name too long"
     assert file.refusal.startswith("NOT_A_PACK manifest.json: ")
-
-
-# The example.
-
-
-def compiled_example(folder: Path, *flags: str) -> Path:
-    """Compile examples/routed_experts.c."""
-    target, source = folder / "example", ROOT / "examples" / "routed_experts.c"
-    run = compiled("cc", "-std=gnu99", "-Wno-pedantic", source, *flags, "-o", target)
-    assert run.returncode == 0, run.stderr
-    return target
-
-
-@pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the example once, with sanitizers, and with zstd where it is installed."""
-    folder = tmp_path_factory.mktemp("example")
-    return compiled_example(folder, *SANITIZERS, *(ZSTD if HAS_ZSTD else ()))
-
-
-def example_on(pack: Path, program: Path, layer: int, experts: list[int]) -> list[str]:
-    command = [str(program), str(pack), str(layer), *map(str, experts)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    if "io_uring_queue_init" in run.stderr:
-        pytest.skip("io_uring does not work here")
-    assert run.stderr == ""
-    assert run.returncode == 0
-    return run.stdout.splitlines()
-
-
-@pytest.mark.parametrize("has_uring", [False, True], ids=["pread", "uring"])
-def test_the_example_reads_the_routed_experts(
-    has_uring: bool, packs: dict[str, Path], tmp_path: Path, example: Path
-) -> None:
-    if has_uring:
-        if not Path("/usr/include/liburing.h").exists():
-            pytest.skip("liburing is not installed here")
-        # Without sanitizers, which know nothing of the memory that liburing shares.
-        example = compiled_example(tmp_path, "-DUSE_URING", "-luring")
-    index_model(first_shard("gpt-oss"), tmp_path / "with", digests=True)
-    index_model(first_shard("gpt-oss"), tmp_path / "without")
-    words = {
-        packs["gpt-oss"]: "sound",
-        tmp_path / "with": "sound",
-        tmp_path / "without": "unchecked",
-    }
-    for path, word in words.items():
-        with moepack.open(path) as pack:
-            layer = pack.layers[-1]
-            routed = [3, 0, pack.expert_count(layer) - 1, 3]
-            assert example_on(path, example, layer, routed) == [
-                f"expert {expert} {kind.name}: {kind.type_name}, {kind.length} bytes, {word}"
-                for expert in routed
-                for kind in pack.parts(layer)
-            ]
-
-
-def test_the_example_reads_packs_with_second_places_and_codecs(example: Path) -> None:
-    packs = ROOT / "conformance" / "packs"
-    assert not (packs / "second-place-missing" / "second.bin").exists()
-    assert len(example_on(packs / "second-place-missing", example, 1, [1])) == 3
-    if HAS_ZSTD:
-        lines = example_on(packs / "zstd", example, 0, [0])
-        assert lines
-        assert all(line.endswith(" bytes, sound") for line in lines)
-
-
-def test_a_direct_read_of_a_file_that_ends_too_early_is_short(
-    packs: dict[str, Path], tmp_path: Path, example: Path
-) -> None:
-    path = Path(shutil.copytree(packs["gpt-oss"], tmp_path / "pack"))
-    with moepack.open(path) as pack:
-        blob = pack.locate(pack.layers[0], 1)
-    assert blob.path is not None
-    assert blob.offset is not None
-    for left in (5000, 4096, 10, 0):
-        os.truncate(blob.path, blob.offset + left)
-        run = subprocess.run(
-            [example, path, str(blob.layer), "1"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert run.returncode == 1
-        problem = f"expected {blob.length} bytes at {blob.offset}, found {left}"
-        assert run.stderr == f"{blob.path.name}: {problem}\n"

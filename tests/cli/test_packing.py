@@ -8,7 +8,6 @@ import pytest
 
 import moepack
 from moepack.cli import main
-from tests.support.gguf_builder import moe
 from tests.support.models import FIXTURES, first_shard, shards_of
 from tests.support.packs import same_bytes
 from tests.support.warm_command import Run
@@ -72,14 +71,3 @@ def test_the_hottest_of_nothing_is_said(
         text = capsys.readouterr()
         assert "".join(text.out.split()) == "".join(out.split())
         assert text.err == err
-
-
-def test_what_does_not_belong_together_is_said_in_words(
-    packs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    builder = moe(tuple(range(2)), 16, ne=(64, 64)).write(tmp_path / "m.gguf")
-    brief = ["--seconds", "0", "--point-seconds", "0", "--depths", "1", "--length", "64KiB"]
-    assert main.run(["bench", str(packs["qwen3moe"]), "--source", str(builder), *brief]) == 2
-    text = capsys.readouterr().err
-    assert "expected ffn_down_exps.weight of " in text
-    assert "[(" not in text

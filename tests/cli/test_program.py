@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import warm_command
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE, Piped
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.npm_builds import FOLDER, require_node
@@ -31,7 +31,7 @@ def run(*words: str | Path, question: str = "", **names: str) -> Run:
     arguments = ["run", *map(str, words)]
     if not names:
         return warm_command.run(arguments, input=question, cwd=ROOT, timeout=PATIENCE)
-    command = [sys.executable, "-m", "moepack", *arguments]
+    command = [*MOEPACK, *arguments]
     options = {"capture_output": True, "text": True, "timeout": PATIENCE, "cwd": ROOT}
     return subprocess.run(command, input=question, env=os.environ | names, **options)  # type: ignore[call-overload,no-any-return]
 
@@ -142,9 +142,7 @@ def test_a_program_that_never_mapped_the_model_is_told_of(model: Path) -> None:
 
 def test_a_signal_reaches_the_program(model: Path) -> None:
     script = "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
-    command = [sys.executable, "-m", "moepack", "run", str(model), "--", "sh", "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
+    with Piped(*MOEPACK, "run", model, "--", "sh", "-c", script, cwd=ROOT) as process:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.5)  # a signal in its first milliseconds ends both, as one before
         process.terminate()

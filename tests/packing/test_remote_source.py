@@ -15,7 +15,10 @@ from moepack.packing.pack_model import pack_model
 from moepack.packing.shard_index import index_model
 from moepack.source.shards import open_source
 from moepack.storage import scattering
+from moepack.storage.input_file import open_input
 from moepack.storage.remote import store as remote_store
+from moepack.storage.remote.store import RemoteError
+from moepack.storage.remote.stores import resolve, store_of
 from tests.support import odd_models
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.models import FIXTURES, contents, first_shard, shards_of
@@ -154,6 +157,20 @@ def test_expired_addresses_are_asked_for_anew(hub: FakeHub, local: Path, tmp_pat
     hub.content.status = 403
     pack_model(f"hf://{REPOSITORY}", tmp_path / "pack")
     assert not differing(tmp_path / "pack", local)
+
+
+def test_a_hub_that_keeps_refusing_is_given_up_after_all_pauses(hub: FakeHub) -> None:
+    hub.content.fault, hub.content.status = lambda number: "status", 403
+    path = resolve(f"hf://{REPOSITORY}/README.md")
+    for read in (
+        lambda: store_of(path).read(path.key, 5),
+        lambda: list(open_input(path).stream(0, 5)),
+    ):
+        hub.content.traffic.requests.clear()
+        with pytest.raises(RemoteError, match="403 Forbidden") as refusal:
+            read()
+        assert "HF_TOKEN" in str(refusal.value.hint)
+        assert len(hub.content.traffic.gets()) == 1 + len(remote_store.PAUSES)
 
 
 def test_other_bytes_than_the_hub_states_are_never_committed(hub: FakeHub, tmp_path: Path) -> None:

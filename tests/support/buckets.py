@@ -1,12 +1,14 @@
 """A bucket of moto's S3, with its semantics of conditional writes and uploads in parts."""
 
 import contextlib
+import os
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
 from moepack.storage.remote.stores import forget_stores
+from tests.support.faulty_store import FaultyStore
 
 
 @contextlib.contextmanager
@@ -23,8 +25,21 @@ def bucket_of_moto() -> Iterator[str]:
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setenv("AWS_REGION", "us-east-1")
-        made = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
-        urllib.request.urlopen(made, timeout=10).close()
+        # Its buckets outlive a server, for as long as the process.
+        for method, path in (("POST", "moto-api/reset"), ("PUT", "bucket")):
+            request = urllib.request.Request(f"http://{host}:{port}/{path}", method=method)
+            urllib.request.urlopen(request, timeout=10).close()
         yield "s3://bucket"
     server.stop()
     forget_stores()
+
+
+@contextlib.contextmanager
+def faulty_bucket() -> Iterator[tuple[str, FaultyStore]]:
+    """Serve an empty bucket behind a network that can be made faulty."""
+    with bucket_of_moto() as address, pytest.MonkeyPatch.context() as patch:
+        port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
+        with contextlib.closing(FaultyStore(port)) as network:
+            patch.setenv("AWS_ENDPOINT_URL", network.url)
+            forget_stores()
+            yield address, network

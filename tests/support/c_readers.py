@@ -75,7 +75,7 @@ def python_says(path: Path, *, reads: bool = False) -> Verdict:
 
 
 def everything(pack: moepack.Pack, reader: Reader | None) -> list[str]:
-    return [*experts(pack, reader), *ranks(pack), *tensors(pack, reader)]
+    return [*experts(pack, reader), *ranks(pack), *hottest(pack), *tensors(pack, reader)]
 
 
 def experts(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
@@ -122,6 +122,15 @@ def ranks(pack: moepack.Pack) -> Iterator[str]:
     ]
     for rank in range(pack.index.blob_count):
         yield f"rank {rank} {blobs[pack.index.blob_at_rank(rank)]}"
+
+
+def hottest(pack: moepack.Pack) -> Iterator[str]:
+    """List the hottest experts within the budgets of the C program."""
+    main = {family.layer: family.name for family in reversed(pack.index.families)}
+    for name, budget in ((None, 40000), ("ffn_chexps", 40000), (None, 1 << 62)):
+        for layer, expert in pack.hottest(budget, family=name):
+            rank, hotness, length = pack.hotness(layer, expert, family=name)
+            yield f"hot {layer} {name or main[layer]} {expert} {rank} {length} {hotness}"
 
 
 def tensors(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:

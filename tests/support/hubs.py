@@ -1,6 +1,7 @@
 """A hub for one test, in place of the real one."""
 
 import contextlib
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +14,13 @@ REPOSITORY = "someone/A-model"
 
 
 @contextlib.contextmanager
-def hub_of(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def hub_of(
+    folder: Path, patch: pytest.MonkeyPatch, tls: ssl.SSLContext | None = None
+) -> Iterator[FakeHub]:
     """Serve the repositories in a folder as the hub; nobody is logged in."""
     pytest.importorskip("obstore")
     constants = pytest.importorskip("huggingface_hub.constants")
-    with contextlib.closing(FakeHub(folder)) as server:
+    with contextlib.closing(FakeHub(folder, tls)) as server:
         patch.setattr(constants, "ENDPOINT", server.url)
         patch.setattr(constants, "HF_HUB_CACHE", str(folder.parent / "hub cache"))
         patch.setenv("HF_ENDPOINT", server.url)  # for children

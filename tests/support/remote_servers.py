@@ -5,6 +5,8 @@ import functools
 import hashlib
 import json
 import re
+import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,10 +36,12 @@ class FileServer:
     """Serves a folder by ranges; `fault` says what goes wrong with the Nth GET, `delay` how slowly.
 
     `status` is the one of the fault of that name. With `signed`, each request needs the signature
-    of its exact range.
+    of its exact range; with `tls` it is one of https.
     """
 
-    def __init__(self, folder: Path, *, signed: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, signed: bool = False, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.folder = folder
         self.fault: Callable[[int], Fault] = lambda number: None
         self.status = 503
@@ -45,8 +49,8 @@ class FileServer:
         self.signed = signed
         self.traffic = Traffic()
         self._lock = threading.Lock()
-        self._server = _start(self._handle)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = _start(self._handle, tls)
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -110,19 +114,22 @@ class FakeHub:
     """A hub with one repository per folder `OWNER/NAME`; its files are sent by another host.
 
     `tokens` may read what is private; `gated` are repositories that nobody was let into yet.
+    `xet_hashes` are those of files, by name, that lie in the store `xet_store` as well.
     """
 
     commit = "0123456789abcdef0123456789abcdef01234567"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
         self.folder = folder
         self.tokens: set[str] = set()
         self.private: set[str] = set()
         self.gated: set[str] = set()
+        self.xet_hashes: dict[str, str] = {}
+        self.xet_store = ""
         self.traffic = Traffic()
-        self.content = FileServer(folder, signed=True)
-        self._server = _start(self._handle)
-        self.url = f"http://localhost:{self._server.server_port}"
+        self.content = FileServer(folder, signed=True, tls=tls)
+        self._server = _start(self._handle, tls)
+        self.url = f"{'https' if tls else 'http'}://localhost:{self._server.server_port}"
 
     def close(self) -> None:
         self.content.close()
@@ -136,6 +143,12 @@ class FakeHub:
         self.traffic.headers.append(dict(request.headers))
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
             return self._list(request, match[1], match[2] or "main")
+        pattern = rf"/api/models/([^/]+/[^/]+)/(tree|xet-read-token)/{self.commit}"
+        match = re.fullmatch(pattern, path)
+        if match is not None and self._may_read(request, match[1]):
+            tokens = {"accessToken": "for Xet", "exp": 1 << 33, "casUrl": self.xet_store}
+            content = self._tree(match[1]) if match[2] == "tree" else tokens
+            return _answer(request, 200, json.dumps(content).encode())
         match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         if match is None or not self._may_read(request, match[1]):
             return _answer(request, 404, b"none")
@@ -156,6 +169,20 @@ class FakeHub:
     def _may_read(self, request: BaseHTTPRequestHandler, name: str) -> bool:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         return name not in self.gated and (name not in self.private or token in self.tokens)
+
+    def _tree(self, name: str) -> list[dict[str, object]]:
+        folder = self.folder / name
+        names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        return [
+            {
+                "type": "file",
+                "path": name,
+                "size": (folder / name).stat().st_size,
+                "oid": "0" * 40,
+                **({"xetHash": self.xet_hashes[name]} if name in self.xet_hashes else {}),
+            }
+            for name in names
+        ]
 
     def _list(self, request: BaseHTTPRequestHandler, name: str, revision: str) -> None:
         folder = self.folder / name
@@ -205,9 +232,16 @@ def _answer(
         request.wfile.write(body)
 
 
-def _start(handle: Callable[[BaseHTTPRequestHandler], None]) -> ThreadingHTTPServer:
+def _start(
+    handle: Callable[[BaseHTTPRequestHandler], None], tls: ssl.SSLContext | None
+) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            if tls is not None:
+                self.request = tls.wrap_socket(self.request, server_side=True)
+            super().setup()
 
         def do_GET(self) -> None:
             with contextlib.suppress(ConnectionError):
@@ -217,14 +251,19 @@ def _start(handle: Callable[[BaseHTTPRequestHandler], None]) -> ThreadingHTTPSer
 
         def log_message(self, *arguments: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            if not isinstance(sys.exception(), ssl.SSLError | ConnectionError):
+                super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     return server
 
 
 @contextlib.contextmanager
-def file_server(folder: Path) -> Iterator[FileServer]:
+def file_server(folder: Path, tls: ssl.SSLContext | None = None) -> Iterator[FileServer]:
     """Serve a folder until the end of the block."""
-    with contextlib.closing(FileServer(folder)) as server:
+    with contextlib.closing(FileServer(folder, tls=tls)) as server:
         yield server

@@ -10,6 +10,7 @@ import click
 from moepack.cli.shared.parameters import (
     FormatName,
     InputPath,
+    LayoutName,
     Length,
     OutputFile,
     OutputFolder,
@@ -122,6 +123,13 @@ machine_option = file_option(
     "--machine", "machine_path", help="Description of the machine, from `moepack machine`."
 )
 hotness_option = file_option("--hotness", help="Hotness file, routing trace or imatrix.")
+layout_option = click.option(
+    "--layout",
+    type=LayoutName(),
+    default="layers",
+    metavar="NAME|FILE.toml",
+    help="Order of blobs in files: layers, hot-first, natural, or a file of your own.",
+)
 layers_option = click.option("--layers", metavar="LIST", help=LAYERS)
 backend_option = click.option(
     "--backend",

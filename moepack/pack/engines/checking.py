@@ -64,16 +64,34 @@ def verify_export(
     chosen = registry.find(engine)
     if (pack is None) == (source is None):
         raise RequestError("one thing to compare with is needed: a `pack`, or a `source`")
+    require_export(path)
+    if source is not None:
+        return _Check(chosen, Path(path), _source_reference(source)).run(threads, progress)
+    with Pack(pack or "") as opened:
+        opened.require_complete()
+        return _Check(chosen, Path(path), PackReference(opened)).run(threads, progress)
+
+
+def is_of_model(engine: str, path: str | os.PathLike[str], source: PathOrPaths) -> bool:
+    """Return whether an export has anything of a source, by types, shapes and lengths alone.
+
+    Raises as `verify_export`; no byte of an expert is read.
+    """
+    chosen = registry.find(engine)
+    require_export(path)
+    check = _Check(chosen, Path(path), _source_reference(source))
+    return any(map(check.is_expected, check.slices))
+
+
+def require_export(path: str | os.PathLike[str]) -> None:
+    """Raise RequestError if there is nothing at `path`."""
     if not os.path.exists(path):
         raise RequestError("no such file or folder", path=path)
-    with ExitStack() as stack:
-        if source is None:
-            opened = stack.enter_context(Pack(pack or ""))
-            opened.require_complete()
-            return _Check(chosen, Path(path), PackReference(opened)).run(threads, progress)
-        shards = [str(shard) for shard in find_shards(source)]
-        witness = read_shards(shards, sort=len(path_list(source)) > 1)
-        return _Check(chosen, Path(path), SourceReference(witness)).run(threads, progress)
+
+
+def _source_reference(source: PathOrPaths) -> SourceReference:
+    shards = [str(shard) for shard in find_shards(source)]
+    return SourceReference(read_shards(shards, sort=len(path_list(source)) > 1))
 
 
 class _Zeros(NamedTuple):
@@ -103,7 +121,7 @@ class _Check:
         """Compare all bytes; return the report."""
         self._check_counts()
         zeros = list(self._all_zeros())
-        comparable = list(filter(self._is_expected, self.slices))
+        comparable = list(filter(self.is_expected, self.slices))
         work: list[Callable[[Advanced], list[Finding]]] = [
             partial(self._compare, comparable[first : first + _SLICES_AT_A_TIME])
             for first in range(0, len(comparable), _SLICES_AT_A_TIME)
@@ -188,7 +206,7 @@ class _Check:
         for name in sorted(dense):
             self.findings.add("missing", "no such tensor", tensor=name)
 
-    def _is_expected(self, one: ExportedSlice) -> bool:
+    def is_expected(self, one: ExportedSlice) -> bool:
         """Return whether a slice has bytes to compare with; find those of another length."""
         model = self._expected(one)
         if model is None:

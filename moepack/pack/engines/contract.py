@@ -140,6 +140,8 @@ class Engine(NamedTuple):
     `needs` yields what a pack lacks; `plan` is only asked for a pack that lacks nothing. `slices`
     reads an export, given the expected parts. One that `is_whole` has all of the model, another the
     weights of its routed experts. `default_target` is where it goes if no target is given.
+    `source_of` gives the GGUF that a finished export names as its source, None if it names none
+    that is there.
     """
 
     name: str
@@ -156,3 +158,4 @@ class Engine(NamedTuple):
     is_whole: bool = False
     options: tuple[ExportOption, ...] = ()
     default_target: Callable[[Pack], Path] | None = None
+    source_of: Callable[[Path], Path | None] = lambda _path: None

@@ -339,6 +339,7 @@ ENGINE = Engine(
     needs=_needs,
     plan=_plan,
     slices=sglang_check.slices,
+    source_of=sglang_check.source_of,
     options=(
         ExportOption("gguf", "file", "GGUF of the model in one file, to read beside the experts."),
         ExportOption("config", "file", "The model's config.json; its SHA-256 is entered."),

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from moepack.pack.engines import json_values
 from moepack.pack.engines.contract import ExpectedPart, Exported, ExportedFile, ExportedSlice
 from moepack.pack.verifying.report import Finding
 
@@ -21,7 +22,7 @@ _ROLES = {0: "gate", 1: "up", 2: "down"}
 
 def slices(path: Path, _expected: Sequence[ExpectedPart]) -> Iterator[Exported]:
     """Find the slices by the index of the file; `path` is the file, or its folder."""
-    file = next(iter(sorted(path.glob(f"*{_SUFFIX}"))), path / _SUFFIX) if path.is_dir() else path
+    file = _file(path)
     with open(file, "rb") as opened:
         header = opened.read(_HEADER_LENGTH)
         if len(header) < _HEADER_LENGTH or header[:24].rstrip(b"\0") != b"SGLANG-EXPERTPACK-v1":
@@ -41,6 +42,28 @@ def slices(path: Path, _expected: Sequence[ExpectedPart]) -> Iterator[Exported]:
     for number in range(count):
         entry = table[number * _ENTRY_LENGTH : (number + 1) * _ENTRY_LENGTH]
         yield from _entry(file, entry, number, data_start, alignment)
+
+
+def source_of(path: Path) -> Path | None:
+    """Return the GGUF that the manifest names, if it is there."""
+    try:
+        named = json_values.text(
+            json.loads(_manifest_of(_file(path)).read_bytes())["source"], "path"
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Path(named) if Path(named).is_file() else None
+
+
+def _file(path: Path) -> Path:
+    """Return the file of experts: `path`, or the first one in that folder."""
+    if not path.is_dir():
+        return path
+    return next(iter(sorted(path.glob(f"*{_SUFFIX}"))), path / _SUFFIX)
+
+
+def _manifest_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}.manifest.json")
 
 
 def _entry(
@@ -75,7 +98,7 @@ def _entry(
 
 
 def _manifest(file: Path, header: bytes, table: bytes) -> Iterator[Finding]:
-    path = file.with_name(f"{file.name}.manifest.json")
+    path = _manifest_of(file)
     try:
         manifest = json.loads(path.read_bytes())
         model, source = manifest["model"], manifest["source"]

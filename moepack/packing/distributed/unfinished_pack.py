@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from moepack.common import digest, strict_json
-from moepack.common.errors import MachineError, RequestError, write_failure
+from moepack.common.errors import MachineError, RequestError, remedy, write_failure
 from moepack.common.pack_files import RECORDS_NAME
 from moepack.pack.format import manifest, records
 from moepack.packing.distributed.target import Target
@@ -186,7 +186,9 @@ class DistributedPack:
         try:
             yield
         except OSError as error:
-            hint = "run the same again: finished files are skipped"
+            hint = "run the same again (`resume=True`, but for parts): finished files are skipped"
+            if (cause := remedy(error)) is not None:
+                hint = f"{cause}; then {hint}"
             raise write_failure(error, self._target.path, hint) from error
 
 

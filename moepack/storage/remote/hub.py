@@ -8,12 +8,14 @@ minutes. A file's SHA-256 and length are in the repository's list of files.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common import extras
 from moepack.common.errors import MachineError, SourceError
-from moepack.storage.remote.store import RemoteStamp
+from moepack.storage.remote.store import CERTIFICATE_HINT, RemoteStamp
 
 _ADDRESS = re.compile(
     r"hf://(?:models/)?(?P<owner>[\w.-]+)/(?P<name>[\w.-]+)"
@@ -71,11 +73,26 @@ def forget_repositories() -> None:
 
 def _ask(name: str, revision: str) -> Repository:
     extras.require("remote")
-    from huggingface_hub import HfApi, errors
+    from huggingface_hub import HfApi
 
     address = f"hf://{name}"
-    try:
+    with _translated(address, revision):
         info = HfApi().model_info(name, revision=revision, files_metadata=True)
+    files = {
+        file.rfilename: RemoteStamp(file.size, None, file.lfs.sha256 if file.lfs else None)
+        for file in info.siblings or ()
+        if file.size is not None
+    }
+    return Repository(f"{address}@{info.sha}", files)
+
+
+@contextmanager
+def _translated(address: str, revision: str) -> Iterator[None]:
+    """Turn the errors of the hub's client into SourceError and MachineError."""
+    from huggingface_hub import errors
+
+    try:
+        yield
     except errors.GatedRepoError:
         hint = f"accept its terms on its page, then {_TOKEN_HINT}"
         raise SourceError("a gated model", path=address, hint=hint) from None
@@ -88,20 +105,39 @@ def _ask(name: str, revision: str) -> Repository:
         status = error.response.status_code if error.response is not None else None
         raise MachineError(f"the hub answers {status or 'nothing'}", path=address) from None
     except Exception as error:  # of its HTTP library, which may be another tomorrow
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):  # OpenSSL's name
+            problem = "the certificate of the hub is not trusted"
+            raise MachineError(problem, path=address, hint=CERTIFICATE_HINT) from None
         problem = f"the hub cannot be reached: {type(error).__name__}"
         raise MachineError(problem, path=address, hint="is HF_ENDPOINT right?") from None
-    files = {
-        file.rfilename: RemoteStamp(file.size, None, file.lfs.sha256 if file.lfs else None)
-        for file in info.siblings or ()
-        if file.size is not None
-    }
-    return Repository(f"{address}@{info.sha}", files)
+
+
+def xet_hashes(root: str) -> dict[str, str]:
+    """Return the Xet hashes of the files of a root that have one, by name. Raises as above."""
+    from huggingface_hub import HfApi
+
+    name, commit = _split(root)
+    with _translated(f"hf://{name}", commit):
+        entries = list(HfApi().list_repo_tree(name, recursive=True, revision=commit))
+    pairs = ((entry.path, getattr(entry, "xet_hash", None)) for entry in entries)
+    return {path: xet_hash for path, xet_hash in pairs if xet_hash}
+
+
+def is_xet_disabled() -> bool:
+    """Return whether the user does not want Xet's client (HF_HUB_DISABLE_XET)."""
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_DISABLE_XET
 
 
 def repository_at(root: str) -> Repository:
     """Return the repository of a root, `hf://OWNER/NAME@COMMIT`. Raises as `repository`."""
+    return repository(*_split(root))
+
+
+def _split(root: str) -> tuple[str, str]:
     name, _, commit = root.removeprefix("hf://").rpartition("@")
-    return repository(name, commit)
+    return name, commit
 
 
 def is_commit(revision: str) -> bool:
@@ -131,9 +167,22 @@ def cached_snapshot(name: str, revision: str) -> tuple[str, Path] | None:
 
 def files_address(root: str) -> tuple[str, dict[str, str]]:
     """Return the address that the files of a repository's root are below, and the headers."""
-    from huggingface_hub import constants, get_token
+    from huggingface_hub import constants
 
-    name, _, commit = root.removeprefix("hf://").rpartition("@")
+    name, commit = _split(root)
+    return f"{constants.ENDPOINT}/{name}/resolve/{commit}", _headers()
+
+
+def xet_token_address(root: str) -> tuple[str, dict[str, str]]:
+    """Return the address of tokens for reading a root's files in Xet, and the headers."""
+    from huggingface_hub import constants
+
+    name, commit = _split(root)
+    return f"{constants.ENDPOINT}/api/models/{name}/xet-read-token/{commit}", _headers()
+
+
+def _headers() -> dict[str, str]:
+    from huggingface_hub import get_token
+
     token = get_token()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return f"{constants.ENDPOINT}/{name}/resolve/{commit}", headers
+    return {"Authorization": f"Bearer {token}"} if token else {}

@@ -23,12 +23,21 @@ UPLOAD_LENGTH = 16 << 20
 """Bytes of a part of an upload: S3 takes 10,000 of them."""
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]*\w)")
 _REASON = re.compile(r".*HTTP error: (.*)")
+_INTERRUPTED = "the connection was cut off"
+_CUT_OFF = "kind: Interrupted"
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _QUERY = re.compile(r"(https?://[^\s?\"')]*)\?[^\s\"')]*")
 _HINTS = {
     "401": "the store wants credentials: set those of its scheme in the environment",
-    "403": "the credentials in the environment do not allow it, or there are none",
+    "403": "no credentials in the environment allow it (for the hub: HF_TOKEN)",
     "429": "the server limits requests: wait some minutes, then go on with `resume=True`",
 }
+
+
+_NETWORK_HINT = "see whether the address is right and the network is up"
+CERTIFICATE_HINT = (
+    "if you trust its certificate authority, name the file of that in SSL_CERT_FILE (PEM)"
+)
 
 
 class RemoteError(OSError):
@@ -71,7 +80,7 @@ class Store:
         """Return the length and the identity of an object."""
         if self._stamps is not None:
             if key not in self._stamps:
-                raise _failure(errno.ENOENT, "no such object")
+                raise failure_of(errno.ENOENT, "no such object")
             return self._stamps[key]
         import obstore
 
@@ -86,7 +95,7 @@ class Store:
             answer = obstore.get(self._client, key, options={"range": (0, limit + 1)})
             data = bytes(answer.bytes())
             if len(data) != min(limit + 1, answer.meta["size"]):
-                raise _failure(errno.EPROTO, "the server sends other bytes than were asked for")
+                raise failure_of(errno.EPROTO, "the server sends other bytes than were asked for")
             return data
 
         return self._call(request)
@@ -113,7 +122,7 @@ class Store:
             current = RemoteStamp(answer.meta["size"], answer.meta["e_tag"])
             filled = _fill(buffers, answer.stream(min_chunk_size=_CHUNK_LENGTH))
             if filled != max(0, min(length, current.length - offset)):
-                raise _failure(errno.EPROTO, "the server sends other bytes than were asked for")
+                raise failure_of(errno.EPROTO, "the server sends other bytes than were asked for")
             return filled, current
 
         filled, current = self._call(request)
@@ -134,24 +143,24 @@ class Store:
                     offset += len(piece)
                     yield piece
             except Exception as error:
-                self._wait(error, attempt)
+                wait_after(_translated(error), attempt, self._retried)
                 attempt += 1
 
     def _body(self, key: str, offset: int, end: int, stamp: RemoteStamp) -> Iterator[bytes]:
         """Yield the body of one answer. Raises if it has no byte, or more than were asked for."""
         import obstore
 
-        self._check_process()
+        check_process(self._process)
         answer = obstore.get(self._client, key, options={"range": (offset, end)})
         _check_unchanged(RemoteStamp(answer.meta["size"], answer.meta["e_tag"]), stamp)
         left = end - offset
         for piece in answer.stream(min_chunk_size=_CHUNK_LENGTH):
             if len(piece) > left:
-                raise _failure(errno.EPROTO, "the server sends more bytes than were asked for")
+                raise failure_of(errno.EPROTO, "the server sends more bytes than were asked for")
             left -= len(piece)
             yield piece
         if left == end - offset:
-            raise _failure(errno.ENODATA, f"the file ends at byte {offset:,}")
+            raise failure_of(errno.ENODATA, f"the file ends at byte {offset:,}")
 
     def objects(self, prefix: str) -> Iterator[tuple[str, RemoteStamp]]:
         """Yield the objects below a folder, and their stamps."""
@@ -175,12 +184,18 @@ class Store:
         import obstore
 
         def request() -> None:
-            obstore.put(self._client, key, path, chunk_size=UPLOAD_LENGTH, max_concurrency=8)
+            try:
+                obstore.put(self._client, key, path, chunk_size=UPLOAD_LENGTH, max_concurrency=8)
+            except FileNotFoundError:
+                if not path.exists():
+                    raise
+                # Its last answer was lost: the client asks again, and the upload is gone.
+                raise failure_of(errno.ECONNRESET, _INTERRUPTED, _NETWORK_HINT) from None
 
         self._call(request)
         length = path.stat().st_size
         if (stored := self.stamp(key).length) != length:
-            raise _failure(errno.EIO, f"stored {stored:,} of {length:,} bytes")
+            raise failure_of(errno.EIO, f"stored {stored:,} of {length:,} bytes")
 
     def delete(self, key: str) -> None:
         """Remove an object, if there is one."""
@@ -188,29 +203,34 @@ class Store:
 
         self._call(lambda: obstore.delete(self._client, key))
 
-    def _check_process(self) -> None:
-        """Raise RemoteError in a forked child: the client's threads are not there."""
-        if os.getpid() != self._process:
-            failure = RemoteError(errno.ENOTSUP, "stores cannot be used in a forked process")
-            failure.hint = "start workers by `spawn`, not by `fork`"
-            raise failure
-
     def _call(self, request: Callable[[], _T]) -> _T:
-        self._check_process()
-        for attempt in range(len(PAUSES)):
+        check_process(self._process)
+        attempt = 0
+        while True:
             try:
                 return request()
             except Exception as error:
-                self._wait(error, attempt)
-        return request()
+                wait_after(_translated(error), attempt, self._retried)
+                attempt += 1
 
-    def _wait(self, error: Exception, attempt: int) -> None:
-        """Wait before another attempt; raise the error if another would be of no use."""
-        failure = _translated(error)
-        status = str(failure.strerror).partition(" ")[0]
-        if attempt == len(PAUSES) or status not in self._retried:
-            raise failure from None
-        time.sleep(PAUSES[attempt])
+
+def check_process(process: int) -> None:
+    """Raise RemoteError in a forked child of a process: a client's threads are not there."""
+    if os.getpid() != process:
+        problem, hint = "stores cannot be used in a forked process", "start workers by `spawn`"
+        raise failure_of(errno.ENOTSUP, problem, f"{hint}, not by `fork`")
+
+
+def wait_after(failure: OSError, attempt: int, retried: Sequence[str]) -> None:
+    """Wait before another attempt; raise the failure if another would be of no use.
+
+    It is of use for a connection that was cut off, and for the HTTP statuses `retried`.
+    """
+    status = str(failure.strerror).partition(" ")[0]
+    is_passing = failure.errno == errno.ECONNRESET or status in retried
+    if attempt == len(PAUSES) or not is_passing:
+        raise failure from None
+    time.sleep(PAUSES[attempt])
 
 
 def _fill(buffers: Sequence[memoryview], pieces: BytesStream) -> int:
@@ -234,7 +254,7 @@ def _check_unchanged(current: RemoteStamp, stamp: RemoteStamp) -> None:
     """Raise RemoteError for an object with another stamp; ETags count if both sides state one."""
     is_other = stamp.etag and current.etag and stamp.etag != current.etag
     if is_other or stamp.length != current.length:
-        raise _failure(errno.ESTALE, "the file changed while it was being read")
+        raise failure_of(errno.ESTALE, "the file changed while it was being read")
 
 
 def _translated(error: Exception) -> OSError:
@@ -244,21 +264,31 @@ def _translated(error: Exception) -> OSError:
     if isinstance(error, RemoteError):
         return error
     if isinstance(error, FileNotFoundError):
-        return _failure(errno.ENOENT, "no such object")
+        return failure_of(errno.ENOENT, "no such object")
     if isinstance(error, kinds.AlreadyExistsError):
-        return _failure(errno.EEXIST, "there is one already")
+        return failure_of(errno.EEXIST, "there is one already")
     if not isinstance(error, OSError | kinds.BaseError):
         raise error
     text = _QUERY.sub(r"\1?…", str(error).partition("\n")[0])
     if status := _STATUS.search(text):
-        number = errno.EACCES if status[1][:3] in ("401", "403") else errno.EIO
-        return _failure(number, status[1], _HINTS.get(status[1][:3]))
+        return status_failure(status[1])
+    if certificate := _CERTIFICATE.search(str(error)):
+        problem = f"the certificate of the server is not trusted: {certificate[1]}"
+        return failure_of(errno.EACCES, problem, CERTIFICATE_HINT)
+    if _CUT_OFF in str(error):
+        return failure_of(errno.ECONNRESET, _INTERRUPTED, _NETWORK_HINT)
     reason = _REASON.search(text)
-    hint = "see whether the address is right and the network is up"
-    return _failure(errno.EIO, reason[1] if reason else text, hint)
+    return failure_of(errno.EIO, reason[1] if reason else text, _NETWORK_HINT)
 
 
-def _failure(number: int, problem: str, hint: str | None = None) -> OSError:
+def status_failure(status: str) -> OSError:
+    """Return the error for an HTTP status: `403 Forbidden`."""
+    number = errno.EACCES if status[:3] in ("401", "403") else errno.EIO
+    return failure_of(number, status, _HINTS.get(status[:3]))
+
+
+def failure_of(number: int, problem: str, hint: str | None = None) -> OSError:
+    """Return the error of this room for an errno, with the next step."""
     if number == errno.ENOENT:
         return FileNotFoundError(number, problem)
     if number == errno.EEXIST:

@@ -2,17 +2,20 @@
 
 import os
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from moepack.common import extras
 from moepack.common.errors import MachineError, SourceError
 from moepack.common.paths import AnyPath
 from moepack.common.remote_path import RemotePath, parse
-from moepack.storage.remote import hub
-from moepack.storage.remote.store import Store
+from moepack.common.sizes import size_text
+from moepack.storage.remote import hub, xet
+from moepack.storage.remote.store import RemoteStamp, Store
+from moepack.storage.remote.xet import XetFiles
 from moepack.version import __version__
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 _STALLED = timedelta(seconds=30)
 """After so long without a byte, a request is made once more."""
+_MAX_PLAIN_LENGTH = 400 * 10**9
+"""The hub sends no longer files over plain HTTP."""
 _HUB_PAGE = re.compile(
     r"\Ahttps://(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)/(?:resolve|blob|tree)/([^/?#]+)/?([^?#]*).*"
 )
@@ -69,15 +74,18 @@ def _store(root: str) -> Store:
         "default_headers": headers,
         "allow_http": endpoint.startswith("http:"),
     }
+    certificates = os.environ.get("SSL_CERT_FILE")
     try:
-        if certificates := os.environ.get("SSL_CERT_FILE"):
+        if certificates:
             options["root_certificate"] = Path(certificates).read_bytes()
         is_web = address.startswith("http")
         make = HTTPStore.from_url if is_web else from_url
         client = make(address, client_options=options)
     except Exception as error:  # of a library in Rust, about its settings
         problem = f"the store cannot be set up: {str(error).partition(chr(10))[0]}"
-        raise MachineError(problem, path=root) from None
+        is_about_it = certificates and (isinstance(error, OSError) or "certificate" in problem)
+        hint = "is SSL_CERT_FILE a file of certificates (PEM)?" if is_about_it else None
+        raise MachineError(problem, path=root, hint=hint) from None
     return Store(client, ("429",) if files is None else ("403", "429"), files)
 
 
@@ -86,7 +94,36 @@ def store_of(path: RemotePath) -> Store:
     return _store(path.store)
 
 
+class Streams(Protocol):
+    """Reads long ranges of files; its calls may be made from several threads."""
+
+    def stream(self, key: str, offset: int, length: int, stamp: RemoteStamp) -> Iterator[bytes]:
+        """Yield exactly `length` bytes of a file from `offset` on, as `Store.stream` does."""
+        ...
+
+
+def streams_of(path: RemotePath, stamp: RemoteStamp) -> Streams:
+    """Return what reads long ranges of a file: its store, or Xet's client for files in Xet.
+
+    Raises SourceError for a file that the hub sends to Xet's client alone, if that is not here.
+    """
+    if path.store.startswith("hf:") and stamp.sha256 is not None:
+        if (missing := xet.what_is_missing()) is None:
+            if path.key in (files := _xet_files(path.store)):
+                return files
+        elif stamp.length > _MAX_PLAIN_LENGTH:
+            problem = f"a file of {size_text(stamp.length)}, which only hf_xet can read"
+            raise SourceError(problem, path=path, hint=missing)
+    return store_of(path)
+
+
+@lru_cache(maxsize=64)
+def _xet_files(root: str) -> XetFiles:
+    return XetFiles(hub.xet_hashes(root), *hub.xet_token_address(root))
+
+
 def forget_stores() -> None:
     """Forget all stores and lists of files, and so the credentials that they were made with."""
     _store.cache_clear()
+    _xet_files.cache_clear()
     hub.forget_repositories()

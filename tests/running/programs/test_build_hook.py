@@ -34,7 +34,7 @@ def project(tmp_path: Path) -> Path:
     """Copy the files of a wheel, as little of moepack as the hook needs."""
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("layouts", "include"):
+    for name in ("layouts", "include", "examples"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "one").touch()
     for name in ("__init__.py", "version.py", "running/programs/compiling.py"):

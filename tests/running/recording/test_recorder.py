@@ -21,16 +21,14 @@ from moepack.running.llama_cpp.library import VERSION, load
 from moepack.running.recording import recorder as recorder_module
 from moepack.running.recording import recording
 from moepack.running.recording.recorder import Recorder
-from moepack.traces import file
-from moepack.traces.compressed import TraceStream
 from moepack.traces.file_records import join
-from moepack.traces.model import Items, Origin, Phase, Tokens
-from moepack.traces.validation import Checks
+from moepack.traces.model import Phase, Tokens
 from tests.support import architectures
 from tests.support.chat_model import begin_copy, finish
+from tests.support.interruptions import before_each
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama
-from tests.support.recordings import PROMPTS, larger_than_memory, record_to
+from tests.support.recordings import PROMPTS, larger_than_memory, read_recording, record_to
 
 pytestmark = needs_llama
 
@@ -55,15 +53,6 @@ def recorder() -> Iterator[Recorder]:
 def histogram(pieces: Sequence[Tokens], layer: int, count: int) -> list[int]:
     chosen = [piece.expert[piece.layer == layer] for piece in pieces]
     return [int(n) for n in np.bincount(np.concatenate(chosen), minlength=count)]
-
-
-def items_of(path: Path) -> Items:
-    with TraceStream(str(path)) as stream:
-        yield from file.read(stream, Checks(str(path)))
-
-
-def tokens_of(path: Path) -> Tokens:
-    return join([item for item in items_of(path) if isinstance(item, Tokens)])
 
 
 def equal(one: Tokens, other: Tokens) -> bool:
@@ -351,16 +340,11 @@ def test_a_library_with_other_layouts_is_refused() -> None:
 
 def test_each_prompt_is_a_request_of_prefill_and_decode(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    summary = record_to(
-        tmp_path / "trace", progress=lambda count, total: calls.append((count, total))
-    )
-    origin, *rest = items_of(tmp_path / "trace")
-    assert isinstance(origin, Origin)
+    summary = record_to(tmp_path / "trace", progress=lambda *call: calls.append(call))
+    origin, tokens = read_recording(tmp_path / "trace")
     name = first_shard("qwen3moe").name
     assert (origin.format, origin.name, origin.model) == ("recorded", name, "Qwen3Moe")
     assert (origin.expert_counts, origin.experts_used) == ({0: 16, 1: 16}, 4)
-    assert not any(isinstance(item, Origin) for item in rest)
-    tokens = tokens_of(tmp_path / "trace")
     with Recorder(str(first_shard("qwen3moe")), context_length=64) as opened:
         lengths = [len(opened.tokenize(prompt)) for prompt in PROMPTS]
     for number, length in enumerate(lengths):
@@ -390,25 +374,19 @@ def test_answers_that_end_early_are_not_waited_for(
 def test_a_prompt_that_is_too_long_is_named_before_anything_is_run(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     with pytest.raises(RequestError, match=r"prompt 2 .* 1 to 64 tokens, found 1,\d\d\d"):
-        record_to(
-            tmp_path / "trace",
-            ["short", TEXT],
-            progress=lambda count, total: calls.append((count, total)),
-        )
+        record_to(tmp_path / "trace", ["short", TEXT], progress=lambda *call: calls.append(call))
     assert not calls
     assert not list(tmp_path.iterdir())
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, request: int) -> None:
     """Interrupt a recording within the answer to a prompt."""
-    decode = Recorder._decode
 
-    def stopped(self: Recorder, tokens: Sequence[int], number: int, phase: Phase) -> Tokens:
+    def stop(_: str, recorder: Recorder, tokens: Sequence[int], number: int, phase: Phase) -> None:
         if number == request and len(tokens) == 1:
             raise KeyboardInterrupt
-        return decode(self, tokens, number, phase)
 
-    monkeypatch.setattr(Recorder, "_decode", stopped)
+    before_each(monkeypatch, stop, (Recorder, "_decode"))
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -1,0 +1,75 @@
+"""moepack_read_parts brings an expert's parts to separate addresses, by as few reads as can be."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.c_compiler import HAS_ZSTD
+from tests.support.c_readers import c_says, python_says
+from tests.support.children import PATIENCE
+from tests.support.gguf_builder import F32, moe
+from tests.support.models import REAL_MODELS, pack_model
+
+PACKS = Path(__file__).parents[2] / "conformance" / "packs"
+
+
+@pytest.fixture
+def paged(tmp_path: Path) -> Path:
+    """Give a pack whose parts are whole pages, as those of nearly all real models are."""
+    model = moe((0, 1), 3, ne=(64, 16), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
+    pack_model([model], tmp_path / "pack")
+    return tmp_path / "pack"
+
+
+def reads_of(program: Path, pack: Path) -> list[str]:
+    command = [str(program), "parts", str(pack)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    return run.stdout.splitlines()
+
+
+def test_an_expert_of_whole_pages_is_one_read(paged: Path, vectored: Path, program: Path) -> None:
+    experts = [(layer, expert) for layer in (0, 1) for expert in range(3)]
+    assert reads_of(vectored, paged) == [f"{layer} {expert}: 1" for layer, expert in experts]
+    # Without preadv each part is one.
+    assert reads_of(program, paged) == [f"{layer} {expert}: 3" for layer, expert in experts]
+
+
+def test_parts_that_lie_apart_are_a_read_each(vectored: Path) -> None:
+    assert set(reads_of(vectored, PACKS / "over-shards")) == {
+        "0 0: 3",
+        "0 1: 3",
+        "1 0: 3",
+        "1 1: 3",
+    }
+
+
+def test_parts_are_the_same_at_separate_addresses(
+    paged: Path, packs: dict[str, Path], vectored: Path
+) -> None:
+    """The program compares, at any alignment, with reads that are interrupted and short."""
+    sound = [
+        path for path in sorted(PACKS.iterdir()) if path.is_dir() and "broken" not in path.name
+    ]
+    paths = [paged, *(packs[model] for model in REAL_MODELS), *sound]
+    for path, verdict in zip(paths, c_says(vectored, "list", paths), strict=True):
+        if not HAS_ZSTD and "needs the codec" in verdict.refusal:
+            continue
+        assert verdict == python_says(path, reads=True), path.name
+        assert verdict.refusal == "", path.name
+
+
+@pytest.mark.parametrize("length", [10, 5000, 12287])
+def test_a_vectored_read_of_a_file_that_ends_too_early_is_short(
+    length: int, paged: Path, vectored: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(paged, tmp_path / "cut"))
+    os.truncate(path / "experts-00000.bin", length)
+    command = [str(vectored), "cut", str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    found = f"expected 12288 bytes at 0, found {length}"
+    assert run.stdout == f"SHORT_READ experts-00000.bin: {found}\n"

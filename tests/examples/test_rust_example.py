@@ -1,0 +1,88 @@
+"""The reader in Rust reads what Python reads, and gives the conformance packs their verdicts."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from conformance import make_packs, variants
+from tests.support.children import PATIENCE
+from tests.support.example_output import parts_of
+
+SOURCE = Path(__file__).parents[2] / "examples" / "read_pack.rs"
+PACKS = make_packs.FOLDER
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def read_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the example once; arithmetic that overflows is an error."""
+    if shutil.which("rustc") is None:
+        pytest.skip("there is no rustc here")
+    target = tmp_path_factory.mktemp("rust") / "read_pack"
+    flags = ("--edition", "2021", "-O", "-D", "warnings", "-C", "overflow-checks=on")
+    command = ["rustc", *flags, str(SOURCE), "-o", str(target)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if "is_none_or" in run.stderr:
+        pytest.skip("rustc is older than 1.82")
+    assert run.returncode == 0, run.stderr
+    return target
+
+
+def run_on(program: Path, pack: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [str(program), str(pack), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+@pytest.mark.parametrize("source", ["pack", "with digests", "without"])
+def test_experts_are_read(source: str, sources: dict[str, Path], read_pack: Path) -> None:
+    with moepack.open(sources[source]) as pack:
+        layer = pack.layers[-1]
+        expected = list(parts_of(pack, [(layer, 3), (layer, 0)]))
+    run = run_on(read_pack, sources[source], layer, 3, 0)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines() == expected
+
+
+def verdicts() -> Iterator[dict[str, Any]]:
+    """List the packs of verdicts that a reader of one name in the manifest gives."""
+    for entry in json.loads((PACKS / "verdicts.json").read_text()):
+        if not entry.get("needs_manifest") and "zstd" not in entry["pack"]:
+            yield entry
+
+
+def test_sound_packs_are_read(read_pack: Path) -> None:
+    packs = [entry for entry in verdicts() if entry["verdict"] == "sound"]
+    assert len(packs) >= 25
+    for entry in packs:
+        part_count = sum(len(expert["parts"]) for expert in entry["experts"])
+        counts = f"{len(entry['experts'])} experts, {part_count} parts"
+        run = run_on(read_pack, PACKS / entry["pack"])
+        assert run.stdout == f"sound: {counts}, {len(entry['dense'])} tensors\n", entry["pack"]
+
+
+def test_broken_packs_are_refused_in_words(read_pack: Path) -> None:
+    """Those, too, whose fault only verification finds: they are read."""
+    numbers = {variants.OPENING: 0, variants.USE: 0, variants.VERIFICATION: 0}
+    for entry in verdicts():
+        verdict = entry["verdict"]
+        if verdict not in numbers or entry["asked_for"] not in (None, "experts", "dense"):
+            continue
+        numbers[verdict] += 1
+        run = run_on(read_pack, PACKS / entry["pack"])
+        assert run.returncode == (verdict != variants.VERIFICATION), entry["pack"]
+        assert bool(run.stderr) == bool(run.returncode)
+        assert "panicked" not in run.stderr, entry["pack"]
+    assert min(numbers.values()) >= 12, numbers
+
+
+def test_a_pack_with_a_codec_is_refused_at_opening(read_pack: Path) -> None:
+    run = run_on(read_pack, PACKS / "zstd")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == "needs a codec, which this reader does not know\n"

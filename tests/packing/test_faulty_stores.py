@@ -1,0 +1,221 @@
+"""Packs written into a store through a network that fails, by processes that are killed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from moepack.common.errors import MachineError, RequestError
+from moepack.common.remote_path import RemotePath
+from moepack.pack.verifying.verifier import verify
+from moepack.packing.pack_model import pack_model
+from moepack.storage.remote import store as remote_store
+from moepack.storage.remote.store import RemoteError
+from moepack.storage.remote.stores import store_of
+from tests.support.buckets import faulty_bucket
+from tests.support.faulty_store import FaultyStore, StoreFault, faults_by_chance
+from tests.support.models import contents, keys_of, shards_of
+
+MODEL = "deepseek2"
+PARTS = 3
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Return the files of the pack that one process makes."""
+    folder = tmp_path_factory.mktemp("alone") / "pack"
+    pack_model(shards_of(MODEL), folder)
+    return contents(folder)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, FaultyStore]]:
+    with faulty_bucket() as pair:
+        yield pair
+
+
+@pytest.fixture
+def bucket(server: tuple[str, FaultyStore]) -> str:
+    return server[0]
+
+
+@pytest.fixture
+def network(
+    server: tuple[str, FaultyStore], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultyStore]:
+    monkeypatch.setattr(remote_store, "PAUSES", (0.01,) * 5)
+    monkeypatch.setattr(remote_store, "UPLOAD_LENGTH", 5 << 20)
+    network = server[1]
+    network.requests.clear()
+    yield network
+    network.fault, network.status = lambda method, path: None, 503
+
+
+def pack(target: str, **options: Any) -> Any:
+    return pack_model(shards_of(MODEL), target, **options)
+
+
+def objects(network: FaultyStore, address: str) -> dict[str, bytes]:
+    """Read all objects of a folder, through a network that works."""
+    network.fault = lambda method, path: None
+    path = RemotePath(address)
+    store = store_of(path)
+    return {
+        key.removeprefix(f"{path.key}/"): store.read(key, stamp.length)
+        for key, stamp in store.objects(path.key)
+    }
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_network_that_fails_all_the_time_changes_no_byte(
+    seed: int, alone: dict[str, bytes], bucket: str, network: FaultyStore
+) -> None:
+    """Of a hundred requests 8 are refused, 8 cut, 8 answers cut, 8 lost, and 8 are slow."""
+    target = f"{bucket}/chance-{seed}.moepack"
+    network.fault = faults_by_chance(seed, 0.08)
+    pack(target)
+    assert verify(target, shards_of(MODEL)).passed
+    with moepack.open(target) as opened, opened.reader() as reader:
+        for key in keys_of(opened):
+            where = opened.locate(*key)
+            data = alone[where.path.name][where.offset :][: where.length]
+            assert bytes(reader.read(*key)) == data
+    assert network.faults() == {"refused", "request cut", "answer cut", "answer lost", "slow"}
+    assert objects(network, target) == alone
+
+
+def test_parts_and_their_commits_meet_in_it_as_well(
+    alone: dict[str, bytes], bucket: str, network: FaultyStore
+) -> None:
+    target = f"{bucket}/parts.moepack"
+    network.fault = faults_by_chance(3, 0.08)
+    with ThreadPoolExecutor(PARTS) as threads:
+        list(threads.map(lambda n: pack(target, part=(n, PARTS)), range(1, PARTS + 1)))
+        commits = [threads.submit(pack, target, commit=True) for _ in range(2)]
+    problems = [str(one.exception()) for one in commits if one.exception()]
+    assert all("a whole pack is here already" in problem for problem in problems)
+    assert objects(network, target) == alone
+
+
+def test_a_commit_whose_answer_is_lost_is_a_commit(
+    alone: dict[str, bytes], bucket: str, network: FaultyStore
+) -> None:
+    target = f"{bucket}/lost.moepack"
+    lost: list[str] = []
+
+    def fault(method: str, path: str) -> StoreFault:
+        name = path.partition("?")[0].rpartition("/")[2]
+        if method != "PUT" or name not in ("input.json", "manifest.json") or name in lost:
+            return None
+        lost.append(name)
+        return "answer lost"
+
+    network.fault = fault
+    summary = pack(target)
+    assert lost == ["input.json", "manifest.json"]
+    assert summary.written_length
+    assert objects(network, target) == alone
+
+
+@pytest.mark.parametrize(
+    ("killed_at", "present", "absent"),
+    [
+        ("pack.records/dense.bin.json", "dense.bin", "pack.records/dense.bin.json"),
+        ("/index.bin", "pack.records/dense.bin.json", "index.bin"),
+        ("/manifest.json", "index.bin", "manifest.json"),
+    ],
+    ids=["between a file and its record", "before the index", "between index and manifest"],
+)
+def test_a_process_killed_between_two_writes_is_gone_on_with(
+    killed_at: str,
+    present: str,
+    absent: str,
+    alone: dict[str, bytes],
+    bucket: str,
+    network: FaultyStore,
+) -> None:
+    target = f"{bucket}/killed-{absent.replace('/', '-')}.moepack"
+    command = [sys.executable, "-m", "moepack", "pack", *shards_of(MODEL), "-o", target]
+    killed: list[int] = []
+
+    def kill(method: str, path: str) -> StoreFault:
+        if method == "PUT" and path.partition("?")[0].endswith(killed_at) and not killed:
+            killed.append(run.pid)
+            os.kill(run.pid, signal.SIGKILL)
+            run.wait()
+            return "refused"
+        return None
+
+    network.fault = kill
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    assert run.wait(60) == -signal.SIGKILL
+    left = objects(network, target)
+    assert present in left
+    assert absent not in left
+    with pytest.raises(RequestError, match="an interrupted pack is here"):
+        pack(target)
+    pack(target, resume=True)
+    assert objects(network, target) == alone
+
+
+def test_an_upload_that_is_interrupted_leaves_nothing_to_see(
+    bucket: str, network: FaultyStore, tmp_path: Path
+) -> None:
+    data = random.Random(4).randbytes(12 << 20)
+    (tmp_path / "file").write_bytes(data)
+    store = store_of(RemotePath(bucket))
+
+    def fault(method: str, path: str) -> StoreFault:
+        return "refused" if "partNumber=2" in path else None
+
+    network.fault, network.status = fault, 400
+    with pytest.raises(RemoteError, match="400"):
+        store.upload("interrupted/file", tmp_path / "file")
+    assert not objects(network, f"{bucket}/interrupted")
+    store.upload("interrupted/file", tmp_path / "file")
+    assert objects(network, f"{bucket}/interrupted") == {"file": data}
+
+
+def test_an_upload_whose_last_answer_is_cut_off_is_one(
+    bucket: str, network: FaultyStore, tmp_path: Path
+) -> None:
+    data = random.Random(5).randbytes(12 << 20)
+    (tmp_path / "file").write_bytes(data)
+    ends: list[str] = []
+
+    def fault(method: str, path: str) -> StoreFault:
+        if method == "POST" and "uploadId" in path:
+            ends.append(path)
+            return "answer cut" if len(ends) == 1 else None
+        return None
+
+    network.fault = fault
+    store_of(RemotePath(bucket)).upload("cut/file", tmp_path / "file")
+    assert len(ends) == 2
+    assert objects(network, f"{bucket}/cut") == {"file": data}
+
+
+def test_a_store_that_keeps_refusing_is_given_up_with_a_hint(
+    bucket: str, network: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_store, "PAUSES", (0.01,))
+    network.status = 403
+
+    def refuse(method: str, path: str) -> StoreFault:
+        return "refused" if method == "PUT" else None
+
+    network.fault = refuse
+    with pytest.raises(MachineError, match="cannot write: 403 Forbidden") as failure:
+        pack(f"{bucket}/refused.moepack")
+    assert "credentials" in str(failure.value.hint)
+    assert "resume=True" in str(failure.value.hint)
