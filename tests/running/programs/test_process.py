@@ -12,7 +12,7 @@ import pytest
 
 from moepack.running.programs.executable import CommandError, find_executable
 from moepack.running.programs.process import Process
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, wait_until
 from tests.support.foreground import MODULE
 
 ENVIRONMENT = dict(os.environ)
@@ -58,16 +58,14 @@ def test_who_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.Monke
     ready = tmp_path / "ready"
     script = f"trap '' TERM; : > {ready}; while :; do sleep 60; done"
     with start("sh", "-c", script) as process:
-        while not ready.exists():
-            time.sleep(0.01)
+        wait_until(ready.exists)
     assert process.poll() == -signal.SIGKILL
 
 
 def test_a_stopped_program_is_ended_in_time() -> None:
     with start("sleep", "60") as process:
         process.send(signal.SIGSTOP)
-        while process.find_stop() != signal.SIGSTOP:
-            time.sleep(0.01)
+        wait_until(lambda: process.find_stop() == signal.SIGSTOP)
         assert process.find_stop() is None
         process.end()
         assert process.poll() == -signal.SIGTERM
