@@ -35,6 +35,7 @@ from moepack.report import speed_text
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.storage import page_cache
 from tests.support.gguf_builder import moe
+from tests.support.interruptions import before_each
 from tests.support.models import first_shard, pack_model, shards_of
 from tests.support.needs import needs_llama, require_disk
 
@@ -47,13 +48,11 @@ def test_all_ways_give_the_same_text_and_are_compared(
 ) -> None:
     """From a folder of links, which names its model; none of its shards is cached at the start."""
     dropped: list[list[str]] = []
-    drop = page_cache.drop
 
-    def note(paths: Iterable[Path]) -> None:
+    def note(_: str, paths: Iterable[Path]) -> None:
         dropped.append([path.name for path in paths])
-        drop(paths)
 
-    monkeypatch.setattr(page_cache, "drop", note)
+    before_each(monkeypatch, note, (page_cache, "drop"))
     shards = [Path(shard) for shard in shards_of("qwen3moe")]
     for shard in shards:
         (tmp_path / shard.name).symlink_to(shard)

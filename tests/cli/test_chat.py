@@ -13,10 +13,10 @@ import pytest
 
 from moepack.cli.running.chat import parse_command
 from tests.support import warm_command
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE
 from tests.support.models import flip, pack_model
 from tests.support.needs import needs_llama
-from tests.support.terminals import MOEPACK, Terminal, plain
+from tests.support.terminals import Terminal, plain
 from tests.support.warm_command import Run
 
 pytestmark = [pytest.mark.long, needs_llama]
@@ -173,8 +173,7 @@ def long_terminal(open_terminal: Terminal) -> Terminal:
 
 
 def begin_chat(chat_path: Path) -> Iterator[Terminal]:
-    command = (*MOEPACK, "run", str(chat_path), *SMALL, *ENDLESS)
-    with contextlib.closing(Terminal(*command)) as terminal:
+    with Terminal(*MOEPACK, "run", str(chat_path), *SMALL, *ENDLESS) as terminal:
         terminal.until("/help lists the other commands")
         written = terminal.until(PROMPT)
         assert "\x1b[6n" not in written, "some terminals never answer where the cursor is"
@@ -261,8 +260,8 @@ def test_stats_are_switched_on_and_off_in_the_chat(long_terminal: Terminal) -> N
 
 
 def test_pasted_lines_are_one_message(chat_path: Path) -> None:
-    command = (*MOEPACK, "run", str(chat_path), *SMALL, "-n", "1")
-    with contextlib.closing(Terminal(*command, columns=40)) as terminal:
+    with Terminal(*MOEPACK, "run", str(chat_path), *SMALL, "-n", "1") as terminal:
+        terminal.resize(40, 24)
         terminal.until(PROMPT)
         terminal.type("\x1b[200~a\nbb\n/bye\x1b[201~")
         terminal.until("/bye")
@@ -280,8 +279,7 @@ def test_pasted_lines_are_one_message(chat_path: Path) -> None:
 
 
 def test_a_dumb_terminal_gets_no_control_sequences(chat_path: Path) -> None:
-    command = (*MOEPACK, "run", str(chat_path), *SMALL, "-n", "3")
-    with contextlib.closing(Terminal(*command, TERM="dumb")) as terminal:
+    with Terminal(*MOEPACK, "run", str(chat_path), *SMALL, "-n", "3", TERM="dumb") as terminal:
         written = terminal.until("> ")
         terminal.type("hello\r")
         written += terminal.until("answer: 3 tokens")

@@ -9,10 +9,11 @@ import pytest
 
 from moepack.cli import main
 from moepack.report.widths import text_width
+from tests.support.children import MOEPACK
 from tests.support.machines import write_machine
 from tests.support.models import FIXTURES
 from tests.support.needs import require_disk
-from tests.support.terminals import MOEPACK, on_terminal
+from tests.support.terminals import on_terminal
 
 pytestmark = pytest.mark.long
 SHORT = "model-00001-of-00006.gguf"

@@ -11,7 +11,7 @@ import pytest
 
 from moepack.bench.control_group import control_group
 from tests.support import architectures
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE
 from tests.support.needs import needs_llama
 from tests.support.pagers import ROOT
 
@@ -32,7 +32,7 @@ def test_a_model_that_is_bigger_runs_to_its_end(tmp_path: Path) -> None:
     model = architectures.write("qwen3moe", tmp_path / "m.gguf", has_experts=False, **SIZES)
     assert model.stat().st_size > LIMIT
     program = [sys.executable, "-m", "tests.support.llama_program", "{}"]
-    command = [sys.executable, "-m", "moepack", "run", str(model), "--", *program]
+    command = [*MOEPACK, "run", str(model), "--", *program]
     with control_group(LIMIT) as group:
         if group is None:
             pytest.skip("no control group can be made here")

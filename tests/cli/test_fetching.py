@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import httpx
 import pytest
 
 import moepack
-from tests.support.children import PATIENCE, wait_until
+from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
@@ -69,10 +67,9 @@ def test_a_program_of_one_s_own_gets_it_too(hub: FakeHub, cli: Run) -> None:
 
 def test_an_interruption_is_gone_on_with(hub: FakeHub, tmp_path: Path, cli: Run) -> None:
     hub.content.delay = 0.5
-    command = [sys.executable, "-m", "moepack", "run", ADDRESS, "-p", "x", "-n", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = Piped(*MOEPACK, "run", ADDRESS, "-p", "x", "-n", "1")
     models = tmp_path / "cache" / "moepack" / "models"
-    wait_until(lambda: any(models.rglob("pack.journal")))
+    wait_until(lambda: list(models.rglob("pack.journal")))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130

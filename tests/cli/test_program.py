@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import warm_command
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE, Piped
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.npm_builds import FOLDER, require_node
@@ -137,9 +137,7 @@ def test_a_program_that_never_mapped_the_model_is_told_of(model: Path) -> None:
 
 def test_a_signal_reaches_the_program(model: Path) -> None:
     script = "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
-    command = [sys.executable, "-m", "moepack", "run", str(model), "--", "sh", "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
+    with Piped(*MOEPACK, "run", model, "--", "sh", "-c", script, cwd=ROOT) as process:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.5)  # a signal in its first milliseconds ends both, as one before
         process.terminate()

@@ -35,7 +35,6 @@ def test_it_serves_until_it_is_told_to_end(
         assert answer["model"] == SHARD.name
         process.send_signal(stop)
         assert process.wait(PATIENCE) == 0
-        assert process.stderr is not None
         lines = process.stderr.read().splitlines()
     notes = [line for line in lines if "note: the model was trained for 2,048 tokens" in line]
     assert len(notes) == note_count
@@ -74,6 +73,5 @@ def test_who_serves_everybody_is_told_so(
             model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
             assert model == r"a\x1b[2J\nb\udcff"
         process.terminate()
-        assert process.stderr is not None
         lines = process.stderr.read().splitlines()
     assert sum(line.startswith("note: without --api-key") for line in lines) == note_count

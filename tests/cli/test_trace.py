@@ -2,14 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.children import wait_until
+from tests.support.children import MOEPACK, Piped, wait_until
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama
 from tests.support.recordings import larger_than_memory, read_recording
@@ -165,11 +162,10 @@ def test_an_interrupted_recording_keeps_what_was_finished(
     """By Ctrl-C, which reaches all processes of a terminal."""
     prompts, target = tmp_path / "prompts.txt", tmp_path / "out.moetrace"
     prompts.write_text("Once upon a time\n" * 5000)
-    command = [sys.executable, "-m", "moepack", "trace", "record", "--model"]
-    command += [str(first_shard("qwen3moe")), "--prompts", str(prompts), "-o", str(target)]
+    command = (*MOEPACK, "trace", "record", "--model", first_shard("qwen3moe"))
     partial = Path(f"{target}.partial")
-    piped: Any = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    with subprocess.Popen([*command, *options], **piped) as child:
+    words = ("--prompts", prompts, "-o", target, *options)
+    with Piped(*command, *words, start_new_session=True) as child:
         wait_until(lambda: partial.exists() and partial.stat().st_size > 4000)
         os.killpg(child.pid, signal.SIGINT)
         _, errors = child.communicate(timeout=60)

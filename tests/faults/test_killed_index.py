@@ -21,7 +21,6 @@ from tests.support.models import contents
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a model of several shards, with an index over them in `index`."""
     folder = tmp_path_factory.mktemp("killed") / "source"
-    folder.mkdir()
     write_shards(split(moe((0, 1)), 3), folder)
     index_model(folder, folder.parent / "index")
     return folder

@@ -15,18 +15,18 @@ from moepack.cli import main
 from moepack.common import digest
 from moepack.common.errors import MachineError
 from moepack.pack.verifying.verifier import verify
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.machine_faults import needs_strace
 from tests.support.models import FIXTURES, first_shard, pack_model
 from tests.support.needs import require_llama
+from tests.support.warm_command import Run
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a model of several shards in `model`, and pack it beside them into `pack`."""
     folder = tmp_path_factory.mktemp("short")
-    (folder / "model").mkdir()
     write_shards(split(moe((0, 1, 2, 3)), 3), folder / "model")
     pack_model([folder / "model"], folder / "pack")
     return folder
@@ -44,21 +44,14 @@ def no_more_threads() -> None:
 
 @pytest.mark.parametrize("command", ["pack", "verify"])
 def test_a_machine_that_starts_no_more_threads_is_at_fault(
-    command: str, model: Path, tmp_path: Path
+    command: str, model: Path, tmp_path: Path, cli: Run
 ) -> None:
     arguments = {
         "pack": ("pack", model / "model", "-o", tmp_path / "pack"),
         "verify": ("verify", model / "pack"),
     }[command]
-    run = subprocess.run(
-        [sys.executable, "-m", "moepack", *map(str, arguments)],
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-        preexec_fn=no_more_threads,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    names = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    run = cli(*arguments, env=names, preexec_fn=no_more_threads)
     assert run.returncode == 6, run.stderr
     assert "thread" in run.stderr
     assert "--threads" in run.stderr
@@ -236,7 +229,7 @@ def test_a_machine_without_memory_is_at_fault_and_not_the_pack_nor_the_source(
     name, _, when = call.partition(":")
     fault = ":".join(filter(None, (f"inject={name}", "error=ENOMEM", when)))
     traced = ["strace", "-f", "-qq", "-o", os.devnull, "-P", str(model / file), "-e", fault]
-    words = [*traced, sys.executable, "-m", "moepack", *map(str, arguments)]
+    words = [*traced, *MOEPACK, *map(str, arguments)]
     run = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert run.returncode == 6, run.stderr
     assert Path(file).name in run.stderr

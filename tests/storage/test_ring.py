@@ -26,6 +26,7 @@ if sys.platform != "linux":
 from moepack.storage import ring as module
 from moepack.storage.io_uring import UringBackend
 from moepack.storage.ring import READ, READ_FIXED, READV, Ring
+from tests.support.interruptions import before_each
 from tests.support.reads import (
     ARENA,
     DATA,
@@ -177,16 +178,14 @@ def test_a_handler_that_raises_in_a_queue_leaves_it_closable(slow_file: HeldFile
 def test_a_kernel_that_is_busy_is_asked_again(
     ring: Ring, opened: int, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    real = module._enter
     read: list[int] = []
 
-    def busy(*arguments: int) -> int:
+    def be_busy(*_: object) -> None:
         read.append(len(read))
         if len(read) < 4:
             raise OSError(code, os.strerror(code))
-        return real(*arguments)
 
-    monkeypatch.setattr(module, "_enter", busy)
+    before_each(monkeypatch, be_busy, (module, "_enter"))
     ring.prepare(READ, opened, 0, address(ARENA), 10, 1)
     ring.submit()
     assert ring.completions(wait=True) == [(1, 10)]
@@ -228,16 +227,10 @@ def test_a_read_that_ends_for_no_reason_is_begun_again(slow_file: HeldFile, code
 def test_all_reads_of_one_start_are_one_system_call(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module._enter
-    calls: list[int] = []
-
-    def counted(*arguments: int) -> int:
-        calls.append(len(calls))
-        return real(*arguments)
-
+    calls: list[object] = []
     with nothing_left(), contextlib.closing(UringBackend()) as backend:
         queue = backend.queue(8)
-        monkeypatch.setattr(module, "_enter", counted)
+        before_each(monkeypatch, lambda *call: calls.append(call), (module, "_enter"))
         queue.start([(n, ask(files.ragged, n, n * PAGE, 100).request) for n in range(8)])
         assert len(calls) == 1
         take_all(queue, 8)
@@ -247,13 +240,7 @@ def test_all_reads_of_one_start_are_one_system_call(
 def test_registered_memory_is_used_as_such(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole blocks within a buffer of it go there as registered; other reads do not."""
     codes: list[int] = []
-    real = Ring.prepare
-
-    def noted(ring: Ring, code: int, *arguments: int) -> None:
-        codes.append(code)
-        real(ring, code, *arguments)
-
-    monkeypatch.setattr(Ring, "prepare", noted)
+    before_each(monkeypatch, lambda _, ring, code, *rest: codes.append(code), (Ring, "prepare"))
     monkeypatch.setattr(module, "MAX_BUFFER_LENGTH", MIB)  # a memory of three buffers
     buffers = [
         (0, ARENA[:PAGE], READ_FIXED),

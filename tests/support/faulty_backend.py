@@ -288,19 +288,3 @@ class FaultyQueue:
             _, request = self._requests.pop(completion.number)
             self._backend.count(-1, -request.length)
         return ended
-
-
-def fail_allocation(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: int, error: Exception
-) -> None:
-    """Let `name` of `owner` allocate `after` times, then fail once, then again allocate."""
-    original = getattr(owner, name)
-    left = [after]
-
-    def allocate(*arguments: Any) -> memoryview:
-        left[0] -= 1
-        if left[0] == -1:
-            raise error
-        return original(*arguments)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(owner, name, allocate)

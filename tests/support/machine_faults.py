@@ -12,7 +12,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +20,9 @@ from typing import NamedTuple, Self
 
 import pytest
 
-from tests.support.children import PATIENCE
+from tests.support import children
+from tests.support.children import MOEPACK, PATIENCE, Piped
 
-PROGRAM = (sys.executable, "-m", "moepack")
-PACK_COMMAND = (*PROGRAM, "pack")
 TRACED = (
     "mkdir mkdirat openat flock ftruncate pwrite64 write fsync rename renameat unlink unlinkat "
     "symlink symlinkat"
@@ -33,9 +31,8 @@ _ON_DESCRIPTOR = ("flock", "ftruncate", "pwrite64", "write", "fsync")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+)")
 
 
-def start(*arguments: str | Path) -> "subprocess.Popen[str]":
-    command = [*PACK_COMMAND, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(*arguments: str | Path) -> Piped:
+    return Piped(*MOEPACK, "pack", *arguments)
 
 
 def length_on_disk(folder: Path) -> int:
@@ -47,24 +44,21 @@ def length_on_disk(folder: Path) -> int:
         return 0 if folder.exists() else -1
 
 
-def wait_until(reached: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+def wait_until(reached: Callable[[], bool], process: Piped) -> None:
     """Watch until `reached()` or the end of `process`."""
-    deadline = time.monotonic() + PATIENCE
-    while not reached() and process.poll() is None:
-        assert time.monotonic() < deadline, "neither the moment nor the end came"
-        time.sleep(0.0002)
+    children.wait_until(lambda: reached() or process.poll() is not None, pause=0.0002)
 
 
 @contextlib.contextmanager
-def stopped(
-    target: Path, reached: Callable[[], bool], *arguments: str | Path
-) -> Iterator["subprocess.Popen[str]"]:
+def stopped(target: Path, reached: Callable[[], bool], source: Path) -> Iterator[Piped]:
     """Yield a `moepack pack` that stands still (SIGSTOP) at a moment, before its commit.
+
+    It writes one file after the other.
 
     A packer that was too quick to be caught is given another try from the start.
     """
     for _ in range(8):
-        process = start(*arguments, "--output", target)
+        process = start(source, "--threads", "1", "--output", target)
         wait_until(reached, process)
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -82,7 +76,7 @@ def stopped(
         process.communicate()
 
 
-def resumed(process: "subprocess.Popen[str]") -> tuple[int, str]:
+def resumed(process: Piped) -> tuple[int, str]:
     """Let a stopped process run to its end; return its exit code and its standard error."""
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=PATIENCE)
@@ -168,7 +162,7 @@ def stopped_at(
     function that lets it run to its end and gives its exit code and standard error.
     """
     command = _traced_command(_aimed(shot, "signal=SIGSTOP", target), target, arguments)
-    strace = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    strace = Piped(*command)
 
     def run_on() -> tuple[int, str]:
         while strace.poll() is None:  # a SIGCONT before the stop would be void
@@ -236,7 +230,7 @@ def _traced_command(
 ) -> list[str]:
     # The kernel stops the process at the calls of interest only; a signal would be lost so.
     filtered = [] if any("signal=" in option for option in options) else ["--seccomp-bpf"]
-    command = ["strace", "-f", "-qq", *filtered, *options, *PROGRAM, word]
+    command = ["strace", "-f", "-qq", *filtered, *options, *MOEPACK, word]
     return [*command, *map(str, arguments), "--output", str(target)]
 
 
@@ -336,13 +330,8 @@ class Room:
 
     def __init__(self) -> None:
         """Open a room as root, or as the root of a user namespace where that is permitted."""
-        self._shell: subprocess.Popen[str] | None = None
         for options in (["--mount"], ["--mount", "--map-root-user"]):
-            shell = subprocess.Popen(
-                ["unshare", *options, "sh"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            )  # fmt: skip
-            self._shell = shell
+            self._shell = Piped("unshare", *options, "sh", stderr=subprocess.DEVNULL)
             if self.run("true"):
                 return
             self.close()
@@ -355,15 +344,11 @@ class Room:
         self.close()
 
     def close(self) -> None:
-        if self._shell is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._shell.communicate()
+        with contextlib.suppress(BrokenPipeError):
+            self._shell.communicate()
 
     def run(self, *command: str | Path) -> bool:
         """Run a command in the room; return whether it went well."""
-        assert self._shell is not None
-        assert self._shell.stdin is not None
-        assert self._shell.stdout is not None
         words = shlex.join(map(str, command))
         try:
             self._shell.stdin.write(f"{words} >/dev/null 2>&1 </dev/null; echo $?\n")
@@ -377,5 +362,4 @@ class Room:
         """Mount on the directory `place`; return the path by which it is seen from outside."""
         if not self.run("mount", *arguments, place):
             pytest.skip(f"this user may not mount: {shlex.join(map(str, arguments))}")
-        assert self._shell is not None
         return Path(f"/proc/{self._shell.pid}/root{place}")

@@ -2,13 +2,12 @@
 
 import contextlib
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from moepack.running.programs.server_process import ServerProcess
+from tests.support.children import MOEPACK, Piped
 
 OPTIONS = ("-c", "2048", "-t", "1")
 """A context for every text of a test, and a thread: tests run side by side."""
@@ -23,14 +22,9 @@ def serving(model_path: Path, *options: str, api_key: str | None = None) -> Iter
 
 
 @contextlib.contextmanager
-def served(model: str | Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+def served(model: str | Path, *options: str) -> Iterator[tuple[Piped, str]]:
     """Serve a model by the command; give its process and its address."""
-    command = [sys.executable, "-m", "moepack", "serve", str(model), "--port", "0", *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with Piped(*MOEPACK, "serve", model, "--port", "0", *options) as process:
         try:
             line = process.stdout.readline()
             assert line.startswith("listening on http://"), process.stderr.read()

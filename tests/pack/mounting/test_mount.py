@@ -127,7 +127,6 @@ def test_it_ends_well_and_leaves_nothing(
     end: signal.Signals | str, packs: dict[str, Path], folder: Path
 ) -> None:
     with mounted(packs["qwen3moe"], folder) as process:
-        assert process.stdout is not None
         command = process.stdout.readline().partition("or: ")[2]
         assert os.path.ismount(folder)
         if isinstance(end, signal.Signals):
@@ -169,7 +168,6 @@ def test_a_mount_whose_server_was_killed_is_told_with_what_unmounts_it(
     packs: dict[str, Path], folder: Path
 ) -> None:
     with start(packs["qwen3moe"], folder) as killed:
-        assert killed.stdout is not None
         killed.stdout.readline()
         killed.kill()
     with start(packs["qwen3moe"], folder) as second:

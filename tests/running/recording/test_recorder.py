@@ -25,6 +25,7 @@ from moepack.traces.file_records import join
 from moepack.traces.model import Phase, Tokens
 from tests.support import architectures
 from tests.support.chat_model import begin_copy, finish
+from tests.support.interruptions import before_each
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama
 from tests.support.recordings import PROMPTS, larger_than_memory, read_recording, record_to
@@ -379,14 +380,12 @@ def test_a_prompt_that_is_too_long_is_named_before_anything_is_run(tmp_path: Pat
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, request: int) -> None:
     """Interrupt a recording within the answer to a prompt."""
-    decode = Recorder._decode
 
-    def stopped(self: Recorder, tokens: Sequence[int], number: int, phase: Phase) -> Tokens:
+    def stop(_: str, recorder: Recorder, tokens: Sequence[int], number: int, phase: Phase) -> None:
         if number == request and len(tokens) == 1:
             raise KeyboardInterrupt
-        return decode(self, tokens, number, phase)
 
-    monkeypatch.setattr(Recorder, "_decode", stopped)
+    before_each(monkeypatch, stop, (Recorder, "_decode"))
 
 
 @pytest.mark.parametrize("before", [False, True])

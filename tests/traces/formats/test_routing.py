@@ -1,7 +1,5 @@
 """The tokens of traces in every format, many at a time and one by one."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import moepack
 from moepack.common.errors import TraceError
 from moepack.traces.formats.routing import Token
 from moepack.traces.model import Phase
+from tests.support.children import run_child
 from tests.support.models import FIXTURES, first_shard
 from tests.support.trace_forms import ALL, FEW, SMALL, npy, pieces_of
 from tests.support.trace_samples import Selections, seen, traces
@@ -122,5 +121,4 @@ count = sum(len(batch.starts) - 1 for batch in trace.batches())
 assert count == 150_000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert int(run.stdout) < 25_000, "KiB more than after the first batch"
+    assert int(run_child(code)) < 25_000, "KiB more than after the first batch"
