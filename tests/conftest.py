@@ -17,7 +17,7 @@ import moepack
 from moepack.pack.reading.pack import Pack
 from tests.support import measurements, warm_command
 from tests.support.chat_model import write_chat_model
-from tests.support.children import MOEPACK
+from tests.support.children import MOEPACK, run_command
 from tests.support.faulty_backend import NAMES, require
 from tests.support.machine_faults import Room
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, pack_model
@@ -94,9 +94,7 @@ def cli() -> Run:
     def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         if not options.keys() - warm_command.OPTIONS:
             return warm_command.run(list(map(str, arguments)), **options)
-        command = [*MOEPACK, *map(str, arguments)]
-        options = {"capture_output": True, "text": True, "timeout": 120} | options
-        return subprocess.run(command, check=False, **options)
+        return run_command(*MOEPACK, *arguments, **{"timeout": 120, **options})
 
     return run
 
