@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from moepack.cli import main
 from moepack.common import digest
 from moepack.common.errors import MachineError
 from moepack.pack.verifying.verifier import verify
-from tests.support.children import MOEPACK, PATIENCE
+from tests.support.children import MOEPACK, run_command
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.machine_faults import needs_strace
 from tests.support.models import FIXTURES, first_shard, pack_model
@@ -185,14 +184,8 @@ def test_a_machine_that_is_short_of_memory_says_what_to_do(
 ) -> None:
     """Both while libraries are loaded, with the words of the loader, and while it works."""
     words = ["warm"] * is_warm + list(arguments)
-    run = subprocess.run(
-        [sys.executable, "-c", LITTLE_MEMORY, *words],
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    names = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    run = run_command(sys.executable, "-c", LITTLE_MEMORY, *words, env=names)
     outcomes = [json.loads(line) for line in run.stdout.splitlines()]
     failures = [said for code, said in outcomes if code]
     assert {code for code, _ in outcomes} <= {0, 6}, outcomes
@@ -229,8 +222,7 @@ def test_a_machine_without_memory_is_at_fault_and_not_the_pack_nor_the_source(
     name, _, when = call.partition(":")
     fault = ":".join(filter(None, (f"inject={name}", "error=ENOMEM", when)))
     traced = ["strace", "-f", "-qq", "-o", os.devnull, "-P", str(model / file), "-e", fault]
-    words = [*traced, *MOEPACK, *map(str, arguments)]
-    run = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    run = run_command(*traced, *MOEPACK, *arguments)
     assert run.returncode == 6, run.stderr
     assert Path(file).name in run.stderr
     assert "Cannot allocate memory" in run.stderr

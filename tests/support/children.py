@@ -65,25 +65,16 @@ class Piped(subprocess.Popen[str]):
         super().__init__([*map(str, command)], text=True, **(pipes | options))
 
 
+def run_command(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, whatever that is; its streams are texts."""
+    usual = {"capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
+    return subprocess.run([*map(str, command)], **(usual | options))
+
+
 def run_child(code: str, *arguments: str | Path) -> str:
     """Run `code` in Python's development mode; return what it prints. It may not complain."""
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-X",
-            "dev",
-            "-W",
-            "error",
-            "-c",
-            textwrap.dedent(code),
-            *map(str, arguments),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+    python = (sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(code))
+    run = run_command(*python, *arguments, cwd=Path(__file__).parents[2])
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
     return run.stdout

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 import pytest
 
 from tests.support import children
-from tests.support.children import MOEPACK, PATIENCE, Piped
+from tests.support.children import MOEPACK, PATIENCE, Piped, run_command
 
 TRACED = (
     "mkdir mkdirat openat flock ftruncate pwrite64 write fsync rename renameat unlink unlinkat "
@@ -110,7 +110,7 @@ def needs_strace() -> pytest.MarkDecorator:
     reason = "strace is not installed"
     if shutil.which("strace"):
         probe = ["strace", "-f", "--seccomp-bpf", "-z", "-o", os.devnull, "-e", "trace=fsync"]
-        tried = subprocess.run([*probe, "true"], capture_output=True, text=True, check=False)
+        tried = run_command(*probe, "true")
         reason = f"strace cannot trace here: {tried.stderr.strip()}" if tried.returncode else ""
     return pytest.mark.skipif(bool(reason), reason=reason)
 
@@ -237,8 +237,7 @@ def _traced_command(
 def _run_traced(
     options: Sequence[str], target: Path, arguments: Sequence[str | Path], word: str
 ) -> "subprocess.CompletedProcess[str]":
-    command = _traced_command(options, target, arguments, word)
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return run_command(*_traced_command(options, target, arguments, word))
 
 
 def renamed_to(call: Call) -> str:

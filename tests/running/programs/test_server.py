@@ -17,7 +17,7 @@ import pytest
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.running.programs.server_process import ServerProcess
-from tests.support.children import PATIENCE, Piped
+from tests.support.children import PATIENCE, Piped, run_command
 from tests.support.needs import needs_llama
 from tests.support.servers import OPTIONS, exchange, serving
 
@@ -91,13 +91,7 @@ def test_what_clients_are_told_is_the_servers_own(chat_path: Path) -> None:
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Start the program, where it ends by itself."""
-    return subprocess.run(
-        [*PROGRAM, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=os.environ | variables,
-    )
+    return run_command(*PROGRAM, *arguments, env=os.environ | variables)
 
 
 def test_help_is_llama_servers_own_with_our_defaults() -> None:
