@@ -13,9 +13,9 @@ import pytest
 import moepack
 from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.hubs import REPOSITORY, hub_of
-from tests.support.models import FIXTURES, first_shard
+from tests.support.models import first_shard
 from tests.support.needs import needs_llama
-from tests.support.pulls import store_of_packs
+from tests.support.pulls import copy_pack, store_of_packs
 from tests.support.remote_servers import FakeHub
 from tests.support.servers import served
 from tests.support.warm_command import Run
@@ -90,11 +90,9 @@ def test_it_is_served_by_its_address(hub: FakeHub) -> None:
 
 
 @pytest.fixture
-def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Pull half of the experts of a pack whose store is there no more."""
-    (tmp_path / "store").mkdir()
-    hotness = FIXTURES / "qwen3moe-hotness.csv"
-    moepack.pack_model(first_shard("qwen3moe"), tmp_path / "store" / "a", hotness=hotness)
+def part(hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Pull half of the experts of a pack in a store."""
+    copy_pack(hot_pack, tmp_path / "store", "a")
     with store_of_packs(tmp_path / "store", monkeypatch) as server:
         moepack.pull(f"{server.url}/a", tmp_path / "part", hottest="600kB")
         yield tmp_path / "part"

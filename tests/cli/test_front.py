@@ -117,6 +117,6 @@ def test_a_file_called_help_is_a_file(
     assert "not a GGUF" in capsys.readouterr().err
 
 
-def test_completion_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_is_no_mistake() -> None:
     context = main.cli.make_context("moepack", ["chat"], resilient_parsing=True)
     assert main.cli.resolve_command(context, ["chat"])[1] is None

@@ -50,11 +50,6 @@ def recorder() -> Iterator[Recorder]:
         yield opened
 
 
-def histogram(pieces: Sequence[Tokens], layer: int, count: int) -> list[int]:
-    chosen = [piece.expert[piece.layer == layer] for piece in pieces]
-    return [int(n) for n in np.bincount(np.concatenate(chosen), minlength=count)]
-
-
 def equal(one: Tokens, other: Tokens) -> bool:
     pairs: zip[Any] = zip(one, other, strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
@@ -70,7 +65,11 @@ def test_what_is_recorded_is_what_llama_imatrix_counted(model: str) -> None:
         for number in range(CHUNK_COUNT):
             chunk = tokens[number * CHUNK_TOKENS :][:CHUNK_TOKENS]
             pieces.append(opened.prefill(begin + chunk[len(begin) :], request=number))
-    counts = {layer: histogram(pieces, layer, n) for layer, n in opened.expert_counts.items()}
+    recorded = join(pieces)
+    counts = {
+        layer: np.bincount(recorded.expert[recorded.layer == layer], minlength=count).tolist()
+        for layer, count in opened.expert_counts.items()
+    }
     expected = {
         int(tensor.name.split(".")[1]): tensor.data.ravel().astype(int).tolist()
         for tensor in GGUFReader(FIXTURES / IMATRICES[model]).tensors

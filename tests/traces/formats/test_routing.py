@@ -1,13 +1,11 @@
 """The tokens of traces in every format, many at a time and one by one."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 import moepack
 from moepack.common.errors import TraceError
@@ -22,19 +20,11 @@ PHASES = {None: Phase.UNKNOWN, "prefill": Phase.PREFILL, "decode": Phase.DECODE}
 TRACE = FIXTURES / "qwen3moe-trace.csv"
 
 
-def selections_of(layers: NDArray[Any], experts: NDArray[Any]) -> Selections:
-    """List the selections of some rows."""
-    return [
-        (layer, expert)
-        for layer, row in zip(layers.tolist(), experts.tolist(), strict=True)
-        for expert in row
-        if expert >= 0
-    ]
-
-
 def token_of(token: Token) -> tuple[int, int, Selections]:
     """Return a token as the samples have it: its request, its phase, its selections."""
-    return token.request or 0, PHASES[token.phase], selections_of(token.layers, token.experts)
+    rows = zip(token.layers.tolist(), token.experts.tolist(), strict=True)
+    selections = [(layer, expert) for layer, row in rows for expert in row if expert >= 0]
+    return token.request or 0, PHASES[token.phase], selections
 
 
 @pytest.mark.parametrize("name", ALL)
