@@ -233,7 +233,7 @@ class Scene:
         self.model = model
         self.before = folder / "before"
         self.finished = model.data_files[:2] if resumed else []
-        self.arguments: list[str | Path] = [model.source, "--threads", "1"]
+        self.arguments: list[str | Path] = ["pack", model.source, "--threads", "1"]
         self.arguments += ["--resume"] if resumed else []
         if resumed:
             interrupt(model, self.before, len(self.finished))
@@ -336,7 +336,7 @@ def test_interrupted_while_the_journal_is_closed_it_closes_nothing_twice(
     """The journal is closed when it has been removed, and Linux says so in its name."""
     target = tmp_path / "pack"
     shot = Shot("close", (JOURNAL, f"{JOURNAL} (deleted)"))
-    outcome = machine_faults.hit(shot, "signal=SIGINT", target, small.source)
+    outcome = machine_faults.hit(shot, "signal=SIGINT", target, "pack", small.source)
     assert outcome.returncode == 130, outcome.stderr
     assert says(outcome.stderr, "interrupted")
     assert is_whole(target, small)
@@ -352,7 +352,7 @@ def test_a_finished_file_that_is_redone_is_not_trusted_before_it_is_synced_again
     name = small.data_files[0]
     (target / name).unlink()
     shot = Shot("fsync", (name,))
-    outcome = machine_faults.hit(shot, "signal=SIGKILL", target, small.source, "--resume")
+    outcome = machine_faults.hit(shot, "signal=SIGKILL", target, "pack", small.source, "--resume")
     assert outcome.returncode == -signal.SIGKILL
     (target / name).write_bytes(bytes(len(small.packed[name])))
     resume(small, target, small.data_files[1:2])
@@ -368,7 +368,7 @@ def test_nothing_is_promised_before_it_is_synced(
 ) -> None:
     target = tmp_path / "pack"
     disk = Disk(target)
-    calls = machine_faults.record(target, small.source, "--threads", threads)
+    calls = machine_faults.record(target, "pack", small.source, "--threads", threads)
     promised: list[str] = []
     for call in calls:
         if call.file == JOURNAL and call.name == "pwrite64":
@@ -446,7 +446,7 @@ def test_a_write_that_was_cut_short_is_continued(big: Model, tmp_path: Path) -> 
     try:
         with machine_faults.stopped_at(
             shot, lambda: first.exists() and first.stat().st_size == limit, target,
-            big.source, "--threads", "1",
+            "pack", big.source, "--threads", "1",
         ) as (packer, run_on):  # fmt: skip
             resource.prlimit(packer, resource.RLIMIT_FSIZE, (soft, hard))
             code, errors = run_on()
@@ -540,7 +540,7 @@ def test_a_source_that_cannot_be_read_is_named_and_resumed_when_it_can(
     target = tmp_path / "pack"
     shard = sorted(small.source.iterdir())[-1]
     shot = Shot("preadv preadv2", (str(shard),), 4)
-    outcome = machine_faults.hit(shot, "error=EIO", target, small.source, "--threads", "1")
+    outcome = machine_faults.hit(shot, "error=EIO", target, "pack", small.source, "--threads", "1")
     assert outcome.returncode == 3
     assert says(outcome.stderr, f"{shard.name}.*Input/output error", "--resume")
     resume(small, target)
@@ -652,7 +652,7 @@ def test_a_packer_that_falls_asleep_does_not_harm_what_another_one_finishes(
     """The other one packs meanwhile, from start to end."""
     target = tmp_path / "pack"
     made = (target / shot.files[0]).exists
-    with machine_faults.stopped_at(shot, made, target, small.source) as (_, run_on):
+    with machine_faults.stopped_at(shot, made, target, "pack", small.source) as (_, run_on):
         pack_model([small.source], target, resume=resumes)
         before = identities(target)
         outcome, errors = run_on()

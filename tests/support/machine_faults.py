@@ -115,17 +115,15 @@ def needs_strace() -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
-def record(target: Path, *arguments: str | Path, word: str = "pack") -> list[Call]:
-    """Run `moepack pack` to its good end; list its calls on the files in `target`, in order.
-
-    Or another command, whose `word` is given.
+def record(target: Path, *arguments: str | Path) -> list[Call]:
+    """Run a command to its good end; list its calls on the files in `target`, in order.
 
     A call stands where it ended. What it did not do well (an `mkdir` that finds the directory) is
     left out.
     """
     log = target.parent / "strace.log"
     options = ["-z", "-y", "-s", "256", "-o", str(log), "-e", f"trace={_any_of(TRACED.split())}"]
-    outcome = _run_traced(options, target, arguments, word)
+    outcome = run_command(*_traced_command(options, target, arguments))
     assert outcome.returncode == 0, outcome.stderr
     calls = []
     for line in log.read_text().splitlines():
@@ -143,20 +141,20 @@ def record(target: Path, *arguments: str | Path, word: str = "pack") -> list[Cal
 
 
 def hit(
-    shot: Shot, fault: str, target: Path, *arguments: str | Path, word: str = "pack"
+    shot: Shot, fault: str, target: Path, *arguments: str | Path
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `moepack pack` with `fault` (`error=EIO`, `signal=SIGKILL`) at the place of `shot`.
+    """Run a command with `fault` (`error=EIO`, `signal=SIGKILL`) at the place of `shot`.
 
-    A signal that kills does so before the call. `word` is that of another command.
+    A signal that kills does so before the call.
     """
-    return _run_traced(_aimed(shot, fault, target), target, arguments, word)
+    return run_command(*_traced_command(_aimed(shot, fault, target), target, arguments))
 
 
 @contextlib.contextmanager
 def stopped_at(
     shot: Shot, made: Callable[[], bool], target: Path, *arguments: str | Path
 ) -> Iterator[tuple[int, Callable[[], tuple[int, str]]]]:
-    """Yield a `moepack pack` that stands still (SIGSTOP) right after the call of `shot`.
+    """Yield a command that stands still (SIGSTOP) right after the call of `shot`.
 
     `made` asks whether that call has been made. What is given is the number of the process, and a
     function that lets it run to its end and gives its exit code and standard error.
@@ -226,18 +224,12 @@ def _aimed(shot: Shot, fault: str, target: Path) -> list[str]:
 
 
 def _traced_command(
-    options: Sequence[str], target: Path, arguments: Sequence[str | Path], word: str = "pack"
+    options: Sequence[str], target: Path, arguments: Sequence[str | Path]
 ) -> list[str]:
     # The kernel stops the process at the calls of interest only; a signal would be lost so.
     filtered = [] if any("signal=" in option for option in options) else ["--seccomp-bpf"]
-    command = ["strace", "-f", "-qq", *filtered, *options, *MOEPACK, word]
+    command = ["strace", "-f", "-qq", *filtered, *options, *MOEPACK]
     return [*command, *map(str, arguments), "--output", str(target)]
-
-
-def _run_traced(
-    options: Sequence[str], target: Path, arguments: Sequence[str | Path], word: str
-) -> "subprocess.CompletedProcess[str]":
-    return run_command(*_traced_command(options, target, arguments, word))
 
 
 def renamed_to(call: Call) -> str:
