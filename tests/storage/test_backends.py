@@ -48,6 +48,7 @@ from tests.support.reads import (
     in_child,
     is_readable,
     nothing_left,
+    queue_of,
     take_all,
 )
 
@@ -357,9 +358,8 @@ class TestThreads:
     def test_no_more_threads_are_started_than_there_is_work_for(
         self, slow_file: HeldFile, files: Files
     ) -> None:
-        with nothing_left(), closing(ThreadedBackend(direct=False)) as backend:
-            before = threading.active_count()
-            queue = backend.queue(200)
+        before = threading.active_count()
+        with queue_of(BACKENDS["buffered"], 200) as queue:
             one = ask(files.ragged, 0, 0, 2 * MIB)
             for number in range(20):
                 queue.start([(number, one.request)])
@@ -370,7 +370,6 @@ class TestThreads:
             assert threading.active_count() - before == MAX_THREADS
             slow_file.let_go()
             assert len(take_all(queue, 100)) == 100
-            queue.close()
 
     @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system cannot read so")
     def test_what_is_cached_needs_no_thread_and_what_is_long_or_not_cached_has_one(
@@ -399,22 +398,18 @@ class TestThreads:
         with open(path, "rb", buffering=0) as file:  # its first bytes are cached, and no others
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             os.pread(file.fileno(), PAGE, PAGE)
-        with closing(ThreadedBackend(direct=False)) as backend:
-            queue = backend.queue(2)
-            queue.start([(3, short.request)])
+        with queue_of(BACKENDS["buffered"], 2) as another:
+            another.start([(3, short.request)])
             assert threading.active_count() == before + 1
-            short.check(take_all(queue, 1)[3])
-            queue.close()
+            short.check(take_all(another, 1)[3])
 
     def test_a_direct_read_is_never_done_by_who_begins_it(self, files: Files) -> None:
-        with nothing_left(), closing(ThreadedBackend(direct=True)) as backend:
-            before = threading.active_count()
-            queue = backend.queue(2)
+        before = threading.active_count()
+        with queue_of(BACKENDS["direct"], 2) as queue:
             one = ask(files.aligned, 0, 0, 2 * PAGE)
             queue.start([(1, one.request)])
             assert threading.active_count() == before + 1
             assert len(take_all(queue, 1)) == 1
-            queue.close()
 
     def test_close_does_not_begin_what_has_not_begun(self, slow_file: HeldFile) -> None:
         """More reads wait than there are threads, and those are never begun."""
@@ -423,10 +418,8 @@ class TestThreads:
             requests = [ReadRequest(slow_file.path, n, ARENA[n * 100 :][:100]) for n in range(150)]
             queue.start(enumerate(requests))
             slow_file.wait_for(MAX_THREADS)
-            later = threading.Timer(0.05, slow_file.let_go)
-            later.start()
-            queue.close()
-            later.join()
+            with later(slow_file.let_go):
+                queue.close()
             assert len(slow_file.asked) == MAX_THREADS
 
     def test_no_more_threads_to_be_had_is_no_reason_to_hang(self, files: Files) -> None:

@@ -38,6 +38,7 @@ from tests.support.reads import (
     ask,
     in_child,
     nothing_left,
+    queue_of,
     rings_mapped,
     take_all,
 )
@@ -216,11 +217,9 @@ def test_a_read_that_ends_for_no_reason_is_begun_again(slow_file: HeldFile, code
     )
     slow_file.let_go()
     read = Asked(slow_file.path, 10, 0, 3 * PAGE, DATA[10 : 10 + 3 * PAGE])
-    with contextlib.closing(UringBackend()) as backend:
-        queue = backend.queue(1)
+    with queue_of(UringBackend, 1) as queue:
         queue.start([(1, read.request)])
         read.check(take_all(queue, 1)[1])
-        queue.close()
     assert not refusals
 
 
@@ -228,13 +227,11 @@ def test_all_reads_of_one_start_are_one_system_call(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[object] = []
-    with nothing_left(), contextlib.closing(UringBackend()) as backend:
-        queue = backend.queue(8)
+    with queue_of(UringBackend, 8) as queue:
         before_each(monkeypatch, lambda *call: calls.append(call), (module, "_enter"))
         queue.start([(n, ask(files.ragged, n, n * PAGE, 100).request) for n in range(8)])
         assert len(calls) == 1
         take_all(queue, 8)
-        queue.close()
 
 
 def test_registered_memory_is_used_as_such(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,13 +246,11 @@ def test_registered_memory_is_used_as_such(files: Files, monkeypatch: pytest.Mon
         (0, allocate(PAGE), READ),
         (5, ARENA[PAGE + 5 : 3 * PAGE], READV),
     ]
-    with nothing_left(), contextlib.closing(UringBackend(ARENA[: 3 * MIB])) as backend:
-        queue = backend.queue(1)
+    with queue_of(lambda: UringBackend(ARENA[: 3 * MIB]), 1) as queue:
         for offset, buffer, _ in buffers:
             queue.start([(1, ReadRequest(files.ragged, offset, buffer))])
             take_all(queue, 1)
             assert buffer == DATA[offset:][: len(buffer)]
-        queue.close()
     assert codes == [code for _, _, code in buffers]
 
 

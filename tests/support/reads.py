@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 import pytest
 
-from moepack.storage.backend import Completion, ReadQueue, ReadRequest
+from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 from moepack.storage.buffers import allocate
 from tests.support.children import PATIENCE, wait_until
 
@@ -257,6 +257,14 @@ def ask(path: Path, offset: int, start: int, length: int) -> Asked:
     with open(path, "rb") as file:
         file.seek(offset)
         return Asked(path, offset, start, length, file.read(length))
+
+
+@contextlib.contextmanager
+def queue_of(make: Callable[[], Backend], depth: int) -> Iterator[ReadQueue]:
+    """Have a queue of a new backend. When both are closed, nothing is left of them."""
+    closing = contextlib.closing
+    with nothing_left(), closing(make()) as backend, closing(backend.queue(depth)) as queue:
+        yield queue
 
 
 def take_all(queue: ReadQueue, count: int) -> dict[int, Completion]:
