@@ -53,7 +53,8 @@
  * Digests of such parts are mostly unknown (part.has_digest), but opening compares each shard's
  * length and header with the index.
  *
- * A whole pack also has the dense tensors: moepack_find_tensor locates them.
+ * A whole pack also has the dense tensors: moepack_find_tensor locates them. moepack_find_header
+ * locates each shard's header: a GGUF's metadata, with hyperparameters and tokenizer.
  *
  * Errors: a function that can fail returns MOEPACK_OK, which is 0, or a code. On failure it fills
  * the caller's moepack_error, unless that is NULL, and leaves its results unchanged. Nothing is
@@ -288,6 +289,14 @@ typedef struct moepack_tensor {
     moepack_origin origin; /* where it lay in the source */
 } moepack_tensor;
 
+/* The header of a shard, as it was: all bytes of the GGUF before its tensors. */
+typedef struct moepack_shard_header {
+    uint64_t offset; /* in file number `file`: a multiple of header->tensor_alignment, or 0 in a
+                        shard */
+    uint64_t length, digest; /* XXH3-64 of the bytes; always known */
+    uint32_t file;
+} moepack_shard_header;
+
 /* An expert in the order of ranks. */
 typedef struct moepack_hot_expert {
     const moepack_family *family;
@@ -372,6 +381,11 @@ moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *
 /* The same, by name. It searches all tensors: for many, use numbers.
  * Errors: NO_SUCH, DAMAGED. */
 moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_tensor *tensor,
+                                 moepack_error *error);
+
+/* Locate the header of shard number `shard` of the source, after checking its record.
+ * Errors: NO_SUCH, DAMAGED. */
+moepack_code moepack_find_header(const moepack *pack, uint32_t shard, moepack_shard_header *header,
                                  moepack_error *error);
 
 /* Write the path of data file number `file` into `buffer`. Errors: NO_SUCH, BUFFER. */
@@ -1930,6 +1944,18 @@ static moepack_code moepack__check_shard(const moepack *pack, const moepack_file
     return code;
 }
 
+/* Get shard bytes number n, after checking their record. */
+static moepack_code moepack__shard_bytes_at(const moepack *pack, uint32_t n,
+                                            moepack_shard_bytes_record *r, moepack_error *error) {
+    moepack__place place = moepack__at("shard_bytes", n);
+    moepack_code code;
+    memcpy(r, moepack__record(&pack->shard_bytes, n), sizeof *r);
+    MOEPACK__RULE(r->length, place, "length: expected 1 or more, found 0");
+    code = moepack__check_dense(pack, r->file, r->offset, r->length, place, error);
+    if (code) return code;
+    return moepack__check_in_shard(pack, r->shard, r->shard_offset, r->length, place, error);
+}
+
 /* Check that shards are unchanged: a replaced one would go unnoticed, since the digests of its
  * parts are mostly unknown. */
 static moepack_code moepack__check_shards(const moepack *pack, moepack_error *error) {
@@ -1944,15 +1970,10 @@ static moepack_code moepack__check_shards(const moepack *pack, moepack_error *er
         code = moepack__check_shard(pack, f, NULL, error);
     }
     for (n = 0; has_shards && !code && n < pack->shard_bytes.count; n++) {
-        moepack__place place = moepack__at("shard_bytes", n);
-        memcpy(&r, moepack__record(&pack->shard_bytes, n), sizeof r);
-        MOEPACK__RULE(r.length, place, "length: expected 1 or more, found 0");
-        code = moepack__check_dense(pack, r.file, r.offset, r.length, place, error);
-        if (!code)
-            code = moepack__check_in_shard(pack, r.shard, r.shard_offset, r.length, place, error);
+        code = moepack__shard_bytes_at(pack, n, &r, error);
+        if (code || r.shard_offset) continue;
         f = moepack_file_at(pack, r.file);
-        if (!code && r.shard_offset == 0 && f->kind == MOEPACK_SHARD_FILE)
-            code = moepack__check_shard(pack, f, &r, error);
+        if (f->kind == MOEPACK_SHARD_FILE) code = moepack__check_shard(pack, f, &r, error);
     }
     return code;
 }
@@ -2306,6 +2327,26 @@ moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_
     moepack__copy_name(shown, name);
     return MOEPACK__NO_SUCH("there is no dense tensor %s%s", shown,
                             pack->tensors.count ? "" : ": the pack holds experts alone");
+}
+
+moepack_code moepack_find_header(const moepack *pack, uint32_t shard, moepack_shard_header *header,
+                                 moepack_error *error) {
+    moepack_shard_bytes_record r;
+    uint32_t n;
+    for (n = 0; n < pack->shard_bytes.count; n++) {
+        moepack_code code;
+        memcpy(&r, moepack__record(&pack->shard_bytes, n), sizeof r);
+        if (r.shard != shard || r.shard_offset) continue;
+        code = moepack__shard_bytes_at(pack, n, &r, error);
+        if (code) return code;
+        header->offset = r.offset;
+        header->length = r.length;
+        header->digest = r.digest;
+        header->file = r.file;
+        return MOEPACK_OK;
+    }
+    return MOEPACK__NO_SUCH("there is no header of shard %" PRIu32 "%s", shard,
+                            pack->shard_bytes.count ? "" : ": the pack holds experts alone");
 }
 
 /* ---- data files ---- */

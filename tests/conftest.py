@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -18,9 +17,10 @@ import moepack
 from moepack.pack.reading.pack import Pack
 from tests.support import measurements, warm_command
 from tests.support.chat_model import write_chat_model
+from tests.support.children import MOEPACK, run_command
 from tests.support.faulty_backend import NAMES, require
 from tests.support.machine_faults import Room
-from tests.support.models import REAL_MODELS, first_shard, pack_model
+from tests.support.models import FIXTURES, REAL_MODELS, first_shard, pack_model
 from tests.support.warm_command import Run
 
 # Random tests without settings of their own; `make fuzz` has tests that look much further.
@@ -94,9 +94,7 @@ def cli() -> Run:
     def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         if not options.keys() - warm_command.OPTIONS:
             return warm_command.run(list(map(str, arguments)), **options)
-        command = [sys.executable, "-m", "moepack", *map(str, arguments)]
-        options = {"capture_output": True, "text": True, "timeout": 120} | options
-        return subprocess.run(command, check=False, **options)
+        return run_command(*MOEPACK, *arguments, **{"timeout": 120, **options})
 
     return run
 
@@ -116,6 +114,14 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for model in REAL_MODELS:
         pack_model([first_shard(model)], folder / model)
     return {model: folder / model for model in REAL_MODELS}
+
+
+@pytest.fixture(scope="session")
+def hot_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pack qwen3moe with its hotness, read-only for all tests."""
+    folder = tmp_path_factory.mktemp("hot") / "pack"
+    moepack.pack_model(first_shard("qwen3moe"), folder, hotness=FIXTURES / "qwen3moe-hotness.csv")
+    return folder
 
 
 @pytest.fixture(params=NAMES)

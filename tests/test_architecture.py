@@ -2,13 +2,13 @@
 
 import ast
 import re
-import subprocess
-import sys
 import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.support.children import run_child
 
 PACKAGE = Path(__file__).parent.parent / "moepack"
 
@@ -233,8 +233,7 @@ def test_text_goes_to_the_streams_through_one_door() -> None:
 
 def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> None:
     code = "import sys; from moepack import Pack, Reader, MoepackError; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(run.stdout.split())
+    loaded = set(run_child(code).split())
     ours = {name.partition(".")[2] for name in loaded if name.startswith("moepack.")}
     rooms = {name.rpartition(".")[0] for name in ours & {*MODULES}}
     assert rooms == {"common", "pack.format", "pack.reading", "storage"}
@@ -252,8 +251,7 @@ def test_a_public_name_is_loaded_with_its_first_use() -> None:
         "print(all(hasattr(moepack, name) for name in moepack.__all__), hasattr(moepack, 'x'))\n"
         "print(moepack.Pack.__name__, moepack.open.__name__)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "\nTrue False\nPack open\n"
+    assert run_child(code) == "\nTrue False\nPack open\n"
 
 
 def test_tests_have_the_rooms_of_the_package_and_share_by_support_alone() -> None:

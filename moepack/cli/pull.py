@@ -41,7 +41,7 @@ def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> 
     A part of a pack is used like the pack: experts that are not in DIR are read from where it came.
     The same command goes on after an interruption, and adds to DIR; with --resume, leave PACK out.
 
-    Example: moepack pull s3://models/qwen3.moepack -o qwen3.moepack --hottest 40GiB
+    Example: moepack pull s3://models/q.moepack -o q.moepack --hottest 40GiB
     """
     from moepack.report import pull_text
     from moepack.report.printable import printable

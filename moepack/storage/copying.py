@@ -153,21 +153,22 @@ class Copier:
         """Copy extents one after the other; return their digests."""
         digests: list[int] = []
         while len(digests) < len(extents):
-            rest = extents[len(digests) :]
-            if count := self._clone_unread(rest, writer):
-                digests += [extent.digest or 0 for extent in rest[:count]]
+            start = len(digests)
+            if count := self._clone_unread(extents, start, writer):
+                digests += [extent.digest or 0 for extent in extents[start : start + count]]
             else:
-                digests.append(self._copy(rest[0], writer))
+                digests.append(self._copy(extents[start], writer))
         return digests
 
-    def _clone_unread(self, extents: Sequence[Extent], writer: RunWriter) -> int:
-        """Share the first extents that lie together in both files, unread; return how many."""
-        first, count = extents[0], 1
+    def _clone_unread(self, extents: Sequence[Extent], start: int, writer: RunWriter) -> int:
+        """Share extents from `start` on that lie together in both files; return how many."""
+        first, count = extents[start], 1
         source = self._inputs.descriptor(first.input)
         if not (self._clones and self._trusts_clones and source is not None and first.is_blocks):
             return 0
         together = first
-        for extent in extents[1:]:
+        for number in range(start + 1, len(extents)):
+            extent = extents[number]
             if not (extent.is_blocks and together.is_before(extent)):
                 break
             together = together._replace(length=together.length + extent.length)

@@ -77,7 +77,8 @@ def test_sizes_leave_time_for_rounds() -> None:
     assert 36 <= planned.round_count <= 45
 
 
-def test_the_trial_takes_the_shortest_of_some_rounds() -> None:
+@pytest.mark.parametrize(("takes", "rounds"), [(0.02, 3), (0.5, 1)])
+def test_the_trial_takes_the_shortest_of_some_rounds(takes: float, rounds: int) -> None:
     """The first opens files, and any may be struck; on a slow drive one has to do."""
     plan, now = plan_of((1, 4), ("blobs", "parts", "slices")), [0.0]
     everything = {
@@ -85,24 +86,18 @@ def test_the_trial_takes_the_shortest_of_some_rounds() -> None:
     }
     often = 2 * len(plan.often)
     in_mean = often + (len(everything) - often) / 3
-    for takes, rounds in ((0.02, 3), (0.5, 1)):
-        calls: list[tuple[Measurement, int]] = []
+    calls: list[tuple[Measurement, int]] = []
 
-        def read(
-            measurement: Measurement,
-            portion: int,
-            takes: float = takes,
-            calls: list[tuple[Measurement, int]] = calls,
-        ) -> None:
-            is_struck = len(calls) == 40
-            now[0] += takes if calls and not is_struck else takes + 0.3
-            calls.append((measurement, portion))
+    def read(measurement: Measurement, portion: int) -> None:
+        is_struck = len(calls) == 40
+        now[0] += takes if calls and not is_struck else takes + 0.3
+        calls.append((measurement, portion))
 
-        seconds = try_out(read, plan, 5, lambda: now[0])
-        assert len(calls) == rounds * len(everything)
-        assert {one[0] for one in calls[: len(everything)]} == everything
-        assert {one[1] for one in calls} == set(range(5))
-        assert seconds == pytest.approx(takes * in_mean, abs=1e-9 if rounds > 1 else 0.3)
+    seconds = try_out(read, plan, 5, lambda: now[0])
+    assert len(calls) == rounds * len(everything)
+    assert {one[0] for one in calls[: len(everything)]} == everything
+    assert {one[1] for one in calls} == set(range(5))
+    assert seconds == pytest.approx(takes * in_mean, abs=1e-9 if rounds > 1 else 0.3)
 
 
 # Drives that only calculate what reads take.

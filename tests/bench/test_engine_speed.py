@@ -35,6 +35,7 @@ from moepack.report import speed_text
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.storage import page_cache
 from tests.support.gguf_builder import moe
+from tests.support.interruptions import before_each
 from tests.support.models import first_shard, pack_model, shards_of
 from tests.support.needs import needs_llama, require_disk
 
@@ -43,24 +44,22 @@ MIB = 1 << 20
 
 @needs_llama
 def test_all_ways_give_the_same_text_and_are_compared(
-    packs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a folder of links, which names its model; none of its shards is cached at the start."""
     dropped: list[list[str]] = []
-    drop = page_cache.drop
 
-    def note(paths: Iterable[Path]) -> None:
+    def note(_: str, paths: Iterable[Path]) -> None:
         dropped.append([path.name for path in paths])
-        drop(paths)
 
-    monkeypatch.setattr(page_cache, "drop", note)
+    before_each(monkeypatch, note, (page_cache, "drop"))
     shards = [Path(shard) for shard in shards_of("qwen3moe")]
     for shard in shards:
         (tmp_path / shard.name).symlink_to(shard)
     done: list[int] = []
-    limit = least_limit(packs["qwen3moe"], context=1024) + (1 << 18)
+    limit = least_limit(pack, context=1024) + (1 << 18)
     speed = bench_run(
-        packs["qwen3moe"],
+        pack.path,
         source=tmp_path,
         memory=limit,
         prompt_tokens=40,
@@ -96,7 +95,7 @@ def test_all_ways_give_the_same_text_and_are_compared(
 
 
 @needs_llama
-def test_a_model_that_is_not_packed_is_compared_with_llama_cpp_alone(tmp_path: Path) -> None:
+def test_a_model_that_is_not_packed_is_compared_with_llama_cpp_alone() -> None:
     done: list[tuple[int, int]] = []
     speed = bench_run(
         first_shard("qwen3moe"),
@@ -112,19 +111,18 @@ def test_a_model_that_is_not_packed_is_compared_with_llama_cpp_alone(tmp_path: P
     assert done == [(1, 4)] * 4
 
 
-def least_limit(path: Path, context: int) -> int:
+def least_limit(pack: Pack, context: int) -> int:
     """Return the least limit within which a pack may run."""
     limits = range(PROGRAM_LENGTH, 1 << 30)
-    with Pack(path) as pack:
 
-        def fits(limit: int) -> bool:
-            try:
-                divide_memory(pack, limit, context=context, pinned=0)
-            except RequestError:
-                return False
-            return True
+    def fits(limit: int) -> bool:
+        try:
+            divide_memory(pack, limit, context=context, pinned=0)
+        except RequestError:
+            return False
+        return True
 
-        return limits[bisect_left(limits, True, key=fits)]
+    return limits[bisect_left(limits, True, key=fits)]
 
 
 @needs_llama
@@ -145,17 +143,14 @@ def test_the_command_prints_it(packs: dict[str, Path], monkeypatch: pytest.Monke
 
 
 def test_experts_get_what_programs_dense_tensors_and_the_context_leave(
-    packs: dict[str, Path],
+    pack: Pack,
 ) -> None:
-    path = packs["qwen3moe"]
-    footprint = footprint_of(path)
-    with Pack(path) as pack:
-        memory = divide_memory(pack, 1 << 30, context=512, pinned=0)
-        longer = divide_memory(pack, 1 << 30, context=1024, pinned=0, micro_batch=512)
-        dense = sum(tensor.length for tensor in pack.dense())
+    memory = divide_memory(pack, 1 << 30, context=512, pinned=0)
+    longer = divide_memory(pack, 1 << 30, context=1024, pinned=0, micro_batch=512)
+    dense = sum(tensor.length for tensor in pack.dense())
     assert memory.micro_batch == 512
     rest = (1 << 30) - PROGRAM_LENGTH - dense - memory.experts
-    assert footprint.weights.dense_length == dense
+    assert footprint_of(pack.path).weights.dense_length == dense
     context = 2 * 512 * 2 * 2 * (16 + 16)  # layers, tokens, F16, heads of keys and values
     assert rest > context
     assert memory.experts - longer.experts >= context
@@ -172,40 +167,35 @@ def test_tables_that_are_looked_up_by_row_take_no_memory(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("pinned", [0, 100_000])
-def test_smaller_micro_batches_are_taken_where_others_do_not_fit(
-    packs: dict[str, Path], pinned: int
-) -> None:
+def test_smaller_micro_batches_are_taken_where_others_do_not_fit(pack: Pack, pinned: int) -> None:
     """The pager takes what it is given, and pins within it."""
-    start = least_limit(packs["qwen3moe"], 64) + 2 * pinned
+    start = least_limit(pack, 64) + 2 * pinned
     micro_batches = set()
-    with Pack(packs["qwen3moe"]) as pack:
-        for limit in range(start, start + (4 << 20), 1 << 17):
-            memory = divide_memory(pack, limit, context=64, pinned=pinned)
-            micro_batches.add(memory.micro_batch)
-            options = PagerOptions(memory.experts, pinned=pinned, micro_batch=memory.micro_batch)
-            with Pager(pack, options, lambda error: None):
-                pass
+    for limit in range(start, start + (4 << 20), 1 << 17):
+        memory = divide_memory(pack, limit, context=64, pinned=pinned)
+        micro_batches.add(memory.micro_batch)
+        options = PagerOptions(memory.experts, pinned=pinned, micro_batch=memory.micro_batch)
+        with Pager(pack, options, lambda error: None):
+            pass
     assert min(micro_batches) < 16
     assert max(micro_batches) == 64  # the whole context
 
 
-def test_a_micro_batch_that_was_asked_for_is_taken_or_refused(packs: dict[str, Path]) -> None:
-    with Pack(packs["qwen3moe"]) as pack:
-        division = divide_memory(pack, 1 << 30, context=64, pinned=0, micro_batch=2048)
-        assert division.micro_batch == 2048
-        limit = least_limit(packs["qwen3moe"], 64)
-        with pytest.raises(RequestError, match="too little memory to run the model"):
-            divide_memory(pack, limit, context=64, pinned=0, micro_batch=512)
+def test_a_micro_batch_that_was_asked_for_is_taken_or_refused(pack: Pack) -> None:
+    division = divide_memory(pack, 1 << 30, context=64, pinned=0, micro_batch=2048)
+    assert division.micro_batch == 2048
+    limit = least_limit(pack, 64)
+    with pytest.raises(RequestError, match="too little memory to run the model"):
+        divide_memory(pack, limit, context=64, pinned=0, micro_batch=512)
 
 
 @needs_llama
-def test_a_prompt_is_the_beginning_of_a_text_and_has_as_many_tokens(packs: dict[str, Path]) -> None:
-    with Pack(packs["qwen3moe"]) as pack:
-        text = engine_speed.reference_text()
-        beginning = engine_speed.beginning_of(text, 700, pack)
-        assert text.startswith(beginning)
-        assert len(beginning) >= 700
-        assert engine_speed.beginning_of("Short.", 700, pack) == "Short."
+def test_a_prompt_is_the_beginning_of_a_text_and_has_as_many_tokens(pack: Pack) -> None:
+    text = engine_speed.reference_text()
+    beginning = engine_speed.beginning_of(text, 700, pack)
+    assert text.startswith(beginning)
+    assert len(beginning) >= 700
+    assert engine_speed.beginning_of("Short.", 700, pack) == "Short."
 
 
 @pytest.mark.parametrize("is_direct", [True, False])

@@ -7,16 +7,13 @@ import pytest
 
 import moepack
 from moepack.common.errors import RequestError
-from tests.support.models import FIXTURES, first_shard
-from tests.support.pulls import store_of_packs
+from tests.support.pulls import copy_pack, store_of_packs
 
 
 def test_only_experts_that_are_here_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "store").mkdir()
-    hotness = FIXTURES / "qwen3moe-hotness.csv"
-    moepack.pack_model(first_shard("qwen3moe"), tmp_path / "store" / "a", hotness=hotness)
+    copy_pack(hot_pack, tmp_path / "store", "a")
     little: dict[str, Any] = {
         "seconds": 0,
         "depths": (1,),
@@ -34,6 +31,6 @@ def test_only_experts_that_are_here_are_read(
             moepack.measure_machine(tmp_path / "layer")
         assert not server.traffic.requests
     assert "of those that are here" in of_layer.routing.origin
-    sizes = [path.stat().st_size for path in sorted((tmp_path / "store" / "a").glob("*.bin"))]
+    sizes = [path.stat().st_size for path in sorted(hot_pack.glob("*.bin"))]
     assert of_layer.pack_length == sizes[0] + sizes[2], "dense and layer 1"
     assert hot.pack_length == sizes[0], "of a file with holes nothing is measured"

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from moepack.bench import disturbance, rounds
-from moepack.bench.comparison import Schedule
 from moepack.bench.disturbance import Disturbance, DisturbanceMonitor
 from moepack.bench.measuring import Meter
 from moepack.bench.rounds import (
@@ -46,7 +45,6 @@ READING = 0.02
 
 GAIN, LOSS, NO_GAIN = "Packing gains here", "Packing loses here", "No gain here"
 OPEN = "Not decided in 45 s"
-SCHEDULE = Schedule(45, 90, 16 << 20, [1], 5)
 
 
 def measured(drive: SyntheticDrive, seconds: float) -> list[Round]:
@@ -69,9 +67,9 @@ def said_of(
     *,
     backend: str = "uring",
     was_cold: bool | None = True,
-    schedule: Schedule = SCHEDULE,
+    needed_seconds: float = 5,
 ) -> Verdict:
-    return verdict(gains, done, backend, was_cold, schedule.seconds, schedule.needed_seconds)
+    return verdict(gains, done, backend, was_cold, 45, needed_seconds)
 
 
 RIGHT = {1.0: {NO_GAIN, OPEN}, 1.02: {NO_GAIN, OPEN}, 0.9: {LOSS, NO_GAIN}, 1.2: {GAIN}}
@@ -419,7 +417,7 @@ def test_a_verdict_that_cannot_be_says_why() -> None:
     assert (judgement.outcome, judgement.packing_gains) == (None, None)
     assert "`source`" in judgement.text
     few = [Gain("reader", "cold", 4, None, None, None, 2, "unproven")]
-    judgement = said_of(few, rounds_of(1, 1), schedule=SCHEDULE._replace(needed_seconds=280))
+    judgement = said_of(few, rounds_of(1, 1), needed_seconds=280)
     assert (judgement.outcome, judgement.packing_gains, judgement.needed_seconds) == (
         "undecided",
         None,
@@ -438,7 +436,7 @@ def test_a_verdict_that_cannot_be_says_why() -> None:
     judgement = said_of(few, crowded)
     assert judgement.needed_seconds is None
     assert judgement.text.endswith("0 are left, and it takes 9; measure when they rest.")
-    judgement = said_of(few, rounds_of(1), schedule=SCHEDULE._replace(needed_seconds=9000))
+    judgement = said_of(few, rounds_of(1), needed_seconds=9000)
     assert judgement.text.endswith("it takes 9. Deciding would take more than an hour.")
 
 

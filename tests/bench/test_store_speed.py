@@ -1,7 +1,6 @@
 """The speed of a pack in a store: what is requested, and what is reported."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from moepack.common.errors import RequestError
 from moepack.report import store_text
 from moepack.report.json_text import json_text
 from moepack.report.printable import printable
-from moepack.storage.remote.stores import forget_stores
-from tests.support.remote_servers import FileServer, file_server
+from tests.support.pulls import copy_pack, store_of_packs
+from tests.support.remote_servers import FileServer
 from tests.support.slow_network import slow_network
 
 pytest.importorskip("obstore")
@@ -24,10 +23,8 @@ pytest.importorskip("obstore")
 def server(
     packs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FileServer]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shutil.copytree(packs["qwen3moe"], tmp_path / "store" / "a.moepack")
-    forget_stores()
-    with file_server(tmp_path / "store") as one:
+    copy_pack(packs["qwen3moe"], tmp_path / "store")
+    with store_of_packs(tmp_path / "store", monkeypatch) as one:
         yield one
 
 

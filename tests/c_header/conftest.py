@@ -33,6 +33,12 @@ def vectored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled_test(tmp_path_factory.mktemp("vectored"), *flags)
 
 
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the C test program for valgrind, which does not go with sanitizers."""
+    return compiled_test(tmp_path_factory.mktemp("plain"), "-D_GNU_SOURCE", "-g", "-O1")
+
+
 def compiled_test(folder: Path, *flags: str) -> Path:
     target, source = folder / "reader_test", Path(__file__).parent / "reader_test.c"
     run = compiled("cc", "-std=c99", *flags, source, "-o", target)

@@ -3,6 +3,7 @@
  *     reader_test check PACK...   open, and use every record
  *     reader_test list PACK...    the same, and read every part and check its digest
  *     reader_test parts PACK      read all experts to separate addresses, and count the reads
+ *     reader_test headers PACK... read the headers of the first six shards
  *     reader_test cut PACK        read the first expert of a cut file to separate addresses
  *     reader_test round           round ranges to blocks
  *     reader_test misuse PACK     ask for what there is not
@@ -302,6 +303,28 @@ static moepack_code list_tensors(state *s) {
     return code;
 }
 
+static moepack_code list_headers(state *s) {
+    uint32_t shard;
+    for (shard = 0; shard < 6; shard++) {
+        moepack_shard_header header;
+        char *bytes;
+        moepack_code code = moepack_find_header(&s->pack, shard, &header, &s->error);
+        if (code == MOEPACK_ERR_NO_SUCH) {
+            s->error.code = MOEPACK_OK;
+            continue;
+        }
+        if (code) return code;
+        bytes = read_range(s, header.file, moepack_round_range(header.offset, header.length, 1),
+                           &code);
+        if (!bytes) return code;
+        assert(moepack_xxh3(bytes, (size_t)header.length) == header.digest);
+        printf("header %" PRIu32 " %" PRIu32 " %" PRIu64 " %" PRIu64 " %016" PRIx64 "\n", shard,
+               header.file, header.offset, header.length, header.digest);
+        free(bytes);
+    }
+    return MOEPACK_OK;
+}
+
 static moepack_code open_files(state *s) {
     uint32_t i, count = (uint32_t)s->pack.files.count;
     moepack_code code = MOEPACK_OK;
@@ -327,21 +350,27 @@ static void close_files(state *s) {
     free(s->fds);
 }
 
-static int list_pack(const char *path, int reads) {
-    state s;
+static moepack_code list_all(state *s) {
     uint32_t i;
+    moepack_code code = MOEPACK_OK;
+    for (i = 0; !code && i < s->pack.families.count; i++) code = list_family(s, i);
+    if (!code) code = list_ranks(s);
+    if (!code) code = list_hottest(s, NULL, 40000);
+    if (!code) code = list_hottest(s, "ffn_chexps", 40000);
+    if (!code) code = list_hottest(s, NULL, UINT64_C(1) << 62);
+    return code ? code : list_tensors(s);
+}
+
+/* `mode` is "check", "list" or "headers". */
+static int list_pack(const char *path, const char *mode) {
+    state s;
     moepack_code code;
     memset(&s, 0, sizeof s);
     printf("pack %s\n", path);
     code = moepack_open(path, &s.pack, &s.error);
     assert(!code == !!s.pack.index_name[0]);
-    if (!code && reads) code = open_files(&s);
-    for (i = 0; !code && i < s.pack.families.count; i++) code = list_family(&s, i);
-    if (!code) code = list_ranks(&s);
-    if (!code) code = list_hottest(&s, NULL, 40000);
-    if (!code) code = list_hottest(&s, "ffn_chexps", 40000);
-    if (!code) code = list_hottest(&s, NULL, UINT64_C(1) << 62);
-    if (!code) code = list_tensors(&s);
+    if (!code && strcmp(mode, "check") != 0) code = open_files(&s);
+    if (!code) code = strcmp(mode, "headers") == 0 ? list_headers(&s) : list_all(&s);
     close_files(&s);
     assert(code == s.error.code);
     if (code) printf("refused %s %s\n", moepack_code_name(code), s.error.message);
@@ -533,7 +562,7 @@ int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], "misuse") == 0) return misuse(argv[2]);
     if (argc == 3 && strcmp(argv[1], "starve") == 0) return starve(argv[2], lowest);
     if (argc < 3) return 2;
-    for (i = 2; i < argc; i++) refused |= list_pack(argv[i], strcmp(argv[1], "list") == 0);
+    for (i = 2; i < argc; i++) refused |= list_pack(argv[i], argv[1]);
     check_leaks(lowest);
     return refused;
 }

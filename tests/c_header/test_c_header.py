@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import moepack
 from tests.support.c_compiler import HAS_ZSTD, ZSTD, compiled
-from tests.support.c_readers import c_says, python_says
+from tests.support.c_readers import Verdict, c_says, python_says
 from tests.support.gguf_builder import moe
 from tests.support.models import REAL_MODELS, flip, pack_model
+
+CONFORMANCE = Path(__file__).parents[2] / "conformance" / "packs"
+
 
 # Compiling.
 
@@ -61,6 +65,23 @@ def test_every_part_of_a_real_model_is_the_same_in_c_and_python(
     (verdict,) = c_says(program, "list", [packs[model]])
     assert verdict == python_says(packs[model], reads=True)
     assert verdict.refusal == ""
+
+
+def test_the_headers_of_shards_are_those_that_python_locates(
+    packs: dict[str, Path], program: Path
+) -> None:
+    paths = [packs[model] for model in REAL_MODELS] + [CONFORMANCE / "over-shards"]
+    for path, verdict in zip(paths, c_says(program, "headers", paths), strict=True):
+        with moepack.open(path) as pack:
+            headers = [one for one in pack.index.shard_bytes() if one.shard_offset == 0]
+        assert verdict.refusal == ""
+        assert verdict.lines == [
+            f"header {one.shard} {one.file} {one.offset} {one.length} {one.digest:016x}"
+            for one in sorted(headers)
+        ]
+        assert verdict.lines, path.name
+    (verdict,) = c_says(program, "headers", [CONFORMANCE / "experts-only"])
+    assert verdict == Verdict([], "")
 
 
 def test_layers_with_gaps_and_large_numbers_are_found(tmp_path: Path, program: Path) -> None:

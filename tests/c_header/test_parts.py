@@ -62,6 +62,24 @@ def test_parts_are_the_same_at_separate_addresses(
         assert verdict.refusal == "", path.name
 
 
+@pytest.mark.long
+def test_valgrind_finds_nothing(paged: Path, plain: Path) -> None:
+    """What sanitizers do not see: bytes that were never written, down to the system calls."""
+    if shutil.which("valgrind") is None:
+        pytest.skip("there is no valgrind here")
+    command = ["valgrind", "-q", "--error-exitcode=9", "--leak-check=full", str(plain)]
+    for mode, path in (("list", paged), ("list", PACKS / "over-shards"), ("headers", paged)):
+        run = subprocess.run(
+            [*command, mode, str(path)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert (run.returncode, run.stderr) == (0, "")
+        assert run.stdout.endswith("\nsound\n")
+
+
 @pytest.mark.parametrize("length", [10, 5000, 12287])
 def test_a_vectored_read_of_a_file_that_ends_too_early_is_short(
     length: int, paged: Path, vectored: Path, tmp_path: Path

@@ -234,6 +234,20 @@ def test_shard_bytes_are_nobodys_concern_in_a_pack_of_blobs(
         assert verdict.refusal == ""
 
 
+def test_the_rules_of_shard_bytes_are_kept_when_a_header_is_located(
+    tiny: Path, tmp_path: Path, program: Path
+) -> None:
+    rules = [rule for rule in INDEX_RULES["dense"] if rule.place.startswith("shard_bytes ")]
+    paths = drafts(tiny, tmp_path, rules)
+    refused = 0
+    for rule, verdict in zip(rules, c_says(program, "headers", paths), strict=True):
+        assert verdict.lines == [], rule.name
+        if verdict.refusal:  # else it is the header of no shard any more
+            refused += 1
+            assert verdict.refusal.startswith(f"DAMAGED index.bin: {rule.place}: "), rule.name
+    assert refused >= len(rules) - 2
+
+
 def test_what_a_reader_does_not_need_and_what_is_allowed_is_read(
     tiny: Path, tmp_path: Path, program: Path
 ) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from moepack.cli.running.chat import parse_command
 from tests.support import warm_command
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE
 from tests.support.models import flip, pack_model
 from tests.support.needs import needs_llama
-from tests.support.terminals import MOEPACK, Terminal, plain
+from tests.support.terminals import Terminal, plain
 from tests.support.warm_command import Run
 
 pytestmark = [pytest.mark.long, needs_llama]
@@ -173,20 +173,17 @@ def long_terminal(open_terminal: Terminal) -> Terminal:
 
 
 def begin_chat(chat_path: Path) -> Iterator[Terminal]:
-    terminal = Terminal(*MOEPACK, "run", str(chat_path), *SMALL, *ENDLESS)
-    try:
+    with Terminal(*MOEPACK, "run", str(chat_path), *SMALL, *ENDLESS) as terminal:
         terminal.until("/help lists the other commands")
         written = terminal.until(PROMPT)
         assert "\x1b[6n" not in written, "some terminals never answer where the cursor is"
         yield terminal
-    finally:
-        terminal.close()
 
 
-def begin_answer(terminal: Terminal, text: str = "hello") -> None:
+def begin_answer(terminal: Terminal) -> None:
     """Say something, and wait until it is being answered."""
-    terminal.type(f"{text}\r")
-    terminal.until(rf"{text}[^\n]*\n")  # as it was typed
+    terminal.type("hello\r")
+    terminal.until(r"hello[^\n]*\n")  # as it was typed
     terminal.until(r"\x1b\[\?2004l[^\x1b]")
 
 
@@ -263,8 +260,8 @@ def test_stats_are_switched_on_and_off_in_the_chat(long_terminal: Terminal) -> N
 
 
 def test_pasted_lines_are_one_message(chat_path: Path) -> None:
-    terminal = Terminal(*MOEPACK, "run", str(chat_path), *SMALL, "-n", "1", columns=40)
-    try:
+    with Terminal(*MOEPACK, "run", str(chat_path), *SMALL, "-n", "1") as terminal:
+        terminal.resize(40, 24)
         terminal.until(PROMPT)
         terminal.type("\x1b[200~a\nbb\n/bye\x1b[201~")
         terminal.until("/bye")
@@ -277,15 +274,12 @@ def test_pasted_lines_are_one_message(chat_path: Path) -> None:
         terminal.until(PROMPT)
         terminal.type("\x04")
         assert terminal.process.wait(PATIENCE) == 0
-    finally:
-        terminal.close()
     assert first.count("prompt: ") == 1
     assert int(re.findall(r"prompt: (\d+)", first)[0]) > len("<user>a bb /bye")
 
 
 def test_a_dumb_terminal_gets_no_control_sequences(chat_path: Path) -> None:
-    terminal = Terminal(*MOEPACK, "run", str(chat_path), *SMALL, "-n", "3", TERM="dumb")
-    try:
+    with Terminal(*MOEPACK, "run", str(chat_path), *SMALL, "-n", "3", TERM="dumb") as terminal:
         written = terminal.until("> ")
         terminal.type("hello\r")
         written += terminal.until("answer: 3 tokens")
@@ -293,8 +287,6 @@ def test_a_dumb_terminal_gets_no_control_sequences(chat_path: Path) -> None:
         time.sleep(0.3)  # it is asked to take each key a moment after it has the prompt
         terminal.type("\x04")
         assert terminal.process.wait(PATIENCE) == 0
-    finally:
-        terminal.close()
     assert "\x1b" not in written
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from moepack.cli import main
-from moepack.planning.machine.file import toml_text
 from moepack.report.widths import text_width
-from tests.support.machines import machine
+from tests.support.children import MOEPACK
+from tests.support.machines import write_machine
 from tests.support.models import FIXTURES
 from tests.support.needs import require_disk
-from tests.support.terminals import MOEPACK, on_terminal
+from tests.support.terminals import on_terminal
 
 pytestmark = pytest.mark.long
 SHORT = "model-00001-of-00006.gguf"
@@ -37,9 +37,8 @@ def folder(tmp_path: Path, packs: dict[str, Path], monkeypatch: pytest.MonkeyPat
     (tmp_path / "mirrored").mkdir()
     shutil.copy(FIXTURES / "qwen3moe-trace.csv", tmp_path / "t.csv")
     shutil.copy(FIXTURES / "qwen3moe-hotness.csv", tmp_path / "hot.csv")
-    gpu = machine(vram=24, vram_bandwidth=936, bandwidth=40, drive=3)
-    (tmp_path / "gpu.toml").write_text(toml_text(gpu))
-    (tmp_path / "cpu.toml").write_text(toml_text(machine(bandwidth=40, drive=3)))
+    write_machine(tmp_path / "gpu.toml", vram=24, vram_bandwidth=936, bandwidth=40, drive=3)
+    write_machine(tmp_path / "cpu.toml", bandwidth=40, drive=3)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

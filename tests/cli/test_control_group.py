@@ -2,7 +2,6 @@
 
 import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from moepack.bench.control_group import control_group
 from tests.support import architectures
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, run_command
 from tests.support.needs import needs_llama
 from tests.support.pagers import ROOT
 
@@ -32,12 +31,11 @@ def test_a_model_that_is_bigger_runs_to_its_end(tmp_path: Path) -> None:
     model = architectures.write("qwen3moe", tmp_path / "m.gguf", has_experts=False, **SIZES)
     assert model.stat().st_size > LIMIT
     program = [sys.executable, "-m", "tests.support.llama_program", "{}"]
-    command = [sys.executable, "-m", "moepack", "run", str(model), "--", *program]
+    command = [*MOEPACK, "run", str(model), "--", *program]
     with control_group(LIMIT) as group:
         if group is None:
             pytest.skip("no control group can be made here")
-        options: Any = {"input": QUESTION, "capture_output": True, "text": True, "cwd": ROOT}
-        end = subprocess.run(group.command(command), timeout=PATIENCE, **options)
+        end = run_command(*group.command(command), input=QUESTION, cwd=ROOT)
     assert end.returncode == 0, end.stderr
     ready, answers = end.stdout.splitlines()
     assert (ready, len(json.loads(answers))) == ("ready", 1)

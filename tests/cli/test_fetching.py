@@ -1,27 +1,23 @@
 """Models that are elsewhere, run and served by their addresses."""
 
-import contextlib
 import json
 import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 import moepack
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.hubs import REPOSITORY, hub_of
-from tests.support.models import FIXTURES, first_shard
+from tests.support.models import first_shard
 from tests.support.needs import needs_llama
-from tests.support.pulls import store_of_packs
+from tests.support.pulls import copy_pack, store_of_packs
 from tests.support.remote_servers import FakeHub
+from tests.support.servers import served
 from tests.support.warm_command import Run
 
 pytestmark = [needs_llama, pytest.mark.long]
@@ -38,11 +34,6 @@ def hub(chat_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with hub_of(tmp_path / "hub", monkeypatch) as server:
         yield server
-
-
-def without_notes(text: str) -> list[str]:
-    """Return lines but for notes: a machine may be busy."""
-    return [line for line in text.splitlines() if not line.startswith("note: other programs")]
 
 
 def test_a_model_of_the_hub_answers_as_the_same_file_here(
@@ -63,8 +54,8 @@ def test_a_model_of_the_hub_answers_as_the_same_file_here(
     hub.close()
     alone = cli("run", ADDRESS, *asked, env=os.environ)
     assert alone.stdout == expected
-    (note,) = [line for line in without_notes(alone.stderr) if line.startswith("note: ")]
-    assert "the model is used as it is in" in note
+    notes = [line for line in alone.stderr.splitlines() if line.startswith("note: ")]
+    assert sum("the model is used as it is in" in note for note in notes) == 1
     quiet = cli("run", ADDRESS, *asked, "-q", env=os.environ)
     assert (quiet.stdout, quiet.stderr) == (expected, "")
 
@@ -76,13 +67,9 @@ def test_a_program_of_one_s_own_gets_it_too(hub: FakeHub, cli: Run) -> None:
 
 def test_an_interruption_is_gone_on_with(hub: FakeHub, tmp_path: Path, cli: Run) -> None:
     hub.content.delay = 0.5
-    command = [sys.executable, "-m", "moepack", "run", ADDRESS, "-p", "x", "-n", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = Piped(*MOEPACK, "run", ADDRESS, "-p", "x", "-n", "1")
     models = tmp_path / "cache" / "moepack" / "models"
-    deadline = time.monotonic() + PATIENCE
-    while not list(models.rglob("pack.journal")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: list(models.rglob("pack.journal")))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
@@ -93,33 +80,19 @@ def test_an_interruption_is_gone_on_with(hub: FakeHub, tmp_path: Path, cli: Run)
 
 
 def test_it_is_served_by_its_address(hub: FakeHub) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "moepack", "serve", ADDRESS, "--port", port, "-c", "256"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    models = f"http://127.0.0.1:{port}/v1/models"
-    deadline = time.monotonic() + PATIENCE
-    data = b""
-    while not data and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), urllib.request.urlopen(models, timeout=5) as answer:
-            data = answer.read()
-        time.sleep(0.1)
-    process.terminate()
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert json.loads(data)["data"][0]["id"] == "Q4_K_M"
-    assert "come to" in errors
+    with served(ADDRESS, "-c", "256") as (process, url):
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "Q4_K_M"
+        process.terminate()
+        assert "come to" in process.communicate(timeout=PATIENCE)[1]
 
 
 # A part of a pack
 
 
 @pytest.fixture
-def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Pull half of the experts of a pack whose store is there no more."""
-    (tmp_path / "store").mkdir()
-    hotness = FIXTURES / "qwen3moe-hotness.csv"
-    moepack.pack_model(first_shard("qwen3moe"), tmp_path / "store" / "a", hotness=hotness)
+def part(hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Pull half of the experts of a pack in a store."""
+    copy_pack(hot_pack, tmp_path / "store", "a")
     with store_of_packs(tmp_path / "store", monkeypatch) as server:
         moepack.pull(f"{server.url}/a", tmp_path / "part", hottest="600kB")
         yield tmp_path / "part"

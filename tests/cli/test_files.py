@@ -162,10 +162,7 @@ def test_a_file_that_is_read_is_not_written_over(tmp_path: Path, cli: Run) -> No
         (("hotness", "-", "-o", "-"), IMATRIX),
         (("pack", "{model}", "-o", "{tmp}/p", "--hotness", "-"), HOTNESS),
         (("pack", "{model}", "-o", "{tmp}/p", "--hotness", "-"), IMATRIX),
-        (
-            ("pack", "{model}", "-o", "{tmp}/p", "--layout", "-"),
-            LAYOUT,
-        ),
+        (("pack", "{model}", "-o", "{tmp}/p", "--layout", "-"), LAYOUT),
         ((*BRIEF_BENCH, "--trace", "-"), TRACE),
         ((*BRIEF_BENCH, "--hotness", "-"), HOTNESS),
     ],

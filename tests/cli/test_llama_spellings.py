@@ -110,10 +110,6 @@ def test_what_would_break_a_server_is_refused_behind_the_dashes(rest: str, hint:
     assert hint in (caught.value.hint or "")
 
 
-def test_other_options_may_stand_behind_the_dashes() -> None:
-    check_rest(["x.gguf"], ["-np", "2", "-c", "512", "--metrics"])
-
-
 def test_what_the_server_heeds_in_requests_alone_goes_there(tmp_path: Path) -> None:
     path = tmp_path / "schema.json"
     path.write_text('{"type": "array"}')
@@ -175,7 +171,9 @@ OPTION = re.compile(r"((?:-\S+, +)*-\S+)((?: (?:<[^>]*>|\S)+)*)")
 """The names of an option in llama.cpp's help, and its values, each behind one space."""
 
 
-@pytest.mark.parametrize("rest", ["-c 256", "--ctx-size=256", "-np 2 -t 1", "--threads 1"])
+@pytest.mark.parametrize(
+    "rest", ["-c 256 --metrics", "--ctx-size=256", "-np 2 -t 1", "--threads 1"]
+)
 def test_an_option_on_both_sides_of_the_dashes_is_refused(rest: str) -> None:
     with pytest.raises(RequestError, match="is given before and after --"):
         check_rest(["x.gguf"], rest.split(), {"--context": 512, "--threads": 2})

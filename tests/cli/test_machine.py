@@ -2,16 +2,13 @@
 
 import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from moepack.cli.shared.exit_codes import ExitCode
 from moepack.planning.machine.file import decode, read_machine
+from tests.support.children import MOEPACK, Piped, wait_until
 from tests.support.needs import require_disk
 from tests.support.warm_command import Run
 
@@ -66,11 +63,8 @@ def test_on_standard_output_the_file_is_alone(on_disk: Path, cli: Run) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_no_scratch_file(tmp_path: Path, number: signal.Signals) -> None:
-    command: list[Any] = [sys.executable, "-m", "moepack", "machine", "-o", tmp_path / "m.toml"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not list(tmp_path.glob("moepack-scratch-*")):
-            assert process.poll() is None
-            time.sleep(0.01)
+    with Piped(*MOEPACK, "machine", "-o", tmp_path / "m.toml") as process:
+        wait_until(lambda: list(tmp_path.glob("moepack-scratch-*")))
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED, said

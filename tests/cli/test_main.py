@@ -3,22 +3,13 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.gguf_builder import moe
-from tests.support.models import FIXTURES, first_shard
+from tests.support.models import first_shard
 from tests.support.warm_command import Run
-
-
-@pytest.fixture
-def packed(tmp_path: Path, cli: Run) -> Path:
-    """Pack qwen3moe by the command."""
-    heat = FIXTURES / "qwen3moe-hotness.csv"
-    target = tmp_path / "pack"
-    run = cli("pack", first_shard("qwen3moe"), "-o", target, "--hotness", heat)
-    assert (run.returncode, run.stderr) == (0, "")
-    return target
 
 
 def test_inspect_describes_a_source(cli: Run) -> None:
@@ -39,7 +30,10 @@ def test_inspect_describes_a_source(cli: Run) -> None:
     assert body["parameters"]["active"] == body["parameters"]["total"] - inactive
 
 
-def test_extract_gives_exactly_the_parts_bytes(packed: Path, tmp_path: Path, cli: Run) -> None:
+def test_extract_gives_exactly_the_parts_bytes(
+    packs: dict[str, Path], tmp_path: Path, cli: Run
+) -> None:
+    packed = packs["qwen3moe"]
     at = ("--layer", "1", "--expert", "5")
     where = json.loads(cli("locate", packed, *at, "--json").stdout)
     data = Path(where["path"]).read_bytes()
@@ -62,9 +56,10 @@ def test_prediction_layers_are_packed_unless_left_out(tmp_path: Path, cli: Run) 
         assert cli("verify", target, "--source", path).returncode == 0
 
 
-def test_a_full_standard_output_is_no_traceback(packed: Path, cli: Run) -> None:
+def test_a_full_standard_output_is_no_traceback(packs: dict[str, Path], cli: Run) -> None:
     with open("/dev/full", "w") as full:
-        run = cli("inspect", packed, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        streams: Any = {"capture_output": False, "stdout": full, "stderr": subprocess.PIPE}
+        run = cli("inspect", packs["qwen3moe"], **streams)
     assert run.returncode == 6
     assert "Traceback" not in run.stderr
 

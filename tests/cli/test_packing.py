@@ -8,8 +8,7 @@ import pytest
 
 import moepack
 from moepack.cli import main
-from tests.support.gguf_builder import moe
-from tests.support.models import FIXTURES, first_shard, shards_of
+from tests.support.models import first_shard, shards_of
 from tests.support.packs import same_bytes
 from tests.support.warm_command import Run
 
@@ -58,28 +57,12 @@ def test_the_plan_says_what_is_left_out(
     assert text.endswith(f"\nnext: moepack verify {tmp_path / 'pack'} --source {SHARD}\n")
 
 
-def test_the_hottest_of_nothing_is_said(
-    packs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    heat = str(FIXTURES / "qwen3moe-hotness.csv")
-    pack = str(tmp_path / "pack")
-    assert main.run(["pack", str(SHARD), "-o", pack, "--hotness", heat, "-q"]) == 0
+def test_the_hottest_of_nothing_is_said(hot_pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option, out, err in (
         ((), "", "note: no blob fits into 16.0 KiB\n"),
         (("--json",), '{"blobs": [], "tensors": []}', ""),
     ):
-        assert main.run(["list", pack, "--hottest", "16KiB", *option]) == 0
+        assert main.run(["list", str(hot_pack), "--hottest", "16KiB", *option]) == 0
         text = capsys.readouterr()
         assert "".join(text.out.split()) == "".join(out.split())
         assert text.err == err
-
-
-def test_what_does_not_belong_together_is_said_in_words(
-    packs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    builder = moe(tuple(range(2)), 16, ne=(64, 64)).write(tmp_path / "m.gguf")
-    brief = ["--seconds", "0", "--point-seconds", "0", "--depths", "1", "--length", "64KiB"]
-    assert main.run(["bench", str(packs["qwen3moe"]), "--source", str(builder), *brief]) == 2
-    text = capsys.readouterr().err
-    assert "expected ffn_down_exps.weight of " in text
-    assert "[(" not in text

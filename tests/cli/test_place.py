@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from moepack.planning.machine.file import toml_text
-from tests.support.machines import machine
+from tests.support.machines import write_machine
 from tests.support.warm_command import Run
 
 
@@ -22,8 +21,8 @@ def test_it_prints_memories_and_a_command(cli: Run, gpt_oss: Path) -> None:
 
 
 def test_speeds_are_those_of_the_machine(cli: Run, gpt_oss: Path, tmp_path: Path) -> None:
-    box = tmp_path / "machine.toml"
-    box.write_text(toml_text(machine(memory=64, bandwidth=80, vram=24, vram_bandwidth=936)))
+    figures = {"memory": 64, "bandwidth": 80, "vram": 24, "vram_bandwidth": 936}
+    box = write_machine(tmp_path / "machine.toml", **figures)
     text = cli("place", str(gpt_oss), "--machine", str(box)).stdout
     assert "  decode: " in text
     assert "  prompt: 1,000 tokens: " in text

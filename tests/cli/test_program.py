@@ -1,7 +1,6 @@
 """`moepack run MODEL -- PROGRAM`: any program, with its arguments, streams and end as they are."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import warm_command
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE, Piped
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.npm_builds import FOLDER, require_node
@@ -26,14 +25,10 @@ MODULE = "tests.support.llama_program"
 QUESTION = json.dumps(PROMPTS[1])
 
 
-def run(*words: str | Path, question: str = "", **names: str) -> Run:
+def run(*words: str | Path, question: str = "") -> Run:
     """Run the command; the first of `words` that is no option is the model."""
     arguments = ["run", *map(str, words)]
-    if not names:
-        return warm_command.run(arguments, input=question, cwd=ROOT, timeout=PATIENCE)
-    command = [sys.executable, "-m", "moepack", *arguments]
-    options = {"capture_output": True, "text": True, "timeout": PATIENCE, "cwd": ROOT}
-    return subprocess.run(command, input=question, env=os.environ | names, **options)  # type: ignore[call-overload,no-any-return]
+    return warm_command.run(arguments, input=question, cwd=ROOT, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +107,14 @@ def test_nothing_is_said_of_a_program_if_it_is_to_be_quiet(model: Path, expected
     assert (end.stdout, end.stderr) == (expected, "")
 
 
-def test_a_program_of_npx_is_served(model: Path) -> None:
+def test_a_program_of_npx_is_served(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_node()
     script = "tests/support/node_program.mjs"
+    monkeypatch.setenv("MOEPACK_NODE", str(FOLDER))
     options: dict[str, Any] = {"input": QUESTION, "capture_output": True, "text": True}
-    options["env"] = os.environ | {"MOEPACK_NODE": str(FOLDER)}
     alone = subprocess.run(["node", script, first_shard("qwen3moe")], cwd=ROOT, **options)
     npx = ["npx", "--offline", "-c", f'node {script} "$MOEPACK_MODEL"']
-    end = run("--memory", "floor", model, "--", *npx, question=QUESTION, **options["env"])
+    end = run("--memory", "floor", model, "--", *npx, question=QUESTION)
     assert (end.returncode, end.stdout) == (0, alone.stdout), end.stderr
     assert "lookups hit" in end.stderr
 
@@ -142,9 +137,7 @@ def test_a_program_that_never_mapped_the_model_is_told_of(model: Path) -> None:
 
 def test_a_signal_reaches_the_program(model: Path) -> None:
     script = "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
-    command = [sys.executable, "-m", "moepack", "run", str(model), "--", "sh", "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
+    with Piped(*MOEPACK, "run", model, "--", "sh", "-c", script, cwd=ROOT) as process:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.5)  # a signal in its first milliseconds ends both, as one before
         process.terminate()

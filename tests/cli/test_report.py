@@ -2,12 +2,11 @@
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.children import PATIENCE
+from tests.support.children import wait_until
 from tests.support.models import FIXTURES, first_shard
 from tests.support.warm_command import Run
 
@@ -79,7 +78,5 @@ def test_open_starts_a_browser(cli: Run, tmp_path: Path, monkeypatch: pytest.Mon
     output = tmp_path / "report.html"
     run = cli("report", MODEL, "-o", output, "--open")
     assert run.returncode == 0, run.stderr
-    deadline = time.monotonic() + PATIENCE
-    while not note.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(note.exists)
     assert note.read_text().strip() == str(output)

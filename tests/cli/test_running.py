@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.chat_model import write_chat_model
+from tests.support.children import MOEPACK, Piped
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
-from tests.support.terminals import MOEPACK, on_terminal
+from tests.support.terminals import on_terminal
 from tests.support.warm_command import Run
 
 pytestmark = needs_llama
@@ -32,7 +32,8 @@ def test_a_prompt_is_answered_by_a_gguf_and_by_its_pack_alike(
     ]
     for run in runs:
         assert run.returncode == 0, run.stderr
-        memory, prompt, answer = without_notes(run.stderr)
+        lines = run.stderr.splitlines()
+        memory, prompt, answer = (line for line in lines if not line.startswith("note: "))
         assert memory.startswith("memory for experts: ")
         assert re.fullmatch(
             r"prompt: 4 tokens, [\d,.]+ tok/s, first token after \d+\.\d\d s", prompt
@@ -43,11 +44,6 @@ def test_a_prompt_is_answered_by_a_gguf_and_by_its_pack_alike(
     assert runs[0].stdout == runs[1].stdout
     quiet = cli("run", SHARD, "-p", "Hello", "-n", "7", "-q", "--stats", *SMALL)
     assert (quiet.stdout, quiet.stderr) == (runs[0].stdout, "")
-
-
-def without_notes(text: str) -> list[str]:
-    """Return lines but for notes: a machine may be busy."""
-    return [line for line in text.splitlines() if not line.startswith("note: ")]
 
 
 def test_json_has_the_numbers(cli: Run, tmp_path: Path) -> None:
@@ -107,15 +103,12 @@ def test_a_system_prompt_goes_through_the_template(cli: Run, chat_path: Path) ->
 @pytest.mark.long
 def test_an_interruption_ends_it() -> None:
     """Of a text that goes on for hundreds of tokens, after the first of them."""
-    arguments = ["run", str(SHARD), "-p", "x", "--temp", "0", "-t", "1"]
-    command = [sys.executable, "-m", "moepack", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
+    with Piped(*MOEPACK, "run", SHARD, "-p", "x", "--temp", "0", "-t", "1") as process:
         process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert complaint.splitlines()[-1] == b"error: interrupted"
+    assert complaint.splitlines()[-1] == "error: interrupted"
 
 
 def test_a_model_without_a_template_is_refused_before_anything_is_loaded(

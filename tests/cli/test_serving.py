@@ -2,10 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +11,11 @@ import pytest
 from tests.support.children import PATIENCE
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama
+from tests.support.servers import served
 
 pytestmark = [pytest.mark.long, needs_llama]
 SMALL = ("--memory", "floor", "--context", "256", "--threads", "1")
 SHARD = first_shard("qwen3moe")
-
-
-@contextmanager
-def served(model: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Serve a model by the command; give its process and its address."""
-    command = [sys.executable, "-m", "moepack", "serve", str(model), "--port", "0", *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            line = process.stdout.readline()
-            assert line.startswith("listening on http://"), process.stderr.read()
-            yield process, line.split()[-1]
-        finally:
-            process.terminate()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +35,6 @@ def test_it_serves_until_it_is_told_to_end(
         assert answer["model"] == SHARD.name
         process.send_signal(stop)
         assert process.wait(PATIENCE) == 0
-        assert process.stderr is not None
         lines = process.stderr.read().splitlines()
     notes = [line for line in lines if "note: the model was trained for 2,048 tokens" in line]
     assert len(notes) == note_count
@@ -94,6 +73,5 @@ def test_who_serves_everybody_is_told_so(
             model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
             assert model == r"a\x1b[2J\nb\udcff"
         process.terminate()
-        assert process.stderr is not None
         lines = process.stderr.read().splitlines()
     assert sum(line.startswith("note: without --api-key") for line in lines) == note_count

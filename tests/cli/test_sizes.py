@@ -4,20 +4,12 @@ import click
 import pytest
 
 from moepack.cli import main
-from moepack.cli.shared.parameters import Length
 from moepack.planning.machine.memory_limits import read_memory
-
-
-def memory_option(command: str) -> Length:
-    """Return the type of a command's option --memory."""
-    (option,) = (one for one in main.cli.commands[command].params if one.name == "memory")
-    assert isinstance(option.type, Length)
-    return option.type
 
 
 @pytest.mark.parametrize("command", ["run", "serve", "bench"])
 def test_half_of_memory_is_half_of_what_programs_may_have(command: str) -> None:
-    length = memory_option(command)
+    (length,) = (one.type for one in main.cli.commands[command].params if one.name == "memory")
     context = click.Context(main.cli.commands[command])
     assert length.convert("50%", None, context) == int(read_memory().value) // 2
     assert length.convert("8g", None, context) == length.convert("8 GiB", None, context) == 8 << 30

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.children import run_command
 from tests.support.models import first_shard
 
 pytestmark = pytest.mark.long
@@ -46,10 +47,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
     ) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"MODULE": module, "HANDLER": handler}
         environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), str(ROOT)))
-        command = [*program, *map(str, arguments)]
-        return subprocess.run(
-            command, env=environment, check=False, capture_output=True, text=True, timeout=60
-        )
+        return run_command(*program, *arguments, env=environment)
 
     return run
 

@@ -12,8 +12,9 @@ import pytest
 
 from moepack.cli import main
 from moepack.cli.words.typed_words import commands_below
+from tests.support.children import MOEPACK
 from tests.support.models import FIXTURES, first_shard
-from tests.support.terminals import MOEPACK, on_terminal
+from tests.support.terminals import on_terminal
 from tests.support.warm_command import Run
 
 pytestmark = pytest.mark.long

@@ -18,6 +18,7 @@ import pytest
 import xxhash
 
 from moepack.common import extras
+from tests.support.children import run_command
 from tests.support.models import first_shard, pack_model
 
 pytestmark = pytest.mark.long
@@ -74,7 +75,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (packages / "requirements.pth").write_text(str(Path(pytest.__file__).parent.parent))
     (folder / "copy").mkdir()
     project = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
-    copy = copied(folder / "copy", "moepack", "layouts", "include", *project)
+    copy = copied(folder / "copy", "moepack", "layouts", "include", "examples", *project)
     pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(home / "bin" / "python")]
     options = ["--no-deps", "--no-compile", "--ignore-installed", "--no-build-isolation"]
     subprocess.run([*pip, "install", *options, f"{copy}[plot]"], check=True)
@@ -226,14 +227,9 @@ def test_a_command_asks_once_and_before_it_works(bare_venv: Path, tmp_path: Path
             (packages / path.name).symlink_to(path)
     pack_model([Path(MODEL)], tmp_path / "PACK")
     (tmp_path / "PROMPTS").write_text("Hello\n")
-    end = subprocess.run(
-        [bare_venv / "bin" / "python", "-P", "-c", EACH_COMMAND, *COMMANDS],
-        env={"PYTHONPATH": f"{ROOT}:{packages}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-    )
+    names = {"PYTHONPATH": f"{ROOT}:{packages}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    program = (bare_venv / "bin" / "python", "-P", "-c", EACH_COMMAND, *COMMANDS)
+    end = run_command(*program, env=names, cwd=tmp_path)
     lines = iter(line for line in end.stderr.splitlines() if not line.startswith("note: "))
     for extra in COMMANDS.values():
         lacks = ["xllamacpp"] if extra == "record" else ["prompt_toolkit", "xllamacpp"]

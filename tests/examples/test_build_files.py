@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import moepack
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, run_command
 
 ROOT = Path(__file__).parents[2]
 PACK = ROOT / "conformance" / "packs" / "layers"
@@ -53,14 +53,7 @@ def require(program: str) -> None:
 
 
 def run(*command: str | Path, **variables: str) -> str:
-    done = subprocess.run(
-        list(map(str, command)),
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = run_command(*command, env={**os.environ, **variables})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

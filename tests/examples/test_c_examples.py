@@ -9,7 +9,7 @@ import pytest
 
 import moepack
 from tests.support.c_compiler import HAS_ZSTD, SANITIZERS, ZSTD, compiled
-from tests.support.children import PATIENCE
+from tests.support.children import run_command
 from tests.support.example_output import parts_of
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +28,7 @@ def compiled_example(name: str, folder: Path, *flags: str) -> Path:
 
 
 def output_of(program: Path, pack: Path, *arguments: object) -> list[str]:
-    command = [str(program), str(pack), *map(str, arguments)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    run = run_command(program, pack, *arguments)
     if "io_uring_queue_init" in run.stderr:
         pytest.skip("io_uring does not work here")
     assert run.stderr == ""

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 import moepack
 from conformance import make_packs, variants
-from tests.support.children import PATIENCE
+from tests.support.children import run_command
 from tests.support.example_output import parts_of
 
 SOURCE = Path(__file__).parents[2] / "examples" / "read_pack.rs"
@@ -27,17 +26,11 @@ def read_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("there is no rustc here")
     target = tmp_path_factory.mktemp("rust") / "read_pack"
     flags = ("--edition", "2021", "-O", "-D", "warnings", "-C", "overflow-checks=on")
-    command = ["rustc", *flags, str(SOURCE), "-o", str(target)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    run = run_command("rustc", *flags, SOURCE, "-o", target)
     if "is_none_or" in run.stderr:
         pytest.skip("rustc is older than 1.82")
     assert run.returncode == 0, run.stderr
     return target
-
-
-def run_on(program: Path, pack: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [str(program), str(pack), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.parametrize("source", ["pack", "with digests", "without"])
@@ -45,7 +38,7 @@ def test_experts_are_read(source: str, sources: dict[str, Path], read_pack: Path
     with moepack.open(sources[source]) as pack:
         layer = pack.layers[-1]
         expected = list(parts_of(pack, [(layer, 3), (layer, 0)]))
-    run = run_on(read_pack, sources[source], layer, 3, 0)
+    run = run_command(read_pack, sources[source], layer, 3, 0)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.splitlines() == expected
 
@@ -63,7 +56,7 @@ def test_sound_packs_are_read(read_pack: Path) -> None:
     for entry in packs:
         part_count = sum(len(expert["parts"]) for expert in entry["experts"])
         counts = f"{len(entry['experts'])} experts, {part_count} parts"
-        run = run_on(read_pack, PACKS / entry["pack"])
+        run = run_command(read_pack, PACKS / entry["pack"])
         assert run.stdout == f"sound: {counts}, {len(entry['dense'])} tensors\n", entry["pack"]
 
 
@@ -75,7 +68,7 @@ def test_broken_packs_are_refused_in_words(read_pack: Path) -> None:
         if verdict not in numbers or entry["asked_for"] not in (None, "experts", "dense"):
             continue
         numbers[verdict] += 1
-        run = run_on(read_pack, PACKS / entry["pack"])
+        run = run_command(read_pack, PACKS / entry["pack"])
         assert run.returncode == (verdict != variants.VERIFICATION), entry["pack"]
         assert bool(run.stderr) == bool(run.returncode)
         assert "panicked" not in run.stderr, entry["pack"]
@@ -83,6 +76,6 @@ def test_broken_packs_are_refused_in_words(read_pack: Path) -> None:
 
 
 def test_a_pack_with_a_codec_is_refused_at_opening(read_pack: Path) -> None:
-    run = run_on(read_pack, PACKS / "zstd")
+    run = run_command(read_pack, PACKS / "zstd")
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr == "needs a codec, which this reader does not know\n"

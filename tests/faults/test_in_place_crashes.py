@@ -22,12 +22,16 @@ from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.storage import holes
 from tests.support import gguf_builder
+from tests.support.interruptions import before_each
 from tests.support.loop_disk import LoopDisk, copy_sparse
 from tests.support.machine_faults import Room
 from tests.support.models import contents
 
 UNIT_LENGTH = 64 << 10
-STEPS = ((os, "fsync"), (os, "rename"), (os, "replace"), (os, "unlink"), (os, "ftruncate"))
+STEPS = (
+    *((os, name) for name in ("fsync", "rename", "replace", "unlink", "ftruncate")),
+    (holes, "punch"),
+)
 
 
 class Model(NamedTuple):
@@ -45,7 +49,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Build a model of 600 KiB: three layers in two shards."""
     folder = tmp_path_factory.mktemp("model")
     source = folder / "source"
-    source.mkdir()
     gguf_builder.write_shards(gguf_builder.split(gguf_builder.moe(ne=(128, 96)), 8), source)
     pack_model(source, folder / "pack")
     with Pack(folder / "pack") as pack:
@@ -83,27 +86,16 @@ class Crashes:
         """Do `work`; return what was on the disk before each of its steps, and at the end."""
         by_digest: dict[str, Path] = {}
 
-        def snapshot() -> None:
+        unlink = os.unlink  # what a snapshot does is no step
+
+        def snapshot(*_: object) -> None:
             image = self.images / f"{len(by_digest):04}"
             digest = self.disk.snapshot(image)
             if by_digest.setdefault(digest, image) is not image:
-                image.unlink()
+                unlink(image)
 
-        def stepping(call: Callable[..., Any]) -> Callable[..., Any]:
-            def step(*arguments: Any, **options: Any) -> Any:
-                if not recording:
-                    return call(*arguments, **options)
-                recording.clear()  # what a snapshot does is no step
-                snapshot()
-                recording.append(True)
-                return call(*arguments, **options)
-
-            return step
-
-        recording = [True]
         with monkeypatch.context() as patch:
-            for place, name in (*STEPS, (holes, "punch")):
-                patch.setattr(place, name, stepping(getattr(place, name)))
+            before_each(patch, snapshot, *STEPS)
             work()
         snapshot()
         self.disk.unmount()

@@ -1,6 +1,5 @@
 """Readers that are interrupted at any moment, by the handler of a signal, and read on."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 import moepack
 from moepack.storage.backend import Completion, ReadRequest
-from tests.support.children import PATIENCE
+from tests.support.children import run_command
 from tests.support.faulty_backend import make
 
 PROGRAM = """
@@ -56,8 +55,7 @@ def test_a_reader_that_was_interrupted_reads_on_and_closes(
     packs: dict[str, Path], name: str, how: str
 ) -> None:
     """It may complain: Python prints an interruption of what is dropped."""
-    command = [sys.executable, "-c", PROGRAM, str(packs["qwen3moe"]), name, how]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    run = run_command(sys.executable, "-c", PROGRAM, packs["qwen3moe"], name, how)
     assert (run.returncode, run.stdout) == (0, "read on\n"), run.stderr
 
 

@@ -21,7 +21,6 @@ from tests.support.models import contents
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a model of several shards, with an index over them in `index`."""
     folder = tmp_path_factory.mktemp("killed") / "source"
-    folder.mkdir()
     write_shards(split(moe((0, 1)), 3), folder)
     index_model(folder, folder.parent / "index")
     return folder
@@ -40,13 +39,13 @@ def test_after_each_call_that_it_does_not_survive_it_begins_again(
     fault: str, step: int, source: Path, tmp_path: Path
 ) -> None:
     """Killed, failing or interrupted: at each of its calls on what it makes."""
-    calls = machine_faults.record(tmp_path / "recorded", source, word="index")
+    calls = machine_faults.record(tmp_path / "recorded", "index", source)
     assert {"mkdir", "symlink", "write", "fsync", "rename"} <= {call.name for call in calls}
     shots = machine_faults.shots(calls)[::step]
 
     def disturb(shot: Shot) -> None:
         target = tmp_path / str(shot.number)
-        outcome = machine_faults.hit(shot, fault, target, source, word="index")
+        outcome = machine_faults.hit(shot, fault, target, "index", source)
         killed = fault == "signal=SIGKILL"
         assert not killed or outcome.returncode == -signal.SIGKILL, shot
         if (target / "manifest.json").exists():

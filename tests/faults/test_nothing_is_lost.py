@@ -13,7 +13,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,10 +26,10 @@ from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.pack.verifying.verifier import verify
 from tests.support import gguf_builder, machine_faults
 from tests.support.amounts import amounts
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, wait_until
 from tests.support.interruptions import StopHereError, record_calls
 from tests.support.machine_faults import Disk, Room, Shot, length_on_disk, needs_strace
-from tests.support.models import contents, pack_model
+from tests.support.models import contents, flip, pack_model
 from tests.support.warm_command import Run
 
 MANIFEST = "manifest.json"
@@ -88,7 +87,6 @@ def has_finished(target: Path, count: int) -> Callable[[], bool]:
 def make_model(folder: Path, layers: int, experts: int, ne: tuple[int, int], shards: int) -> Model:
     """Build a model of `layers` files, and pack it once undisturbed."""
     source = folder / "source"
-    source.mkdir()
     built = gguf_builder.moe(tuple(range(layers)), experts, ne=ne)
     tensors_each = -(-len(built.tensors) // shards)
     gguf_builder.write_shards(gguf_builder.split(built, tensors_each), source)
@@ -235,7 +233,7 @@ class Scene:
         self.model = model
         self.before = folder / "before"
         self.finished = model.data_files[:2] if resumed else []
-        self.arguments: list[str | Path] = [model.source, "--threads", "1"]
+        self.arguments: list[str | Path] = ["pack", model.source, "--threads", "1"]
         self.arguments += ["--resume"] if resumed else []
         if resumed:
             interrupt(model, self.before, len(self.finished))
@@ -338,7 +336,7 @@ def test_interrupted_while_the_journal_is_closed_it_closes_nothing_twice(
     """The journal is closed when it has been removed, and Linux says so in its name."""
     target = tmp_path / "pack"
     shot = Shot("close", (JOURNAL, f"{JOURNAL} (deleted)"))
-    outcome = machine_faults.hit(shot, "signal=SIGINT", target, small.source)
+    outcome = machine_faults.hit(shot, "signal=SIGINT", target, "pack", small.source)
     assert outcome.returncode == 130, outcome.stderr
     assert says(outcome.stderr, "interrupted")
     assert is_whole(target, small)
@@ -353,9 +351,8 @@ def test_a_finished_file_that_is_redone_is_not_trusted_before_it_is_synced_again
     interrupt(small, target, 2)
     name = small.data_files[0]
     (target / name).unlink()
-    outcome = machine_faults.hit(
-        Shot("fsync", (name,)), "signal=SIGKILL", target, small.source, "--resume"
-    )
+    shot = Shot("fsync", (name,))
+    outcome = machine_faults.hit(shot, "signal=SIGKILL", target, "pack", small.source, "--resume")
     assert outcome.returncode == -signal.SIGKILL
     (target / name).write_bytes(bytes(len(small.packed[name])))
     resume(small, target, small.data_files[1:2])
@@ -371,7 +368,7 @@ def test_nothing_is_promised_before_it_is_synced(
 ) -> None:
     target = tmp_path / "pack"
     disk = Disk(target)
-    calls = machine_faults.record(target, small.source, "--threads", threads)
+    calls = machine_faults.record(target, "pack", small.source, "--threads", threads)
     promised: list[str] = []
     for call in calls:
         if call.file == JOURNAL and call.name == "pwrite64":
@@ -411,8 +408,7 @@ def test_a_disk_that_fills_up_midway_leaves_what_resume_continues(
 ) -> None:
     disk = room.mount(tmp_path, "-t", "tmpfs", "-o", f"size={big.length + MIB}", "tmpfs")
     target, filler = disk / "pack", disk / "filler"
-    arguments = (big.source, "--threads", "1")
-    with machine_faults.stopped(target, has_finished(target, 1), *arguments) as process:
+    with machine_faults.stopped(target, has_finished(target, 1), big.source) as process:
         with open(filler, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, os.statvfs(disk).f_bavail * 4096)
         code, errors = machine_faults.resumed(process)
@@ -432,7 +428,7 @@ def test_a_resumed_pack_needs_space_only_for_what_is_missing(
     target = disk / "pack"
     whole_file = len(big.packed[big.data_files[0]])
     reached = has_bytes(target, whole_file * 3 // 2)
-    with machine_faults.stopped(target, reached, big.source, "--threads", "1") as process:
+    with machine_faults.stopped(target, reached, big.source) as process:
         process.kill()
         process.communicate()
     resume(big, target)
@@ -450,7 +446,7 @@ def test_a_write_that_was_cut_short_is_continued(big: Model, tmp_path: Path) -> 
     try:
         with machine_faults.stopped_at(
             shot, lambda: first.exists() and first.stat().st_size == limit, target,
-            big.source, "--threads", "1",
+            "pack", big.source, "--threads", "1",
         ) as (packer, run_on):  # fmt: skip
             resource.prlimit(packer, resource.RLIMIT_FSIZE, (soft, hard))
             code, errors = run_on()
@@ -483,13 +479,9 @@ def test_a_read_only_source_is_read_and_left_as_it_was(
     assert says(outcome.stderr, "Read-only file system")
 
 
-def change_a_byte(shard: Path, offset: int = -1) -> None:
-    """Change one byte of tensor data; by default the last one."""
-    with open(shard, "r+b") as file:
-        file.seek(offset, os.SEEK_END)
-        before = file.read(1)
-        file.seek(offset, os.SEEK_END)
-        file.write(bytes([before[0] ^ 1]))
+def change_a_byte(shard: Path) -> None:
+    """Change the last byte of tensor data."""
+    flip(shard, shard.stat().st_size - 1)
 
 
 def truncate(shard: Path) -> None:
@@ -521,9 +513,7 @@ def test_a_source_that_changes_while_it_is_read_makes_no_pack(
     source = Path(shutil.copytree(big.source, tmp_path / "source"))
     changed = sorted(source.iterdir())[shard]
     target = tmp_path / "pack"
-    with machine_faults.stopped(
-        target, has_finished(target, 2), source, "--threads", "1"
-    ) as process:
+    with machine_faults.stopped(target, has_finished(target, 2), source) as process:
         change(changed)
         code, errors = machine_faults.resumed(process)
     assert code == 3
@@ -549,14 +539,8 @@ def test_a_source_that_cannot_be_read_is_named_and_resumed_when_it_can(
 ) -> None:
     target = tmp_path / "pack"
     shard = sorted(small.source.iterdir())[-1]
-    outcome = machine_faults.hit(
-        Shot("preadv preadv2", (str(shard),), 4),
-        "error=EIO",
-        target,
-        small.source,
-        "--threads",
-        "1",
-    )
+    shot = Shot("preadv preadv2", (str(shard),), 4)
+    outcome = machine_faults.hit(shot, "error=EIO", target, "pack", small.source, "--threads", "1")
     assert outcome.returncode == 3
     assert says(outcome.stderr, f"{shard.name}.*Input/output error", "--resume")
     resume(small, target)
@@ -668,7 +652,7 @@ def test_a_packer_that_falls_asleep_does_not_harm_what_another_one_finishes(
     """The other one packs meanwhile, from start to end."""
     target = tmp_path / "pack"
     made = (target / shot.files[0]).exists
-    with machine_faults.stopped_at(shot, made, target, small.source) as (_, run_on):
+    with machine_faults.stopped_at(shot, made, target, "pack", small.source) as (_, run_on):
         pack_model([small.source], target, resume=resumes)
         before = identities(target)
         outcome, errors = run_on()
@@ -682,9 +666,7 @@ def test_a_pack_that_is_being_written_is_not_resumed_by_another(
     big: Model, tmp_path: Path, cli: Run
 ) -> None:
     target = tmp_path / "pack"
-    with machine_faults.stopped(
-        target, has_finished(target, 1), big.source, "--threads", "1"
-    ) as process:
+    with machine_faults.stopped(target, has_finished(target, 1), big.source) as process:
         before = contents(target), identities(target)
         outcome = cli("pack", big.source, "-o", target, "--resume")
         assert outcome.returncode == 1
@@ -776,8 +758,7 @@ def change_before_the_commit(
 
     def progress(_length: int, _total: int) -> None:
         if last.exists():
-            while len(journaled(target)) < len(model.data_files) - 1:
-                time.sleep(0.001)
+            wait_until(has_finished(target, len(model.data_files) - 1))
             change(target / model.data_files[0])
 
     pack_model([model.source], target, threads=1, resume=resume, progress=progress)

@@ -21,40 +21,21 @@ import moepack
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.pack.reading.open_work import close_orphans
 from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.reader import Reader
 from moepack.storage import aligned_read, threaded
 from moepack.storage.backend import Completion, ReadRequest
-from tests.support.children import PATIENCE, run_child, within
+from tests.support.children import PATIENCE, in_threads, run_child, within
 from tests.support.faulty_backend import (
     Fault,
     FaultyBackend,
-    fail_allocation,
     fault_at,
     make,
     require,
 )
-from tests.support.models import flip, keys_of, on_disk
+from tests.support.interruptions import before_each, fail_at
+from tests.support.models import flip, keys_of, on_disk, reads_right
 from tests.support.reads import descriptors
-from tests.support.threads import in_threads
 
 HINT_EIO = "the drive or its connection fails: see the kernel's log, then run `moepack verify`"
-
-
-def the_rest_reads_right(
-    pack: Pack, reader: Reader, *without: tuple[int, int], errors: int | None = None
-) -> None:
-    """Read all other experts one by one and together, and look at the statistics."""
-    keys = [key for key in keys_of(pack) if key not in without]
-    for key in keys[::5]:
-        assert reader.read(*key) == on_disk(pack.locate(*key))
-    for in_order in (True, False):
-        for one in reader.read_many(keys, in_order=in_order):
-            assert one.view == on_disk(pack.locate(*keys[one.number]))
-            one.release()
-    now = reader.statistics
-    assert (now.in_flight_count, now.in_flight_length) == (0, 0)
-    if errors is not None:
-        assert now.error_count == errors
 
 
 def open_descriptors() -> set[str]:
@@ -105,7 +86,7 @@ def test_what_the_system_says_is_passed_on_with_the_place(
         assert str(caught.value) == f"{where.path}: {place}: cannot read: {os.strerror(code)}"
         assert caught.value.hint == hint
         assert (caught.value.path, caught.value.place) == (str(where.path), place)
-        the_rest_reads_right(pack, reader, errors=1)
+        reads_right(pack, reader, errors=1)
     assert open_descriptors() == before
 
 
@@ -122,7 +103,7 @@ def test_a_read_of_joined_parts_names_them_all(packs: dict[str, Path], name: str
                     list(reader.read_many([(0, 5)], parts=("up", "gate", "down.bias")))
             (one,) = reader.read_many([(0, 5)], parts=("up", "gate", "down.bias"))
             assert one.part("down.bias") == on_disk(last)
-            the_rest_reads_right(pack, reader, errors=2)
+            reads_right(pack, reader, errors=2)
 
 
 def test_padding_is_not_judged_and_unchecked_reads_are_not_either(
@@ -145,7 +126,7 @@ def test_padding_is_not_judged_and_unchecked_reads_are_not_either(
             with pytest.raises(PackError, match="digest"):
                 checked.read(0, 7, "gate")
             assert checked.read(0, 7, "up") == on_disk(pack.locate(0, 7, "up"))
-            the_rest_reads_right(pack, checked, (0, 7), errors=1)
+            reads_right(pack, checked, (0, 7), errors=1)
 
 
 # Files that change under a reader
@@ -167,7 +148,7 @@ def test_a_file_that_is_cut_and_mended_reads_on(pack_copy: Path, name: str) -> N
                 file.write(whole)
             assert reader.read(1, 15) == on_disk(where)
         assert reader.statistics.read_length % where.length
-        the_rest_reads_right(pack, reader, errors=8)
+        reads_right(pack, reader, errors=8)
 
 
 def test_a_file_replaced_or_removed_while_open_reads_on_as_it_was(
@@ -230,7 +211,7 @@ def test_one_expert_of_several_reads_raises_once(packs: dict[str, Path], name: s
             ]
             assert pool.free_count == 1
             assert reader.statistics.error_count == 2
-            the_rest_reads_right(pack, reader, (0, 1), errors=2)
+            reads_right(pack, reader, (0, 1), errors=2)
 
 
 def test_read_many_ends_with_its_error_and_gives_all_buffers_back(pack: Pack, name: str) -> None:
@@ -247,7 +228,7 @@ def test_read_many_ends_with_its_error_and_gives_all_buffers_back(pack: Pack, na
         assert list(many) == []
         assert numbers == [0, 1, 2]
         assert pool.free_count == 3
-        the_rest_reads_right(pack, reader, errors=1)
+        reads_right(pack, reader, errors=1)
 
 
 def test_a_failed_read_keeps_no_memory(pack: Pack) -> None:
@@ -288,7 +269,7 @@ def test_a_closed_reader_refuses_every_call(pack: Pack, name: str) -> None:
         with pytest.raises(RequestError, match="the reader is closed"):
             call()
     with pack.reader(backend=name) as again:
-        the_rest_reads_right(pack, again)
+        reads_right(pack, again)
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -328,7 +309,7 @@ def test_a_closed_batch_says_so_and_a_finished_one_just_ends(pack: Pack, name: s
             for one in batch.completions():
                 one.release()
         assert list(batch.completions()) == []
-        the_rest_reads_right(pack, reader)
+        reads_right(pack, reader)
 
 
 def test_closing_in_one_thread_while_others_read(pack: Pack, name: str) -> None:
@@ -419,7 +400,7 @@ def test_buffers_that_do_not_fit_are_refused_before_anything_is_read(
         with pytest.raises(RequestError, match=message):
             list(reader.read_many([(0, 3)], into=[buffer]))
         assert backend.begun == []
-        the_rest_reads_right(pack, reader, errors=0)
+        reads_right(pack, reader, errors=0)
 
 
 def test_a_pool_that_is_too_small_is_refused_before_anything_is_read(pack: Pack) -> None:
@@ -461,7 +442,7 @@ def test_an_empty_pool_is_an_error_that_passes(pack: Pack, name: str, in_order: 
         assert sorted([*numbers, *(one.number for one in experts)]) == list(range(6))
         assert errors == []
         assert pool.free_count == 2
-        the_rest_reads_right(pack, reader, errors=0)
+        reads_right(pack, reader, errors=0)
 
 
 def test_a_pool_takes_back_only_what_it_gave_and_once() -> None:
@@ -517,14 +498,14 @@ def test_memory_that_cannot_be_had_for_the_ends_of_a_read_is_one_experts_error(
         assert parts[0].length % 512
         into = [mmap.mmap(-1, part.length) for part in parts]
         for failing in range(3):
-            fail_allocation(monkeypatch, aligned_read, "map_memory", failing, no_memory)
+            fail_at(monkeypatch, failing + 1, no_memory, (aligned_read, "map_memory"))
             with made.submit([(0, 0), (0, 1), (0, 2)], parts="up", into=into) as batch:
                 numbers, errors = within(lambda: take_all(batch, in_order=True))
             assert len(numbers) == 2
             (place,) = (str(error.place) for error in errors)
             assert re.fullmatch(rf"layer 0 expert \d {parts[0].part} at byte [\d,]+", place)
             monkeypatch.undo()
-        the_rest_reads_right(pack, made, errors=3)
+        reads_right(pack, made, errors=3)
 
 
 # Queues that cannot be made
@@ -543,7 +524,7 @@ def test_a_queue_that_cannot_be_made_is_the_machines_fault(pack: Pack) -> None:
             gc.collect()
         assert made.statistics.in_flight_count == 0
         assert pool.free_count == 4
-        the_rest_reads_right(pack, made)
+        reads_right(pack, made)
 
 
 # Reads that dawdle and overtake each other
@@ -564,7 +545,7 @@ def test_in_order_is_in_order_however_reads_end(pack: Pack, name: str, seed: int
         numbers = [one.number for one in made.read_many(keys, in_order=False)]
         assert sorted(numbers) == list(range(len(keys)))
         assert numbers != sorted(numbers)
-        the_rest_reads_right(pack, made, errors=0)
+        reads_right(pack, made, errors=0)
 
 
 def test_both_orders_may_be_asked_of_one_batch(pack: Pack, name: str) -> None:
@@ -611,13 +592,7 @@ def test_no_thread_writes_to_the_descriptors_of_a_closed_queue(
 ) -> None:
     """The number of a closed descriptor may be another file's by then."""
     problems: list[str] = []
-    original = threaded._Signal.set
-
-    def late(signal: threaded._Signal) -> None:
-        time.sleep(0.05)
-        original(signal)
-
-    monkeypatch.setattr(threaded._Signal, "set", late)
+    before_each(monkeypatch, lambda *_: time.sleep(0.05), (threaded._Signal, "set"))
     monkeypatch.setattr(threading, "excepthook", lambda hook: problems.append(str(hook.exc_value)))
     backend = make("buffered")
     queue = backend.queue(1)

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,18 +14,18 @@ from moepack.cli import main
 from moepack.common import digest
 from moepack.common.errors import MachineError
 from moepack.pack.verifying.verifier import verify
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, run_command
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.machine_faults import needs_strace
 from tests.support.models import FIXTURES, first_shard, pack_model
 from tests.support.needs import require_llama
+from tests.support.warm_command import Run
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a model of several shards in `model`, and pack it beside them into `pack`."""
     folder = tmp_path_factory.mktemp("short")
-    (folder / "model").mkdir()
     write_shards(split(moe((0, 1, 2, 3)), 3), folder / "model")
     pack_model([folder / "model"], folder / "pack")
     return folder
@@ -44,21 +43,14 @@ def no_more_threads() -> None:
 
 @pytest.mark.parametrize("command", ["pack", "verify"])
 def test_a_machine_that_starts_no_more_threads_is_at_fault(
-    command: str, model: Path, tmp_path: Path
+    command: str, model: Path, tmp_path: Path, cli: Run
 ) -> None:
     arguments = {
         "pack": ("pack", model / "model", "-o", tmp_path / "pack"),
         "verify": ("verify", model / "pack"),
     }[command]
-    run = subprocess.run(
-        [sys.executable, "-m", "moepack", *map(str, arguments)],
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-        preexec_fn=no_more_threads,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    names = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    run = cli(*arguments, env=names, preexec_fn=no_more_threads)
     assert run.returncode == 6, run.stderr
     assert "thread" in run.stderr
     assert "--threads" in run.stderr
@@ -192,14 +184,8 @@ def test_a_machine_that_is_short_of_memory_says_what_to_do(
 ) -> None:
     """Both while libraries are loaded, with the words of the loader, and while it works."""
     words = ["warm"] * is_warm + list(arguments)
-    run = subprocess.run(
-        [sys.executable, "-c", LITTLE_MEMORY, *words],
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    names = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    run = run_command(sys.executable, "-c", LITTLE_MEMORY, *words, env=names)
     outcomes = [json.loads(line) for line in run.stdout.splitlines()]
     failures = [said for code, said in outcomes if code]
     assert {code for code, _ in outcomes} <= {0, 6}, outcomes
@@ -236,8 +222,7 @@ def test_a_machine_without_memory_is_at_fault_and_not_the_pack_nor_the_source(
     name, _, when = call.partition(":")
     fault = ":".join(filter(None, (f"inject={name}", "error=ENOMEM", when)))
     traced = ["strace", "-f", "-qq", "-o", os.devnull, "-P", str(model / file), "-e", fault]
-    words = [*traced, sys.executable, "-m", "moepack", *map(str, arguments)]
-    run = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    run = run_command(*traced, *MOEPACK, *arguments)
     assert run.returncode == 6, run.stderr
     assert Path(file).name in run.stderr
     assert "Cannot allocate memory" in run.stderr

@@ -39,7 +39,6 @@ def source_of(model: str, folder: Path) -> list[Path]:
 def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Path]:
     """Build and pack a model of four shards, each longer than a run; read-only for all tests."""
     folder = tmp_path_factory.mktemp("big")
-    (folder / "source").mkdir()
     built = gguf_builder.moe((0, 1, 2, 3), 32, ne=(512, 256))
     shards = gguf_builder.write_shards(gguf_builder.split(built, 5), folder / "source")
     pack_model(folder / "source", folder / "pack")

@@ -48,6 +48,7 @@ from tests.support.reads import (
     in_child,
     is_readable,
     nothing_left,
+    queue_of,
     take_all,
 )
 
@@ -86,30 +87,28 @@ def backend(request: pytest.FixtureRequest, files: Files) -> Iterator[Backend]:
         made.close()
 
 
-def check_canaries(reads: list[Asked], before: int, behind: int) -> None:
-    """See that from `before` to `behind` nothing was touched but the buffers."""
-    places = sorted((one.start, one.start + one.length) for one in reads)
-    for start, end in places:
-        assert ARENA[before:start] == bytes([CANARY]) * (start - before)
-        before = end
-    assert ARENA[before:behind] == bytes([CANARY]) * (behind - before)
+def check_canaries(reads: list[Asked], behind: int) -> None:
+    """See that up to `behind` nothing was touched but the buffers."""
+    ends = sorted(end for one in reads for end in (one.start, one.start + one.length))
+    for start, end in zip([0, *ends[1::2]], [*ends[::2], behind], strict=True):
+        assert ARENA[start:end] == bytes([CANARY]) * (end - start)
 
 
-def lay_canaries(start: int, end: int) -> None:
-    ARENA[start:end] = bytes([CANARY]) * (end - start)
+def lay_canaries(behind: int) -> None:
+    ARENA[:behind] = bytes([CANARY]) * behind
 
 
-def check_both_ways(backend: Backend, read: Asked, behind: int = 8 * PAGE) -> None:
-    """Do a read at once, and through a queue; up to `behind` nothing else may be touched."""
+def check_both_ways(backend: Backend, read: Asked) -> None:
+    """Do a read at once, and through a queue; nothing else may be touched."""
     with closing(backend.queue(1)) as queue:
         for is_queued in (False, True):
-            lay_canaries(0, behind)
+            lay_canaries(8 * PAGE)
             if is_queued:
                 queue.start([(1, read.request)])
                 read.check(take_all(queue, 1)[1])
             else:
                 read.check(backend.read(read.request))
-            check_canaries([read], 0, behind)
+            check_canaries([read], 8 * PAGE)
 
 
 def becomes_unreadable(queue: ReadQueue) -> bool:
@@ -149,11 +148,11 @@ class TestContract:
     ) -> None:
         path = files.ragged if ragged else files.aligned
         read = ask(path, offset, PAGE + start, length)
-        lay_canaries(0, 3 * PAGE + start + length)
+        lay_canaries(3 * PAGE + start + length)
         completion = backend.read(read.request)
         assert completion.number == 0
         read.check(completion)
-        check_canaries([read], 0, 3 * PAGE + start + length)
+        check_canaries([read], 3 * PAGE + start + length)
 
     @EACH
     @given(
@@ -168,7 +167,7 @@ class TestContract:
         chance: random.Random,
     ) -> None:
         """Numbers come in no order, and reads begin in two goes."""
-        lay_canaries(0, SLOT * len(reads) + PAGE)
+        lay_canaries(SLOT * len(reads) + PAGE)
         numbers = chance.sample(range(1 << 40), len(reads))
         by_number = {
             number: ask(files.ragged if ragged else files.aligned, offset, slot * SLOT + at, length)
@@ -182,7 +181,7 @@ class TestContract:
             queue.start(pairs[:cut])
             queue.start(iter(pairs[cut:]))
             check_all(queue, by_number)
-        check_canaries(list(by_number.values()), 0, SLOT * len(reads) + PAGE)
+        check_canaries(list(by_number.values()), SLOT * len(reads) + PAGE)
 
     @pytest.mark.parametrize("before_the_end", [0, 1, 511, PAGE, PAGE + 1, -1, -PAGE])
     def test_a_read_over_the_end_is_short_and_no_error(
@@ -275,10 +274,10 @@ class TestContract:
         slow_file.wait_for(8)
         with later(slow_file.let_go):
             queue.close()
-            lay_canaries(0, 9 * SLOT)
+            lay_canaries(9 * SLOT)
             assert slow_file._open, "closed before the reads had ended"
             time.sleep(0.02)
-            check_canaries([], 0, 9 * SLOT)
+            check_canaries([], 9 * SLOT)
 
     def test_a_new_queue_knows_nothing_of_the_one_before(
         self, backend: Backend, files: Files, tmp_path: Path
@@ -359,9 +358,8 @@ class TestThreads:
     def test_no_more_threads_are_started_than_there_is_work_for(
         self, slow_file: HeldFile, files: Files
     ) -> None:
-        with nothing_left(), closing(ThreadedBackend(direct=False)) as backend:
-            before = threading.active_count()
-            queue = backend.queue(200)
+        before = threading.active_count()
+        with queue_of(BACKENDS["buffered"], 200) as queue:
             one = ask(files.ragged, 0, 0, 2 * MIB)
             for number in range(20):
                 queue.start([(number, one.request)])
@@ -372,7 +370,6 @@ class TestThreads:
             assert threading.active_count() - before == MAX_THREADS
             slow_file.let_go()
             assert len(take_all(queue, 100)) == 100
-            queue.close()
 
     @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system cannot read so")
     def test_what_is_cached_needs_no_thread_and_what_is_long_or_not_cached_has_one(
@@ -401,22 +398,18 @@ class TestThreads:
         with open(path, "rb", buffering=0) as file:  # its first bytes are cached, and no others
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             os.pread(file.fileno(), PAGE, PAGE)
-        with closing(ThreadedBackend(direct=False)) as backend:
-            queue = backend.queue(2)
-            queue.start([(3, short.request)])
+        with queue_of(BACKENDS["buffered"], 2) as another:
+            another.start([(3, short.request)])
             assert threading.active_count() == before + 1
-            short.check(take_all(queue, 1)[3])
-            queue.close()
+            short.check(take_all(another, 1)[3])
 
     def test_a_direct_read_is_never_done_by_who_begins_it(self, files: Files) -> None:
-        with nothing_left(), closing(ThreadedBackend(direct=True)) as backend:
-            before = threading.active_count()
-            queue = backend.queue(2)
+        before = threading.active_count()
+        with queue_of(BACKENDS["direct"], 2) as queue:
             one = ask(files.aligned, 0, 0, 2 * PAGE)
             queue.start([(1, one.request)])
             assert threading.active_count() == before + 1
             assert len(take_all(queue, 1)) == 1
-            queue.close()
 
     def test_close_does_not_begin_what_has_not_begun(self, slow_file: HeldFile) -> None:
         """More reads wait than there are threads, and those are never begun."""
@@ -425,10 +418,8 @@ class TestThreads:
             requests = [ReadRequest(slow_file.path, n, ARENA[n * 100 :][:100]) for n in range(150)]
             queue.start(enumerate(requests))
             slow_file.wait_for(MAX_THREADS)
-            later = threading.Timer(0.05, slow_file.let_go)
-            later.start()
-            queue.close()
-            later.join()
+            with later(slow_file.let_go):
+                queue.close()
             assert len(slow_file.asked) == MAX_THREADS
 
     def test_no_more_threads_to_be_had_is_no_reason_to_hang(self, files: Files) -> None:
@@ -474,7 +465,7 @@ class TestRoundedRead:
         data = ALIGNED_DATA[: chance.choice([65536, 65536 - 512, 65000, 5])]
         start = offset % PAGE if start is None else start
         buffer = ARENA[PAGE + start :][:length]
-        lay_canaries(0, 3 * PAGE + start + length)
+        lay_canaries(3 * PAGE + start + length)
         read = RoundedRead(ReadRequest(Path("any"), offset, buffer), alignment)
         assert read.offset % alignment.offset == 0
         self._check(read, buffer, alignment, offset)
@@ -493,7 +484,7 @@ class TestRoundedRead:
         assert read.finish() == len(expected)
         assert buffer[: len(expected)] == expected
         plain = Asked(Path("any"), offset, PAGE + start, length, expected)
-        check_canaries([plain], 0, 3 * PAGE + start + length)
+        check_canaries([plain], 3 * PAGE + start + length)
 
     def _check(
         self, read: RoundedRead, buffer: memoryview, alignment: Alignment, offset: int

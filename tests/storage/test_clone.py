@@ -20,6 +20,7 @@ from moepack.storage.whole_files import write_whole_files
 from tests.support import gguf_builder
 from tests.support.file_systems import free_length, mounted, shared_length
 from tests.support.gguf_builder import moe
+from tests.support.interruptions import before_each
 from tests.support.models import contents, flip
 from tests.support.packs import pieces
 
@@ -113,7 +114,6 @@ def test_a_restored_shard_shares_what_lies_on_blocks(sharing: Path, source: Path
 
 def test_what_lies_off_blocks_is_copied(sharing: Path) -> None:
     built = gguf_builder.split(moe((0, 1), 4, ne=(512, 256)), 4)
-    (sharing / "source").mkdir()
     gguf_builder.write_shards(built, sharing / "source")
     pack_model(sharing / "source", sharing / "pack")
     assert restore(sharing / "pack", sharing / "restored").cloned_length == 0
@@ -146,13 +146,8 @@ def test_neighbours_are_shared_together_if_they_need_not_be_read(
     (sharing / "a").write_bytes(data)
     extents = [Extent(n * BLOCK, BLOCK, 0, n * BLOCK, digest.xxh3(b"")) for n in range(6)]
     extents += [Extent(n * BLOCK, BLOCK, 0, (n + 1) * BLOCK) for n in (6, 7)]
-    lengths = []
-
-    def count(*arguments: int) -> bool:
-        lengths.append(arguments[2])
-        return clone_range(*arguments)
-
-    monkeypatch.setattr(run_writer, "clone_range", count)
+    lengths: list[int] = []
+    before_each(monkeypatch, lambda *place: lengths.append(place[3]), (run_writer, "clone_range"))
     done = write_whole_files(
         sharing, [NewFile("b", 8 * BLOCK, lambda: extents)], [sharing / "a"], trusts_clones=True
     )

@@ -18,6 +18,7 @@ from moepack.storage.copying import Copier, WrittenFile
 from moepack.storage.extents import Extent, NewFile, digests_of, is_whole
 from moepack.storage.inputs import Inputs
 from tests.support.children import PATIENCE
+from tests.support.interruptions import before_each
 
 MIB = 1 << 20
 
@@ -130,10 +131,10 @@ def test_files_are_the_models_however_they_are_cut(
         assert (copier.kept_length == sum(map(len, work.expected))) >= (not wrong)
 
 
-def large_work(extent_count: int = 80) -> Work:
+def large_work() -> Work:
     """Plan one file of 40 MiB: several runs, so that threads share it."""
     data = random.Random(3).randbytes(MIB)
-    plan = [(n % 3 * 100, 0, n * 1000, MIB // 2) for n in range(extent_count)]
+    plan = [(n % 3 * 100, 0, n * 1000, MIB // 2) for n in range(80)]
     return work_of([data], [plan])
 
 
@@ -143,14 +144,12 @@ def test_one_file_is_written_by_several_threads_at_a_time(
     both = threading.Barrier(2, timeout=PATIENCE)
     waited: set[int] = set()
 
-    def read_together(self: Inputs, *arguments: object) -> int:
+    def wait(*_: object) -> None:
         if threading.get_ident() not in waited and len(waited) < 2:
             waited.add(threading.get_ident())
             both.wait()
-        return read_into(self, *arguments)  # type: ignore[arg-type]
 
-    read_into = Inputs.read_into
-    monkeypatch.setattr(Inputs, "read_into", read_together)
+    before_each(monkeypatch, wait, (Inputs, "read_into"))
     work = large_work()
     _, written = copy(work, tmp_path / "new", threads=2)
     check(work, tmp_path / "new", written)

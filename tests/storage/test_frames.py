@@ -55,10 +55,10 @@ def test_frames_of_other_writers_are_decoded(way: Way) -> None:
     assert way(zstandard.ZstdCompressor(compression_params=far).compress(DATA), len(DATA)) == DATA
 
 
-def of_window(descriptor: int, length: int = 4096) -> bytes:
-    """Make a frame by hand, of one byte again and again, with a window of its own."""
-    head = b"\x28\xb5\x2f\xfd\x80" + bytes([descriptor]) + length.to_bytes(4, "little")
-    return head + (length << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"x"
+def of_window(descriptor: int) -> bytes:
+    """Make a frame by hand, of 4,096 times a byte, with a window of its own."""
+    head = b"\x28\xb5\x2f\xfd\x80" + bytes([descriptor]) + (4096).to_bytes(4, "little")
+    return head + (4096 << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"x"
 
 
 @each_way

@@ -17,6 +17,7 @@ from moepack.storage.open_files import lies_in_memory, open_direct
 from moepack.storage.probe import choose
 from moepack.storage.threaded import ThreadedQueue
 from tests.support.file_systems import mounted
+from tests.support.interruptions import before_each
 from tests.support.seccomp import IO_URING_SETUP, OPENAT, forbid, forbid_direct
 
 if sys.platform != "linux":
@@ -163,18 +164,17 @@ def test_a_backend_that_reads_other_bytes_is_not_chosen(
 
     def spoil(kind: type[UringQueue] | type[ThreadedQueue]) -> None:
         buffers: list[memoryview] = []
-        start, finished = kind.start, kind.finished
+        finished = kind.finished
 
-        def noting(queue: Any, requests: list[tuple[int, ReadRequest]]) -> None:
+        def note(_: str, queue: Any, requests: list[tuple[int, ReadRequest]]) -> None:
             buffers.extend(request.buffer for _, request in requests)
-            start(queue, requests)
 
         def flipping(queue: Any, *, wait: bool) -> list[Completion]:
             completions = finished(queue, wait=wait)
             buffers.pop()[77] ^= 1
             return completions
 
-        monkeypatch.setattr(kind, "start", noting)
+        before_each(monkeypatch, note, (kind, "start"))
         monkeypatch.setattr(kind, "finished", flipping)
 
     spoil(UringQueue)

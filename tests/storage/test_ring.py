@@ -26,6 +26,7 @@ if sys.platform != "linux":
 from moepack.storage import ring as module
 from moepack.storage.io_uring import UringBackend
 from moepack.storage.ring import READ, READ_FIXED, READV, Ring
+from tests.support.interruptions import before_each
 from tests.support.reads import (
     ARENA,
     DATA,
@@ -37,6 +38,7 @@ from tests.support.reads import (
     ask,
     in_child,
     nothing_left,
+    queue_of,
     rings_mapped,
     take_all,
 )
@@ -177,16 +179,14 @@ def test_a_handler_that_raises_in_a_queue_leaves_it_closable(slow_file: HeldFile
 def test_a_kernel_that_is_busy_is_asked_again(
     ring: Ring, opened: int, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    real = module._enter
     read: list[int] = []
 
-    def busy(*arguments: int) -> int:
+    def be_busy(*_: object) -> None:
         read.append(len(read))
         if len(read) < 4:
             raise OSError(code, os.strerror(code))
-        return real(*arguments)
 
-    monkeypatch.setattr(module, "_enter", busy)
+    before_each(monkeypatch, be_busy, (module, "_enter"))
     ring.prepare(READ, opened, 0, address(ARENA), 10, 1)
     ring.submit()
     assert ring.completions(wait=True) == [(1, 10)]
@@ -217,43 +217,27 @@ def test_a_read_that_ends_for_no_reason_is_begun_again(slow_file: HeldFile, code
     )
     slow_file.let_go()
     read = Asked(slow_file.path, 10, 0, 3 * PAGE, DATA[10 : 10 + 3 * PAGE])
-    with contextlib.closing(UringBackend()) as backend:
-        queue = backend.queue(1)
+    with queue_of(UringBackend, 1) as queue:
         queue.start([(1, read.request)])
         read.check(take_all(queue, 1)[1])
-        queue.close()
     assert not refusals
 
 
 def test_all_reads_of_one_start_are_one_system_call(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module._enter
-    calls: list[int] = []
-
-    def counted(*arguments: int) -> int:
-        calls.append(len(calls))
-        return real(*arguments)
-
-    with nothing_left(), contextlib.closing(UringBackend()) as backend:
-        queue = backend.queue(8)
-        monkeypatch.setattr(module, "_enter", counted)
+    calls: list[object] = []
+    with queue_of(UringBackend, 8) as queue:
+        before_each(monkeypatch, lambda *call: calls.append(call), (module, "_enter"))
         queue.start([(n, ask(files.ragged, n, n * PAGE, 100).request) for n in range(8)])
         assert len(calls) == 1
         take_all(queue, 8)
-        queue.close()
 
 
 def test_registered_memory_is_used_as_such(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole blocks within a buffer of it go there as registered; other reads do not."""
     codes: list[int] = []
-    real = Ring.prepare
-
-    def noted(ring: Ring, code: int, *arguments: int) -> None:
-        codes.append(code)
-        real(ring, code, *arguments)
-
-    monkeypatch.setattr(Ring, "prepare", noted)
+    before_each(monkeypatch, lambda _, ring, code, *rest: codes.append(code), (Ring, "prepare"))
     monkeypatch.setattr(module, "MAX_BUFFER_LENGTH", MIB)  # a memory of three buffers
     buffers = [
         (0, ARENA[:PAGE], READ_FIXED),
@@ -262,13 +246,11 @@ def test_registered_memory_is_used_as_such(files: Files, monkeypatch: pytest.Mon
         (0, allocate(PAGE), READ),
         (5, ARENA[PAGE + 5 : 3 * PAGE], READV),
     ]
-    with nothing_left(), contextlib.closing(UringBackend(ARENA[: 3 * MIB])) as backend:
-        queue = backend.queue(1)
+    with queue_of(lambda: UringBackend(ARENA[: 3 * MIB]), 1) as queue:
         for offset, buffer, _ in buffers:
             queue.start([(1, ReadRequest(files.ragged, offset, buffer))])
             take_all(queue, 1)
             assert buffer == DATA[offset:][: len(buffer)]
-        queue.close()
     assert codes == [code for _, _, code in buffers]
 
 

@@ -1,5 +1,6 @@
 """Files of the hub that lie in Xet: hf_xet itself reads them, from a store on this disk."""
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -14,13 +15,13 @@ from moepack.common.remote_path import RemotePath
 from moepack.packing.pack_model import pack_model
 from moepack.storage.input_file import open_input
 from moepack.storage.remote import store as remote_store
-from moepack.storage.remote import stores
+from moepack.storage.remote import stores, xet
 from moepack.storage.remote.store import RemoteError, RemoteStamp
 from moepack.storage.remote.stores import resolve, streams_of
 from moepack.storage.remote.xet import XetFiles
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.models import contents, shards_of
-from tests.support.remote_servers import FakeHub
+from tests.support.remote_servers import FakeHub, file_server
 
 hf_xet = pytest.importorskip("hf_xet", reason="hf_xet is not installed")
 
@@ -133,6 +134,25 @@ def test_a_hub_that_gives_no_token_is_an_error_with_a_hint(hub: FakeHub, path: R
     files = XetFiles({"file.gguf": "0" * 64}, address, {})
     with pytest.raises(RemoteError, match="404 Not Found"):
         list(files.stream("file.gguf", 0, 10, RemoteStamp(100)))
+
+
+def test_a_server_that_refuses_for_a_while_is_waited_for(
+    hub: FakeHub, path: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_XET_CLIENT_RETRY_BASE_DELAY", "10ms")
+    xet._session.cache_clear()
+    tokens = {"accessToken": "for Xet", "exp": 1 << 33, "casUrl": hub.xet_store}
+    (tmp_path / "tokens").write_text(json.dumps(tokens))
+    with file_server(tmp_path) as server:
+        files = XetFiles(hub.xet_hashes, f"{server.url}/tokens", {})
+        stamp = RemoteStamp(len(DATA))
+        server.fault = lambda number: "status" if number < 7 else None
+        assert b"".join(files.stream(path.key, 0, 10, stamp)) == DATA[:10]
+        server.fault = lambda number: "status"
+        other = XetFiles(hub.xet_hashes, f"{server.url}/tokens", {})
+        with pytest.raises(RemoteError, match="503 Service Unavailable"):
+            list(other.stream(path.key, 0, 10, stamp))
+    xet._session.cache_clear()
 
 
 @pytest.mark.parametrize("reason", ["not installed", "switched off"])

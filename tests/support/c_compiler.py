@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.children import PATIENCE
+from tests.support.children import run_command
 
 HEADER = Path(__file__).parents[2] / "include" / "moepack.h"
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
@@ -38,8 +38,7 @@ def compiled(compiler: str, *arguments: str | Path) -> subprocess.CompletedProce
 def _run(compiler: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     libraries = [str(one) for one in arguments if str(one).startswith("-l")]
     others = [str(one) for one in arguments if str(one) not in libraries]
-    command = [compiler, *WARNINGS, *POSIX, *others, *libraries]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    return run_command(compiler, *WARNINGS, *POSIX, *others, *libraries)
 
 
 @cache

@@ -1,7 +1,6 @@
 """The verdicts of the C reader and the Python reader on a pack, in the same words."""
 
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from moepack.common import digest
 from moepack.common.errors import PackError
 from moepack.pack.format.records import BlobRecord
 from moepack.pack.reading.reader import Reader
-from tests.support.children import PATIENCE
+from tests.support.children import run_command
 from tests.support.pack_draft import Draft, Rule
 
 
@@ -43,9 +42,7 @@ def c_says(program: Path, mode: str, packs: list[Path]) -> list[Verdict]:
     verdicts = []
     for start in range(0, len(packs), 4000):
         batch = packs[start : start + 4000]
-        run = subprocess.run(
-            [program, mode, *batch], capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        run = run_command(program, mode, *batch)
         assert run.stderr == ""
         outputs = run.stdout.split("pack ")[1:]
         assert len(outputs) == len(batch)

@@ -44,7 +44,6 @@ def with_biases(builder: GgufBuilder, experts: int = 4, count: int = 64) -> Gguf
 
 def write_model(folder: Path, builder: GgufBuilder | None = None, tensors_each: int = 4) -> Path:
     """Write a model in shards into a new folder; return the first shard."""
-    folder.mkdir(parents=True, exist_ok=True)
     return write_shards(split(builder or compressible(), tensors_each), folder)[0]
 
 

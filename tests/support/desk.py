@@ -5,9 +5,8 @@ import shutil
 from pathlib import Path
 
 from moepack.packing import pack_model
-from moepack.planning.machine.file import toml_text
 from tests.support.gguf_builder import GgufBuilder
-from tests.support.machines import machine
+from tests.support.machines import write_machine
 from tests.support.models import FIXTURES, first_shard, shards_of
 
 
@@ -25,7 +24,7 @@ def lay_out(desk: Path) -> Path:
         ("prompts.txt", "prompt.txt"),
     ):
         shutil.copy(FIXTURES / fixture, desk / name)
-    (desk / "machine.toml").write_text(toml_text(machine(bandwidth=40, drive=3)))
+    write_machine(desk / "machine.toml", bandwidth=40, drive=3)
     pack_model.pack_model([first_shard("qwen3moe")], desk / "model.moepack")
     pack_model.pack_model([first_shard("mixtral")], desk / "other.moepack")
     _lay_out_what_is_no_model(desk)

@@ -110,8 +110,8 @@ class FaultyBackend:
     """Reads with `inner`, but for `faults`. With `shuffle`, all that is in flight ends together.
 
     `shuffle` then puts the completions in another order. `queue_codes` are errnos with which the
-    next queues cannot be made (0: it can). `begun` lists the requests, `peak_*` is the most that
-    was in flight at a time through queues.
+    next queues cannot be made (0: it can). `begun` lists the requests, `peak_count` is how many
+    were in flight at a time through queues.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class FaultyBackend:
         self.shuffle = shuffle
         self.queue_codes = list(queue_codes)
         self.begun: list[Begun] = []
-        self.peak_count = self.peak_length = 0
+        self.peak_count = 0
         self.open_queues = 0
         self.is_closed = False
-        self._count = self._length = 0
+        self._count = 0
         self._lock = threading.Lock()
 
     def read(self, request: ReadRequest) -> Completion:
@@ -162,12 +162,10 @@ class FaultyBackend:
         fault.wait()
         return fault.spoil(request, self.inner.read(request)._replace(number=number))
 
-    def count(self, count: int, length: int) -> None:
+    def count(self, step: int) -> None:
         with self._lock:
-            self._count += count
-            self._length += length
+            self._count += step
             self.peak_count = max(self.peak_count, self._count)
-            self.peak_length = max(self.peak_length, self._length)
 
     def forget_queue(self) -> None:
         with self._lock:
@@ -196,7 +194,7 @@ class FaultyQueue:
             assert number not in self._requests
             fault = self._backend.fault_of(request)
             self._requests[number] = (fault, request)
-            self._backend.count(1, request.length)
+            self._backend.count(1)
             if fault.delay or fault.until:
                 self._late_numbers.add(number)
                 has_ended = threading.Event()
@@ -248,8 +246,7 @@ class FaultyQueue:
             os.close(self._event)
             self._poll = self._event = None
         self._inner.close()
-        for _, request in self._requests.values():
-            self._backend.count(-1, -request.length)
+        self._backend.count(-len(self._requests))
         self._requests.clear()
         self._backend.forget_queue()
 
@@ -285,22 +282,6 @@ class FaultyQueue:
                 os.eventfd_write(self._event, 1)
         ended, self._ready = self._ready[:count], self._ready[count:]
         for completion in ended:
-            _, request = self._requests.pop(completion.number)
-            self._backend.count(-1, -request.length)
+            del self._requests[completion.number]
+            self._backend.count(-1)
         return ended
-
-
-def fail_allocation(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: int, error: Exception
-) -> None:
-    """Let `name` of `owner` allocate `after` times, then fail once, then again allocate."""
-    original = getattr(owner, name)
-    left = [after]
-
-    def allocate(*arguments: Any) -> memoryview:
-        left[0] -= 1
-        if left[0] == -1:
-            raise error
-        return original(*arguments)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(owner, name, allocate)

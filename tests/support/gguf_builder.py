@@ -185,6 +185,8 @@ def split(builder: GgufBuilder, tensors_each: int) -> list[GgufBuilder]:
 
 
 def write_shards(shards: list[GgufBuilder], folder: Path, prefix: str = "model") -> list[Path]:
+    """Write shards into a folder, which is made where there is none; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
     names = shard_names(prefix, len(shards))
     return [shard.write(folder / name) for shard, name in zip(shards, names, strict=True)]
 

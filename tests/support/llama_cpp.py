@@ -144,64 +144,72 @@ def accepts_headers_isolated(paths: Sequence[Path]) -> list[bool | None]:
     return answers[: len(paths)]
 
 
-def _load_model(path: Path, stack: ExitStack) -> Any:
+def model_params(**options: Any) -> Any:
+    """Return `llama_model_params` with some fields of one's own."""
+    # Repacked weights round differently.
+    return _with_fields(load().llama_model_default_params(), use_extra_bufts=False, **options)
+
+
+def _with_fields(params: Any, **options: Any) -> Any:
+    for name, value in options.items():
+        setattr(params, name, value)
+    return params
+
+
+def load_model(path: Path, stack: ExitStack, **options: Any) -> Any:
+    """Load a model (first shard if split) with these `model_params`; `stack` frees it."""
     _errors.clear()
-    params = load().llama_model_default_params()
-    params.use_extra_bufts = False  # repacked weights round differently
-    model = load().llama_model_load_from_file(os.fsencode(path), params)
+    model = load().llama_model_load_from_file(os.fsencode(path), model_params(**options))
     stack.callback(load().llama_model_free, model)
+    if model is None:
+        raise ValueError(last_errors())
     return model
 
 
-def logits(path: Path, tokens: Sequence[int]) -> Floats:
-    """Load a model (first shard if split) as usual; return logits [token, vocabulary id]."""
-    with ExitStack() as stack:
-        return _decode(_load_model(path, stack), tokens, stack)
-
-
-def stepwise_logits(
-    path: Path, batches: Sequence[Sequence[int]], *, context: int, batch_count: int, threads: int
-) -> list[Floats]:
-    """Load a model as usual and decode one batch after the other; return the logits behind each.
-
-    Batches are computed in pieces of up to `batch_count` tokens: others would round otherwise.
-    """
-    with ExitStack() as stack:
-        model = _load_model(path, stack)
-        params = load().llama_context_default_params()
-        params.n_ctx, params.n_threads, params.n_threads_batch = context, threads, threads
-        params.n_batch = params.n_ubatch = batch_count
-        params.swa_full = False  # as llama.cpp's programs have it
-        opened = load().llama_init_from_model(model, params)
-        stack.callback(load().llama_free, opened)
-        return [_last_logits(model, opened, batch, batch_count) for batch in batches]
-
-
-def _last_logits(model: Any, context: Any, tokens: Sequence[int], batch_count: int) -> Floats:
-    for start in range(0, len(tokens), batch_count):
-        ids = np.array(tokens[start : start + batch_count], np.int32)
-        wanted = np.zeros(len(ids), np.int8)
-        wanted[-1] = 1
-        batch = types["batch"](len(ids), ids.ctypes.data, logits=wanted.ctypes.data)
-        assert load().llama_decode(context, batch) == 0
-    count = load().llama_vocab_n_tokens(load().llama_model_get_vocab(model))
-    values = (ctypes.c_float * count).from_address(load().llama_get_logits(context))
-    return np.array(values, np.float32)
-
-
-def _decode(model: Any, tokens: Sequence[int], stack: ExitStack) -> Floats:
-    params = load().llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = len(tokens)
-    params.n_threads = params.n_threads_batch = 1
+def open_context(model: Any, stack: ExitStack, **options: Any) -> Any:
+    """Make a context with these fields of `llama_context_params`; `stack` frees it."""
+    params = _with_fields(load().llama_context_default_params(), **options)
     context = load().llama_init_from_model(model, params)
     stack.callback(load().llama_free, context)
-    ids, wanted = np.array(tokens, np.int32), np.ones(len(tokens), np.int8)
-    batch = types["batch"](len(ids), ids.ctypes.data, logits=wanted.ctypes.data)
-    if context is None or load().llama_decode(context, batch) != 0:
-        raise RuntimeError("".join(_errors).strip() or "no reason given")
-    shape = len(ids), load().llama_vocab_n_tokens(load().llama_model_get_vocab(model))
-    values = (ctypes.c_float * (shape[0] * shape[1])).from_address(load().llama_get_logits(context))
-    return np.array(values, np.float32).reshape(shape)
+    if context is None:
+        raise ValueError(last_errors())
+    return context
+
+
+def logits(path: Path, tokens: Sequence[int]) -> Floats:
+    """Load a model as usual; return logits [token, vocabulary id]."""
+    return _decode_all(path, [tokens], context=len(tokens), is_each_wanted=True)
+
+
+def stepwise_logits(path: Path, batches: Sequence[Sequence[int]], *, context: int) -> Floats:
+    """Load a model as usual and decode one batch after the other.
+
+    Returns the logits behind each [batch, vocabulary id].
+    """
+    return _decode_all(path, batches, context=context, is_each_wanted=False)
+
+
+def _decode_all(
+    path: Path, batches: Sequence[Sequence[int]], *, context: int, is_each_wanted: bool
+) -> Floats:
+    """Return the logits behind each token, or behind the last one of each batch alone."""
+    most, rows = max(map(len, batches)), []
+    with ExitStack() as stack:
+        model = load_model(path, stack)
+        threads = {"n_threads": 1, "n_threads_batch": 1}
+        lengths = {"n_ctx": context, "n_batch": most, "n_ubatch": most}
+        # As llama.cpp's programs have it.
+        opened = open_context(model, stack, swa_full=False, **threads, **lengths)
+        count = load().llama_vocab_n_tokens(load().llama_model_get_vocab(model))
+        for tokens in batches:
+            ids, wanted = np.array(tokens, np.int32), np.full(len(tokens), is_each_wanted, np.int8)
+            wanted[-1] = True
+            batch = types["batch"](len(ids), ids.ctypes.data, logits=wanted.ctypes.data)
+            if load().llama_decode(opened, batch) != 0:
+                raise RuntimeError(last_errors())
+            values = ctypes.c_float * (int(wanted.sum()) * count)
+            rows.append(np.array(values.from_address(load().llama_get_logits(opened)), np.float32))
+    return np.concatenate(rows).reshape(-1, count)
 
 
 if __name__ == "__main__":

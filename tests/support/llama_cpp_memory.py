@@ -17,6 +17,7 @@ from tests.support.llama_cpp import load
 _BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
 _TENSOR_MAP = "_Z29llama_internal_get_tensor_mapPK11llama_model"
 _LOAD_MODE_NONE = 0
+_NOTHING_ALLOCATED = {"no_alloc": True, "load_mode": _LOAD_MODE_NONE}
 _CONTEXT_FIELDS = {"n_ctx", "n_batch", "n_ubatch", "n_seq_max", "type_k", "type_v", "swa_full"}
 _CONTEXT_FIELDS |= {"flash_attn_type", "kv_unified", "n_threads"}
 
@@ -42,11 +43,7 @@ def memories_of(path: Path, each: list[dict[str, Any]]) -> list[Memory]:
     assert all(set(options) <= _CONTEXT_FIELDS for options in each)
     breakdown = _bound_breakdown()
     with ExitStack() as stack:
-        params = _params()
-        model = load().llama_model_load_from_file(os.fsencode(path), params)
-        stack.callback(load().llama_model_free, model)
-        if model is None:
-            raise ValueError(llama_cpp.last_errors())
+        model = llama_cpp.load_model(path, stack, **_NOTHING_ALLOCATED)
         return [_memory(model, options, breakdown) for options in each]
 
 
@@ -60,8 +57,7 @@ def wanted_tensors(header: Path) -> dict[str, tuple[int, ...]]:
             os.fsencode(header), llama_cpp.types["gguf_params"](True, None)
         )
         stack.callback(load().gguf_free, opened)
-        params = _params()
-        params.load_mtp = True
+        params = llama_cpp.model_params(load_mtp=True, **_NOTHING_ALLOCATED)
         callback = llama_cpp.types["tensor_callback"](lambda *_: None)
         model = load().llama_model_init_from_user(opened, callback, None, params)
         stack.callback(load().llama_model_free, model)
@@ -83,30 +79,15 @@ def _bound_breakdown() -> Any:
     return breakdown
 
 
-def _params() -> Any:
-    params = load().llama_model_default_params()
-    params.use_extra_bufts = False
-    params.no_alloc = True
-    params.load_mode = _LOAD_MODE_NONE
-    return params
-
-
 def _memory(model: int, options: dict[str, Any], breakdown: Any) -> Memory:
-    params = load().llama_context_default_params()
-    for name, value in options.items():
-        setattr(params, name, value)
-    context = load().llama_init_from_model(model, params)
-    if context is None:
-        raise ValueError(llama_cpp.last_errors())
-    try:
+    with ExitStack() as stack:
+        context = llama_cpp.open_context(model, stack, **options)
         tree = (ctypes.c_size_t * 6)()
         breakdown(ctypes.addressof(tree), context)
         root, count = tree[2], tree[5]
         held = list(_nodes(root))
         assert len(held) == count
         return Memory(*map(sum, zip(*held, strict=True)))
-    finally:
-        load().llama_free(context)
 
 
 def _nodes(address: int) -> Any:
@@ -127,10 +108,7 @@ def reported(path: Path, **options: Any) -> Memory:
     with ExitStack() as stack:
         load().llama_log_set(callback, None)
         stack.callback(load().llama_log_set, llama_cpp.keep_errors, None)
-        params = _params()
-        params.no_alloc = False
-        model = load().llama_model_load_from_file(os.fsencode(path), params)
-        stack.callback(load().llama_model_free, model)
+        model = llama_cpp.load_model(path, stack, load_mode=_LOAD_MODE_NONE)
         _memory(model, options, _bound_breakdown())
     form = re.compile(r"(model|KV|RS|compute) buffer size = *([\d.]+) MiB")
     sums = {"model": 0.0, "KV": 0.0, "RS": 0.0, "compute": 0.0}

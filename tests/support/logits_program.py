@@ -15,14 +15,16 @@ import numpy as np
 
 from tests.support import llama_cpp
 
-BATCHES = [[(7 * n) % 200 + 3 for n in range(8)], *([(37 * n) % 200 + 3] for n in range(12))]
 BATCH_COUNT = 2
 """Tokens that are computed at once, so that the experts of a step are not all of a layer."""
+_PROMPT = [(7 * n) % 200 + 3 for n in range(8)]
+BATCHES = [_PROMPT[start : start + BATCH_COUNT] for start in range(0, 8, BATCH_COUNT)]
+BATCHES += [[(37 * n) % 200 + 3] for n in range(12)]
 
 
-def compute(path: Path) -> list[llama_cpp.Floats]:
+def compute(path: Path) -> llama_cpp.Floats:
     """Return the logits behind each of BATCHES."""
-    return llama_cpp.stepwise_logits(path, BATCHES, context=96, batch_count=BATCH_COUNT, threads=1)
+    return llama_cpp.stepwise_logits(path, BATCHES, context=96)
 
 
 def _compute_in_child(path: str, variables: Mapping[str, str], target: str) -> int:

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +20,9 @@ from typing import NamedTuple, Self
 
 import pytest
 
-from tests.support.children import PATIENCE
+from tests.support import children
+from tests.support.children import MOEPACK, PATIENCE, Piped, run_command
 
-PROGRAM = (sys.executable, "-m", "moepack")
-PACK_COMMAND = (*PROGRAM, "pack")
 TRACED = (
     "mkdir mkdirat openat flock ftruncate pwrite64 write fsync rename renameat unlink unlinkat "
     "symlink symlinkat"
@@ -33,9 +31,8 @@ _ON_DESCRIPTOR = ("flock", "ftruncate", "pwrite64", "write", "fsync")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+)")
 
 
-def start(*arguments: str | Path) -> "subprocess.Popen[str]":
-    command = [*PACK_COMMAND, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(*arguments: str | Path) -> Piped:
+    return Piped(*MOEPACK, "pack", *arguments)
 
 
 def length_on_disk(folder: Path) -> int:
@@ -47,24 +44,21 @@ def length_on_disk(folder: Path) -> int:
         return 0 if folder.exists() else -1
 
 
-def wait_until(reached: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+def wait_until(reached: Callable[[], bool], process: Piped) -> None:
     """Watch until `reached()` or the end of `process`."""
-    deadline = time.monotonic() + PATIENCE
-    while not reached() and process.poll() is None:
-        assert time.monotonic() < deadline, "neither the moment nor the end came"
-        time.sleep(0.0002)
+    children.wait_until(lambda: reached() or process.poll() is not None, pause=0.0002)
 
 
 @contextlib.contextmanager
-def stopped(
-    target: Path, reached: Callable[[], bool], *arguments: str | Path
-) -> Iterator["subprocess.Popen[str]"]:
+def stopped(target: Path, reached: Callable[[], bool], source: Path) -> Iterator[Piped]:
     """Yield a `moepack pack` that stands still (SIGSTOP) at a moment, before its commit.
+
+    It writes one file after the other.
 
     A packer that was too quick to be caught is given another try from the start.
     """
     for _ in range(8):
-        process = start(*arguments, "--output", target)
+        process = start(source, "--threads", "1", "--output", target)
         wait_until(reached, process)
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -82,7 +76,7 @@ def stopped(
         process.communicate()
 
 
-def resumed(process: "subprocess.Popen[str]") -> tuple[int, str]:
+def resumed(process: Piped) -> tuple[int, str]:
     """Let a stopped process run to its end; return its exit code and its standard error."""
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=PATIENCE)
@@ -116,22 +110,20 @@ def needs_strace() -> pytest.MarkDecorator:
     reason = "strace is not installed"
     if shutil.which("strace"):
         probe = ["strace", "-f", "--seccomp-bpf", "-z", "-o", os.devnull, "-e", "trace=fsync"]
-        tried = subprocess.run([*probe, "true"], capture_output=True, text=True, check=False)
+        tried = run_command(*probe, "true")
         reason = f"strace cannot trace here: {tried.stderr.strip()}" if tried.returncode else ""
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
-def record(target: Path, *arguments: str | Path, word: str = "pack") -> list[Call]:
-    """Run `moepack pack` to its good end; list its calls on the files in `target`, in order.
-
-    Or another command, whose `word` is given.
+def record(target: Path, *arguments: str | Path) -> list[Call]:
+    """Run a command to its good end; list its calls on the files in `target`, in order.
 
     A call stands where it ended. What it did not do well (an `mkdir` that finds the directory) is
     left out.
     """
     log = target.parent / "strace.log"
     options = ["-z", "-y", "-s", "256", "-o", str(log), "-e", f"trace={_any_of(TRACED.split())}"]
-    outcome = _run_traced(options, target, arguments, word)
+    outcome = run_command(*_traced_command(options, target, arguments))
     assert outcome.returncode == 0, outcome.stderr
     calls = []
     for line in log.read_text().splitlines():
@@ -149,26 +141,26 @@ def record(target: Path, *arguments: str | Path, word: str = "pack") -> list[Cal
 
 
 def hit(
-    shot: Shot, fault: str, target: Path, *arguments: str | Path, word: str = "pack"
+    shot: Shot, fault: str, target: Path, *arguments: str | Path
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `moepack pack` with `fault` (`error=EIO`, `signal=SIGKILL`) at the place of `shot`.
+    """Run a command with `fault` (`error=EIO`, `signal=SIGKILL`) at the place of `shot`.
 
-    A signal that kills does so before the call. `word` is that of another command.
+    A signal that kills does so before the call.
     """
-    return _run_traced(_aimed(shot, fault, target), target, arguments, word)
+    return run_command(*_traced_command(_aimed(shot, fault, target), target, arguments))
 
 
 @contextlib.contextmanager
 def stopped_at(
     shot: Shot, made: Callable[[], bool], target: Path, *arguments: str | Path
 ) -> Iterator[tuple[int, Callable[[], tuple[int, str]]]]:
-    """Yield a `moepack pack` that stands still (SIGSTOP) right after the call of `shot`.
+    """Yield a command that stands still (SIGSTOP) right after the call of `shot`.
 
     `made` asks whether that call has been made. What is given is the number of the process, and a
     function that lets it run to its end and gives its exit code and standard error.
     """
     command = _traced_command(_aimed(shot, "signal=SIGSTOP", target), target, arguments)
-    strace = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    strace = Piped(*command)
 
     def run_on() -> tuple[int, str]:
         while strace.poll() is None:  # a SIGCONT before the stop would be void
@@ -232,19 +224,12 @@ def _aimed(shot: Shot, fault: str, target: Path) -> list[str]:
 
 
 def _traced_command(
-    options: Sequence[str], target: Path, arguments: Sequence[str | Path], word: str = "pack"
+    options: Sequence[str], target: Path, arguments: Sequence[str | Path]
 ) -> list[str]:
     # The kernel stops the process at the calls of interest only; a signal would be lost so.
     filtered = [] if any("signal=" in option for option in options) else ["--seccomp-bpf"]
-    command = ["strace", "-f", "-qq", *filtered, *options, *PROGRAM, word]
+    command = ["strace", "-f", "-qq", *filtered, *options, *MOEPACK]
     return [*command, *map(str, arguments), "--output", str(target)]
-
-
-def _run_traced(
-    options: Sequence[str], target: Path, arguments: Sequence[str | Path], word: str
-) -> "subprocess.CompletedProcess[str]":
-    command = _traced_command(options, target, arguments, word)
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def renamed_to(call: Call) -> str:
@@ -336,13 +321,8 @@ class Room:
 
     def __init__(self) -> None:
         """Open a room as root, or as the root of a user namespace where that is permitted."""
-        self._shell: subprocess.Popen[str] | None = None
         for options in (["--mount"], ["--mount", "--map-root-user"]):
-            shell = subprocess.Popen(
-                ["unshare", *options, "sh"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            )  # fmt: skip
-            self._shell = shell
+            self._shell = Piped("unshare", *options, "sh", stderr=subprocess.DEVNULL)
             if self.run("true"):
                 return
             self.close()
@@ -355,15 +335,11 @@ class Room:
         self.close()
 
     def close(self) -> None:
-        if self._shell is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._shell.communicate()
+        with contextlib.suppress(BrokenPipeError):
+            self._shell.communicate()
 
     def run(self, *command: str | Path) -> bool:
         """Run a command in the room; return whether it went well."""
-        assert self._shell is not None
-        assert self._shell.stdin is not None
-        assert self._shell.stdout is not None
         words = shlex.join(map(str, command))
         try:
             self._shell.stdin.write(f"{words} >/dev/null 2>&1 </dev/null; echo $?\n")
@@ -377,5 +353,4 @@ class Room:
         """Mount on the directory `place`; return the path by which it is seen from outside."""
         if not self.run("mount", *arguments, place):
             pytest.skip(f"this user may not mount: {shlex.join(map(str, arguments))}")
-        assert self._shell is not None
         return Path(f"/proc/{self._shell.pid}/root{place}")

@@ -1,5 +1,9 @@
 """Machines that tests forecast for."""
 
+from pathlib import Path
+from typing import Any
+
+from moepack.planning.machine.file import toml_text
 from moepack.planning.machine.model import Basis, Drive, Figure, Gpu, Machine, ReadSpeed
 
 GB = 10**9
@@ -27,6 +31,12 @@ def machine(
         gpus,
         None if drive is None else Drive(None, Figure(drive * GB, "typed")),
     )
+
+
+def write_machine(path: Path, **figures: Any) -> Path:
+    """Write a machine's file, by what `machine` takes."""
+    path.write_text(toml_text(machine(**figures)))
+    return path
 
 
 def surface(speeds: dict[tuple[int, int], tuple[float, float]]) -> Drive:

@@ -12,8 +12,8 @@ import mmap
 import os
 import random
 import sys
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -33,25 +33,17 @@ def map_file(path: str, length: int) -> int:
 
 def _compare(address: int, expected: bytes, threads: int, passes: int) -> int:
     """Read all pieces in random orders, in several threads; return how many were others."""
-    wrong_count = 0
-    lock = threading.Lock()
 
-    def read(seed: int) -> None:
-        nonlocal wrong_count
+    def read(seed: int) -> int:
         order = random.Random(seed)
-        for _ in range(passes):
-            for start, end in _pieces(len(expected), order):
-                piece = ctypes.string_at(address + start, end - start)
-                if piece != expected[start:end]:
-                    with lock:
-                        wrong_count += 1
+        return sum(
+            ctypes.string_at(address + start, end - start) != expected[start:end]
+            for _ in range(passes)
+            for start, end in _pieces(len(expected), order)
+        )
 
-    workers = [threading.Thread(target=read, args=(seed,)) for seed in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return wrong_count
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(read, range(threads)))
 
 
 def _pieces(length: int, order: random.Random) -> Sequence[tuple[int, int]]:

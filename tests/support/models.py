@@ -10,6 +10,7 @@ from moepack.common.keys import ExpertKey
 from moepack.pack.reading.expert_read import FileRead
 from moepack.pack.reading.locations import BlobLocation, PartLocation
 from moepack.pack.reading.pack import Pack
+from moepack.pack.reading.reader import Reader
 from moepack.packing import pack_model as packing
 from moepack.source.shards import Source, open_source
 from moepack.traces.hotness.model import Hotness
@@ -71,6 +72,28 @@ def on_disk(where: BlobLocation | PartLocation | FileRead) -> bytes:
     with open(where.path, "rb") as file:
         file.seek(where.offset)
         return file.read(where.length)
+
+
+def reads_right(
+    pack: Pack,
+    reader: Reader,
+    *without: tuple[int, int],
+    rounds: int = 1,
+    errors: int | None = None,
+) -> None:
+    """Read all other experts one by one and together, and look at the statistics."""
+    keys = [key for key in keys_of(pack) if key not in without]
+    for _ in range(rounds):
+        for key in keys[::3]:
+            assert reader.read(*key) == on_disk(pack.locate(*key))
+        for in_order in (True, False):
+            for one in reader.read_many(keys, in_order=in_order):
+                assert one.view == on_disk(pack.locate(*keys[one.number]))
+                one.release()
+    now = reader.statistics
+    assert (now.in_flight_count, now.in_flight_length) == (0, 0)
+    if errors is not None:
+        assert now.error_count == errors
 
 
 def flip(path: Path, offset: int, mask: int = 0x01) -> None:

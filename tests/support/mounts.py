@@ -6,13 +6,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE, Piped
 from tests.support.needs import has_capability
 
 _CAP_SYS_ADMIN = 21
@@ -36,7 +35,7 @@ def why_not() -> str | None:
 needs_fuse = pytest.mark.skipif(why_not() is not None, reason=f"no FUSE: {why_not()}")
 
 
-def start(pack: Path, folder: Path, ignored: Iterable[int] = ()) -> subprocess.Popen[str]:
+def start(pack: Path, folder: Path, ignored: Iterable[int] = ()) -> Piped:
     """Begin to mount a pack, in a process that ignores some of the signals which end a mount.
 
     Whether the tests themselves ignore them, as under nohup, makes no difference.
@@ -46,20 +45,15 @@ def start(pack: Path, folder: Path, ignored: Iterable[int] = ()) -> subprocess.P
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
-    command = [sys.executable, "-m", "moepack", "mount", str(pack), str(folder)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=set_signals)
+    return Piped(*MOEPACK, "mount", pack, folder, preexec_fn=set_signals)
 
 
 @contextlib.contextmanager
-def mounted(
-    pack: Path, folder: Path, ignored: Iterable[int] = ()
-) -> Iterator[subprocess.Popen[str]]:
+def mounted(pack: Path, folder: Path, ignored: Iterable[int] = ()) -> Iterator[Piped]:
     """Mount a pack until the block ends, then unmount it and see that it ended well."""
     folder.mkdir(exist_ok=True)
     with start(pack, folder, ignored) as process:
         try:
-            assert process.stdout is not None
             first = process.stdout.readline()
             assert first, process.communicate()[1]
             yield process

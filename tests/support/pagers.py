@@ -3,10 +3,9 @@
 import json
 import os
 import select
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,7 +19,7 @@ from moepack.running.pager.mapped_model import slot_length
 from moepack.running.pager.messages import Op, encode
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.programs.runner import preloaded_library
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE, Piped
 from tests.support.models import FIXTURES
 
 ROOT = FIXTURES.parent
@@ -49,24 +48,15 @@ class Program:
     def __init__(
         self, model: str | Path, *options: object, module: str = _LLAMA, **names: str
     ) -> None:
-        self._start([*_start_of(module), str(model), *map(str, options)], names)
+        self._start((*_start_of(module), model, *options), names)
 
-    def _start(self, command: list[str], names: Mapping[str, str], **options: Any) -> None:
+    def _start(self, command: Sequence[object], names: dict[str, str], **options: Any) -> None:
         self._errors = TemporaryFile()  # noqa: SIM115
-        self.process: subprocess.Popen[str] = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **names},
-            **options,
-        )
+        names = os.environ | names
+        self.process = Piped(*command, stderr=self._errors, cwd=ROOT, env=names, **options)
 
     def wait_ready(self) -> Self:
         """Wait until the model is loaded."""
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line == "ready\n", line + self.complaint
         return self
@@ -90,18 +80,15 @@ class Program:
     @property
     def has_answered(self) -> bool:
         """Whether it has answered, or ended."""
-        assert self.process.stdout is not None
         return bool(select.select([self.process.stdout], [], [], 0)[0])
 
     def begin(self, *prompts: object) -> None:
         """Ask, and wait for nothing."""
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(prompts) + "\n")
         self.process.stdin.flush()
 
     def result_line(self) -> str:
         """Wait for the next line; an empty one where the program has ended."""
-        assert self.process.stdout is not None
         return self.process.stdout.readline()
 
     def result(self) -> Any:
@@ -129,8 +116,7 @@ class Command(Program):
     """`moepack run` with such a program, in a process group of its own."""
 
     def __init__(self, *words: str | Path, **names: str) -> None:
-        command = [sys.executable, "-m", "moepack", "run", *map(str, words)]
-        self._start(command, names, start_new_session=True)
+        self._start((*MOEPACK, "run", *words), names, start_new_session=True)
 
 
 def _start_of(module: str) -> list[str]:

@@ -10,7 +10,6 @@ import select
 import signal
 import struct
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import NamedTuple, Self
 
 import pytest
 
-from moepack.storage.backend import Completion, ReadQueue, ReadRequest
+from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 from moepack.storage.buffers import allocate
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, wait_until
 
 PAGE = 4096
 MIB = 1 << 20
@@ -157,10 +156,7 @@ class HeldFile:
 
     def wait_for(self, count: int) -> None:
         """Wait until `count` reads wait for their answer."""
-        deadline = time.monotonic() + PATIENCE
-        while len(self._held) < count:
-            assert time.monotonic() < deadline, f"{len(self._held)} of {count} reads came"
-            time.sleep(0.001)
+        wait_until(lambda: len(self._held) >= count, pause=0.001)
 
     def close(self) -> None:
         """End the file system; further reads fail."""
@@ -261,6 +257,14 @@ def ask(path: Path, offset: int, start: int, length: int) -> Asked:
     with open(path, "rb") as file:
         file.seek(offset)
         return Asked(path, offset, start, length, file.read(length))
+
+
+@contextlib.contextmanager
+def queue_of(make: Callable[[], Backend], depth: int) -> Iterator[ReadQueue]:
+    """Have a queue of a new backend. When both are closed, nothing is left of them."""
+    closing = contextlib.closing
+    with nothing_left(), closing(make()) as backend, closing(backend.queue(depth)) as queue:
+        yield queue
 
 
 def take_all(queue: ReadQueue, count: int) -> dict[int, Completion]:

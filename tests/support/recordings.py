@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from moepack.running.recording.recording import record_trace
+from moepack.traces.file_records import join
+from moepack.traces.formats import registry
+from moepack.traces.model import Origin, Tokens
 from moepack.traces.summary import TraceSummary
+from moepack.traces.validation import Checks
 from tests.support.gguf_builder import F32, TensorSpec, moe
 from tests.support.models import first_shard
 
@@ -17,6 +21,15 @@ def record_to(path: Path, prompts: Sequence[str] = PROMPTS, **options: Any) -> T
     # One thread: more of them wait for each other in loops, for as long as other tests run.
     options = {"context": 64, "threads": 1, "tokens": 8} | options
     return record_trace(first_shard("qwen3moe"), prompts, path, **options)
+
+
+def read_recording(path: Path) -> tuple[Origin, Tokens]:
+    """Return the origin of a recording, and all of its tokens; it has nothing else."""
+    origin, *pieces = registry.read(str(path), Checks(str(path)))
+    assert isinstance(origin, Origin)
+    tokens = [piece for piece in pieces if isinstance(piece, Tokens)]
+    assert len(tokens) == len(pieces)
+    return origin, join(tokens)
 
 
 def larger_than_memory(path: Path) -> Path:

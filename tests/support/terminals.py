@@ -7,33 +7,20 @@ import re
 import select
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from threading import Thread
+from typing import Self
 
 from tests.support.children import PATIENCE
-
-MOEPACK = (sys.executable, "-m", "moepack")
 
 
 def on_terminal(*command: str, **environment: str) -> str:
     """Run a command on a terminal of its own; return all that it wrote there."""
-    ours, theirs = pty.openpty()
-    names = os.environ | {"TERM": "xterm", "COLUMNS": "80"} | environment
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=names) as run:
-        os.close(theirs)
-        written = b""
-        try:
-            while piece := os.read(ours, 1 << 16):
-                written += piece
-        except OSError:  # how Linux says that the other end was closed
-            pass
-        run.wait(60)
-    os.close(ours)
-    return written.decode()
+    with Terminal(*command, **environment) as terminal:
+        return terminal.until_end()
 
 
 @contextmanager
@@ -44,16 +31,9 @@ def streams_on_terminal(size: tuple[int, int] | None = None) -> Iterator[list[st
     """
     ours, theirs = pty.openpty()
     if size is not None:
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", size[1], size[0], 0, 0))
-    pieces: list[bytes] = []
+        _resize(ours, *size)
     text: list[str] = []
-
-    def read() -> None:
-        with suppress(OSError):  # Linux's sign that the other end was closed
-            while piece := os.read(ours, 1 << 16):
-                pieces.append(piece)
-
-    reader = Thread(target=read)
+    reader = Thread(target=lambda: text.append(_read_all(ours)))
     reader.start()
     try:
         with open(theirs, "w") as stream, redirect_stdout(stream), redirect_stderr(stream):
@@ -61,18 +41,30 @@ def streams_on_terminal(size: tuple[int, int] | None = None) -> Iterator[list[st
     finally:
         reader.join()
         os.close(ours)
-        text.append(b"".join(pieces).decode())
+
+
+def _resize(descriptor: int, columns: int, rows: int) -> None:
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+
+def _read_all(descriptor: int) -> str:
+    """Read until the other end is closed, which Linux says with an error."""
+    written = b""
+    with suppress(OSError):
+        while piece := os.read(descriptor, 1 << 16):
+            written += piece
+    return written.decode()
 
 
 class Terminal:
     """A command on a terminal of its own, for typing; `written` is its unread text.
 
-    Its Ctrl-C comes from the terminal, too.
+    Its Ctrl-C comes from the terminal, too. A context manager, which ends it.
     """
 
-    def __init__(self, *command: str, columns: int = 80, **environment: str) -> None:
+    def __init__(self, *command: str, **environment: str) -> None:
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+        self.resize(80, 24)
         names = os.environ | {"TERM": "xterm"} | environment
         names.pop("COLUMNS", None)
         self.process = subprocess.Popen(
@@ -85,6 +77,10 @@ class Terminal:
         )
         os.close(theirs)
         self.written = ""
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Give it another size, as who pulls at a window's corner."""
+        _resize(self._ours, columns, rows)
 
     def type(self, text: str) -> None:
         """Type keys."""
@@ -104,14 +100,22 @@ class Terminal:
         head, self.written = self.written[: match.end()], self.written[match.end() :]
         return head
 
+    def until_end(self) -> str:
+        """Wait until the command has ended; return all that it wrote and nobody read."""
+        written = self.written + _read_all(self._ours)
+        self.process.wait(PATIENCE)
+        return written
+
     @property
     def is_as_usual(self) -> bool:
         """Whether it shows what is typed, and gives whole lines, as a shell expects it."""
         modes = termios.tcgetattr(self._ours)[3]
         return bool(modes & termios.ECHO) and bool(modes & termios.ICANON)
 
-    def close(self) -> None:
-        """End the command, whatever it does."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         self.process.kill()
         self.process.wait()
         os.close(self._ours)

@@ -4,6 +4,7 @@ Each is a process of its own, with pipes, an environment and an exit code: what 
 import, which takes most of the time of a short command.
 """
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -56,6 +57,13 @@ def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[Any
     data = [one.result() for one in said]
     results = [one.decode() for one in data] if options.get("text", True) else data
     return subprocess.CompletedProcess(arguments, process.exitcode, *results)
+
+
+def json_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return the JSON that a command printed, which ended well."""
+    assert run.returncode == 0, run.stderr
+    facts: dict[str, Any] = json.loads(run.stdout)
+    return facts
 
 
 def call(work: Callable[..., Result], *arguments: Any) -> Result:

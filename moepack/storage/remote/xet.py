@@ -1,8 +1,9 @@
 """Files of the hub that lie in Xet, its store of chunks that files share: ranges by its client.
 
 Facts, of hf_xet 1.8: a stream may end early without an error; the first failure of a group ends all
-of its streams, also those that begin later; it waits and retries by itself, for 4.5 minutes if a
-server answers 503; and it renews its token at the hub, which alone gets the user's.
+of its streams, also those that begin later; its retries take 4.5 minutes if a server answers 503,
+and no Ctrl-C ends them, so most are made here; and it renews its token at the hub, which alone gets
+the user's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from moepack.version import __version__
 
 _STATUS = re.compile(r"\((\d{3} [A-Za-z -]*\w)\)")
 _OTHER_STREAM = "Previous task error"
-_RETRIED = ("429",)
+_RETRIED = ("429", "500", "502", "503", "504")
 
 
 def what_is_missing() -> str | None:
@@ -40,7 +41,7 @@ def what_is_missing() -> str | None:
         import hf_xet
     except ImportError:
         return extras.package_hint("hf_xet")
-    is_new = hasattr(hf_xet, "XetSession")
+    is_new = hasattr(hf_xet, "XetSession") and hasattr(hf_xet, "XetConfig")
     return None if is_new else extras.package_hint("hf_xet>=1.8")
 
 
@@ -81,7 +82,7 @@ class XetFiles:
                     if len(piece) > end - offset:
                         problem = "the store sends more bytes than were asked for"
                         raise failure_of(errno.EPROTO, problem)
-                    offset += len(piece)
+                    offset, attempt = offset + len(piece), 0
                     yield piece
                 if offset < end:
                     raise failure_of(errno.ECONNRESET, f"the stream ended at byte {offset:,}")
@@ -112,7 +113,7 @@ def _session() -> Any:
     """Return the session of this process: its threads, and its connections."""
     import hf_xet
 
-    return hf_xet.XetSession()
+    return hf_xet.XetSession(hf_xet.XetConfig().with_config("client.retry_max_attempts", 2))
 
 
 def _translated(error: Exception) -> OSError:
@@ -126,4 +127,6 @@ def _translated(error: Exception) -> OSError:
         return error
     if _OTHER_STREAM in text:
         return failure_of(errno.ECONNRESET, "another range of the file could not be read")
-    return failure_of(errno.EIO, text.partition("\n")[0].partition(", domain:")[0])
+    # Once the hub has listed its files, a network that is gone may come back.
+    number = errno.ECONNRESET if isinstance(error, ConnectionError) else errno.EIO
+    return failure_of(number, text.partition("\n")[0].partition(", domain:")[0])

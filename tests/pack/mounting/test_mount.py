@@ -14,7 +14,7 @@ import pytest
 
 import moepack
 from tests.support import llama_cpp
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, run_command
 from tests.support.models import first_shard, pack_model, shards_of
 from tests.support.mounts import mounted, needs_fuse, start
 from tests.support.needs import needs_llama
@@ -127,7 +127,6 @@ def test_it_ends_well_and_leaves_nothing(
     end: signal.Signals | str, packs: dict[str, Path], folder: Path
 ) -> None:
     with mounted(packs["qwen3moe"], folder) as process:
-        assert process.stdout is not None
         command = process.stdout.readline().partition("or: ")[2]
         assert os.path.ismount(folder)
         if isinstance(end, signal.Signals):
@@ -169,7 +168,6 @@ def test_a_mount_whose_server_was_killed_is_told_with_what_unmounts_it(
     packs: dict[str, Path], folder: Path
 ) -> None:
     with start(packs["qwen3moe"], folder) as killed:
-        assert killed.stdout is not None
         killed.stdout.readline()
         killed.kill()
     with start(packs["qwen3moe"], folder) as second:
@@ -182,8 +180,7 @@ def test_a_mount_whose_server_was_killed_is_told_with_what_unmounts_it(
 @needs_fuse
 def test_what_the_caller_raises_ends_the_mount(packs: dict[str, Path], folder: Path) -> None:
     code = "import sys, moepack; moepack.mount(*sys.argv[1:], started=lambda facts: 1 / 0)"
-    command = [sys.executable, "-c", code, str(packs["qwen3moe"]), str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    run = run_command(sys.executable, "-c", code, packs["qwen3moe"], folder)
     assert (run.returncode, "ZeroDivisionError" in run.stderr) == (1, True)
     assert not os.path.ismount(folder)
 

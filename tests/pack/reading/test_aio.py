@@ -4,9 +4,6 @@ import asyncio
 import contextlib
 import errno
 import gc
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 from moepack.common.errors import MachineError, RequestError
 from moepack.pack.reading.aio import AsyncReader
 from moepack.pack.reading.pack import Pack
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, run_child
 from tests.support.faulty_backend import (
     Fault,
     FaultyBackend,
@@ -43,19 +40,6 @@ def run(work: Work) -> None:
     asyncio.run(watched())
     gc.collect()
     assert complaints == []
-
-
-def in_development(code: str, *arguments: str | Path) -> None:
-    """Run `code` where every warning is an error; it has nothing to say."""
-    child = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(code), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        cwd=Path(__file__).parents[3],
-    )
-    assert (child.returncode, child.stdout, child.stderr) == (0, "", "")
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -289,4 +273,4 @@ def test_a_program_in_development_mode_has_nothing_to_complain_about(
         asyncio.run(main())
         gc.collect()
     """
-    in_development(code, packs["qwen3moe"], name)
+    assert run_child(code, packs["qwen3moe"], name) == ""

@@ -5,8 +5,6 @@ import contextlib
 import gc
 import random
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -26,6 +24,7 @@ from moepack.packing.pack_model import pack_model
 from moepack.storage import frames
 from moepack.storage.thread_pool import ThreadPool
 from tests.support.amounts import amounts
+from tests.support.children import run_child, wait_until
 from tests.support.compressible import (
     compressible,
     part_number,
@@ -189,9 +188,7 @@ with moepack.open(sys.argv[2]) as pack:
         reader.read(0, 0)
     print(sorted({"zstandard", "numpy"} & set(sys.modules)))
 """
-    command = [sys.executable, "-c", code, str(packs["qwen3moe"]), str(path)]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert outcome.stdout.split("\n") == ["[]", "['zstandard']", ""]
+    assert run_child(code, packs["qwen3moe"], path) == "[]\n['zstandard']\n"
 
 
 # Threads
@@ -205,10 +202,7 @@ def test_a_reader_leaves_no_thread_behind(coded: Pack) -> None:
         dropped.read(0, 0)
         del dropped
         gc.collect()
-        deadline = time.monotonic() + 5
-        while any(t.name.startswith("moepack-decoding") for t in threading.enumerate()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not any("moepack-decoding" in t.name for t in threading.enumerate()))
 
 
 class SlowFrames:

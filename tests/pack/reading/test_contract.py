@@ -13,7 +13,8 @@ from moepack.common.errors import MachineError, MoepackError, PackError, Request
 from moepack.pack.reading.pack import Pack
 from moepack.storage.arena import Arena
 from tests.support.compressible import compressible, with_biases
-from tests.support.faulty_backend import FaultyBackend, fail_allocation, fault_at, make
+from tests.support.faulty_backend import FaultyBackend, fault_at, make
+from tests.support.interruptions import fail_at
 from tests.support.models import REAL_MODELS, first_shard, keys_of, on_disk
 from tests.support.ways import ENDS_WITH_AN_ERROR, IN_ORDER, READS_TO_NEW_MEMORY, WAYS, Reading
 
@@ -153,7 +154,7 @@ def test_memory_that_cannot_be_had_is_the_error_of_one_expert(
     way: str, pack: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for failing in range(3):
-        fail_allocation(monkeypatch, Arena, "allocate", failing, MachineError("cannot allocate it"))
+        fail_at(monkeypatch, failing + 1, MachineError("cannot allocate it"), (Arena, "allocate"))
         reading = Reading(pack, [(0, n) for n in range(3)], options={"depth": 2})
         WAYS[way](reading)
         monkeypatch.undo()

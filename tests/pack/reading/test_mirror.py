@@ -22,8 +22,8 @@ from moepack.pack.reading.mirror_use import MirrorUse
 from moepack.storage.ranges import RangeSet
 from tests.support.compressible import compressible
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
-from tests.support.mirrors import mirror, reads_right
-from tests.support.models import first_shard, flip, keys_of, on_disk
+from tests.support.mirrors import mirror
+from tests.support.models import first_shard, flip, keys_of, on_disk, reads_right
 from tests.support.ways import WAYS, Reading
 
 pytestmark = pytest.mark.long

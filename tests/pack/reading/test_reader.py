@@ -19,9 +19,10 @@ from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.read_plan import read_of_parts
 from moepack.pack.reading.reader import Reader
 from moepack.storage import aligned_read
+from tests.support.children import in_threads
 from tests.support.faulty_backend import NAMES, Fault, FaultyBackend, make, require
+from tests.support.interruptions import before_each
 from tests.support.models import first_shard, keys_of, on_disk, pack_model
-from tests.support.threads import in_threads
 
 
 def part_names(pack: Pack, layer: int, family: str | None = None) -> list[str]:
@@ -251,19 +252,14 @@ def test_nothing_is_copied_that_need_not_be(
     """Of parts nothing is either: they lie in pages of their own, read as a whole."""
     require(direct, packs["gpt-oss"])
     lengths: list[int] = []
-    original = aligned_read.RoundedRead._copied
-
-    def counted(read: aligned_read.RoundedRead, start: int, length: int) -> memoryview:
-        lengths.append(length)
-        return original(read, start, length)
-
     pool = moepack.BufferPool(4, 1 << 17)
     with (
         moepack.open(packs["gpt-oss"]) as pack,
         pack.reader(backend=direct) as reader,
         pack.reader(backend=direct, pool=pool) as pooled,
     ):
-        monkeypatch.setattr(aligned_read.RoundedRead, "_copied", counted)
+        copying = (aligned_read.RoundedRead, "_copied")
+        before_each(monkeypatch, lambda *place: lengths.append(place[-1]), copying)
         length = pack.locate(0, 0).length
         memory = mmap.mmap(-1, 2 * length)
         reader.read(0, 0)
@@ -414,14 +410,12 @@ def test_warming_reads_in_the_order_of_the_files(
     counts = {(layer, n): 1 + (n * 7 + layer) % 32 for layer in (0, 1) for n in range(16)}
     pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=counts)
     keys: list[tuple[int, int]] = []
-    original = Reader.submit_reads
 
-    def noted(reader: Reader, reads: list[ExpertRead]) -> Any:
+    def note(_: str, reader: Reader, reads: list[ExpertRead]) -> None:
         assert reader.backend == "buffered"
         keys.extend((read.layer, read.expert) for read in reads)
-        return original(reader, reads)
 
-    monkeypatch.setattr(Reader, "submit_reads", noted)
+    before_each(monkeypatch, note, (Reader, "submit_reads"))
     with moepack.open(tmp_path / "pack") as opened:
         total = sum(opened.locate(*key).length for key in keys_of(opened))
         steps: list[int] = []

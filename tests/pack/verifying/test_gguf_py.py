@@ -2,8 +2,6 @@
 
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from moepack.pack.verifying.report import Report
 from moepack.pack.verifying.verifier import verify
 from moepack.report import verification_text
 from tests.support import odd_models
+from tests.support.children import run_child
 from tests.support.compressible import compressible, with_biases, write_model
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model
@@ -89,7 +88,6 @@ def test_parts_that_are_stored_by_a_codec_are_compared_as_they_are_decoded(
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build two layers of eight experts in `model` and pack them beside into `pack`."""
     folder = tmp_path_factory.mktemp("gguf-py")
-    (folder / "model").mkdir()
     paths = write_shards(split(moe((0, 1), 8), 5), folder / "model")
     pack_model(paths, folder / "pack")
     return folder
@@ -190,6 +188,4 @@ def test_numpy_and_gguf_are_loaded_only_on_request(model: Path) -> None:
         "print('numpy' in sys.modules, 'gguf' in sys.modules)"
     )
     for asks in ("False", "True"):
-        command = [sys.executable, "-c", code, str(model / "pack"), str(model / "model"), asks]
-        run = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert run.stdout == f"{asks} {asks}\n"
+        assert run_child(code, model / "pack", model / "model", asks) == f"{asks} {asks}\n"

@@ -87,7 +87,6 @@ def test_the_same_tensors_split_otherwise_are_not_called_changed(
 ) -> None:
     builder = moe()
     paths = {1: [builder.write(tmp_path / "m.gguf")], 3: []}
-    (tmp_path / "split").mkdir()
     paths[3] = write_shards(split(builder, 5), tmp_path / "split")
     assert len(paths[3]) == 3
     pack_model(paths[packed], tmp_path / "pack")

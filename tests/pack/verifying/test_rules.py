@@ -22,7 +22,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     `pack` has the hotness of all blobs, `lain` is an index over the shards with all digests.
     """
     folder = tmp_path_factory.mktemp("rules")
-    (folder / "model").mkdir()
     builder = moe((0, 1), 2, ne=(4, 2), type_id=F32, block=(1, 4))
     paths = write_shards(split(builder, 5), folder / "model")
     pack_model(paths, folder / "pack", counts=COUNTS)

@@ -22,7 +22,6 @@ BLOBS, TENSORS = 5 * 20, 7
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build five layers of 20 experts in `model` and pack them beside into `pack`."""
     folder = tmp_path_factory.mktemp("scope")
-    (folder / "model").mkdir()
     paths = write_shards(split(moe((0, 1, 2, 3, 4), 20), 6), folder / "model")
     pack_model(paths, folder / "pack", sha256=True)
     return folder

@@ -167,7 +167,6 @@ def test_a_manifest_that_cannot_be_read_is_a_finding(pack_copy: Path, cli: Run) 
 
 
 def test_the_source_may_be_a_shard_a_folder_or_all_shards_in_any_order(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
     paths = write_shards(split(moe(), 4), tmp_path / "model")
     pack_model(paths, tmp_path / "pack")
     renamed = [path.rename(path.with_name(f"{9 - n}.gguf")) for n, path in enumerate(paths)]

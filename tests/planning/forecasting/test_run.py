@@ -5,12 +5,10 @@ from typing import NamedTuple
 
 import pytest
 
-from moepack.common.shape import ROUTED_FAMILY
 from moepack.pack.reading.pack import Pack
 from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.measured_runs import read_runs
 from moepack.report.json_text import json_text
-from moepack.running.pager.mapped_model import map_model, slot_length
 from moepack.running.pager.pager import PagerOptions, PagerUsage
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.model_server import ModelServer
@@ -20,19 +18,12 @@ from moepack.traces.formats.importing import import_trace
 from moepack.traces.model import Phase
 from tests.support.machines import machine
 from tests.support.needs import needs_llama
+from tests.support.pagers import paging
 
 pytestmark = [
     pytest.mark.long,
     needs_llama,
 ]
-
-
-def room_of(pack: Pack) -> int:
-    """Return the bytes that each expert takes in memory."""
-    model = map_model(pack)
-    (room,) = {slot_length(parts) for parts in model.spans()[ROUTED_FAMILY].values()}
-    model.close()
-    return room
 
 
 class Run(NamedTuple):
@@ -71,7 +62,9 @@ def test_misses_are_those_of_a_run_with_the_same_trace(
     path, trace = packs["deepseek2"], tmp_path / "run.moetrace"
     with Pack(path) as pack:
         (length,) = {family.expert_length for family in pack.shape.routed.values()}
-        options = PagerOptions((count + 4) * room_of(pack), micro_batch=1)
+        with paging(path, micro_batch=1) as serving:
+            (room,) = set(serving.rooms.values())
+        options = PagerOptions((count + 4) * room, micro_batch=1)
         _, usage = run(pack, options, trace)
     token_count = import_trace([str(trace)], tmp_path / "copy").token_count
     box = machine(bandwidth=20, drive=2)

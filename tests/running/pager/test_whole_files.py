@@ -60,9 +60,7 @@ def test_a_forked_child_of_a_program_with_an_image_dies_and_reads_no_zeros(
 
 
 @pytest.mark.parametrize("what", ["compare", "fork", "fork anew"])
-def test_a_shard_is_read_right_by_a_program_and_by_its_forked_child(
-    form: Form, tmp_path: Path, what: str
-) -> None:
+def test_a_shard_is_read_right_by_a_program_and_by_its_forked_child(form: Form, what: str) -> None:
     with open_model([form("qwen3moe", "gguf")]) as pack:
         shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
     arguments = (4, 2) if what == "compare" else ()

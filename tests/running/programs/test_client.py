@@ -17,6 +17,7 @@ from moepack.running.programs.chat import Conversation
 from moepack.running.programs.client import ServerClient
 from moepack.running.programs.sampling import Sampling
 from moepack.running.programs.server_process import ServerProcess
+from tests.support.children import wait_until
 from tests.support.needs import needs_llama
 from tests.support.servers import serving
 
@@ -117,8 +118,7 @@ def test_a_text_that_is_left_is_computed_no_further(chat_path: Path) -> None:
             for _ in zip(range(500), answer, strict=False):
                 pass
         assert answer.facts.end == "left"
-        while any(slot["is_processing"] for slot in endless.client.slots()):
-            time.sleep(0.01)
+        wait_until(lambda: not any(slot["is_processing"] for slot in endless.client.slots()))
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,7 @@ def test_a_program_with_others_rights_is_refused_and_indeed_loads_nothing(
 
 
 @as_root
-def test_a_program_with_capabilities_is_refused_unless_root_runs_it(
-    preloaded: Path, tmp_path: Path
-) -> None:
+def test_a_program_with_capabilities_is_refused_unless_root_runs_it(preloaded: Path) -> None:
     setcap = shutil.which("setcap") or shutil.which("setcap", path="/usr/sbin:/sbin")
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)

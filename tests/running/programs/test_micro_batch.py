@@ -1,21 +1,15 @@
 """Micro-batches: the tokens of a prompt computed at once, unless options set them."""
 
-from pathlib import Path
-
 import pytest
 
-from moepack.packing.opening import open_model
+from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.programs import micro_batch
 from moepack.running.programs.micro_batch import choose_micro_batch, floor_length, server_options
-from tests.support.models import first_shard
-
-MODEL = Path(first_shard("qwen3moe"))
 
 
-def chosen(context: int | None) -> int:
-    with open_model([MODEL]) as pack:
-        return choose_micro_batch(pack, context=context, memory=1 << 40, pinned=0)
+def chosen(pack: Pack, context: int | None) -> int:
+    return choose_micro_batch(pack, context=context, memory=1 << 40, pinned=0)
 
 
 @pytest.mark.parametrize(
@@ -23,38 +17,36 @@ def chosen(context: int | None) -> int:
     [(None, 2048), (8192, 2048), (2000, 2048), (1024, 1024), (600, 1024), (1, 1)],
 )
 def test_prompts_are_computed_in_pieces_as_large_as_the_context_needs(
-    context: int | None, count: int
+    context: int | None, count: int, pack: Pack
 ) -> None:
-    assert chosen(context) == count
+    assert chosen(pack, context) == count
 
 
 @pytest.mark.parametrize("pinned", [0, 100_000])
-def test_the_experts_of_one_fit_into_memory(pinned: int) -> None:
+def test_the_experts_of_one_fit_into_memory(pinned: int, pack: Pack) -> None:
     """The pager accepts the micro-batch, and twice as much would need too much memory."""
     counts = set()
-    with open_model([MODEL]) as pack:
-        for memory in range(floor_length(pack, 1, pinned), 2 << 20, 1 << 16):
-            count = choose_micro_batch(pack, context=None, memory=memory, pinned=pinned)
-            with Pager(pack, PagerOptions(memory, pinned=pinned, micro_batch=count), print):
-                pass
-            counts.add(count)
-            assert count == 2048 or floor_length(pack, 2 * count, pinned) > memory
+    for memory in range(floor_length(pack, 1, pinned), 2 << 20, 1 << 16):
+        count = choose_micro_batch(pack, context=None, memory=memory, pinned=pinned)
+        with Pager(pack, PagerOptions(memory, pinned=pinned, micro_batch=count), print):
+            pass
+        counts.add(count)
+        assert count == 2048 or floor_length(pack, 2 * count, pinned) > memory
     assert {1, 2048} <= counts
 
 
-def test_computing_leaves_memory_to_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_computing_leaves_memory_to_experts(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(micro_batch, "available_memory", lambda: 300 << 20)
-    assert chosen(context=8192) == 1024
+    assert chosen(pack, context=8192) == 1024
     monkeypatch.setattr(micro_batch, "available_memory", lambda: 1 << 20)
-    assert chosen(context=8192) == 512
+    assert chosen(pack, context=8192) == 512
 
 
-def test_what_is_said_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_model([MODEL]) as pack:
-        assert server_options(pack, ["-c", "100"], None, 0) == ["-c", "100", "-ub", "128"]
-        for options in (["-ub", "32"], ["--ubatch-size=7"], ["-b", "9"]):
-            assert server_options(pack, options, None, 0) == options
-        monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "50")
-        assert server_options(pack, [], None, 0) == ["-ub", "64"]
-        monkeypatch.setenv("LLAMA_ARG_UBATCH", "5")
-        assert server_options(pack, [], None, 0) == []
+def test_what_is_said_is_left_alone(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server_options(pack, ["-c", "100"], None, 0) == ["-c", "100", "-ub", "128"]
+    for options in (["-ub", "32"], ["--ubatch-size=7"], ["-b", "9"]):
+        assert server_options(pack, options, None, 0) == options
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "50")
+    assert server_options(pack, [], None, 0) == ["-ub", "64"]
+    monkeypatch.setenv("LLAMA_ARG_UBATCH", "5")
+    assert server_options(pack, [], None, 0) == []

@@ -12,7 +12,7 @@ import pytest
 
 from moepack.running.programs.executable import CommandError, find_executable
 from moepack.running.programs.process import Process
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, Piped, wait_until
 from tests.support.foreground import MODULE
 
 ENVIRONMENT = dict(os.environ)
@@ -22,14 +22,12 @@ def start(*arguments: str, **names: str) -> Process:
     return Process(find_executable(arguments[0]), arguments, ENVIRONMENT | names)
 
 
-def in_foreground(*arguments: str, **options: object) -> subprocess.Popen[str]:
+def in_foreground(*arguments: str, **options: object) -> Piped:
     """Run a command in the foreground of another process; its first output is the program's id."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*MODULE, *arguments], **pipes | options)  # type: ignore[call-overload,no-any-return]
+    return Piped(*MODULE, *arguments, **options)
 
 
-def program_of(run: subprocess.Popen[str]) -> int:
-    assert run.stderr is not None
+def program_of(run: Piped) -> int:
     return int(run.stderr.readline().split()[1])
 
 
@@ -58,16 +56,14 @@ def test_who_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.Monke
     ready = tmp_path / "ready"
     script = f"trap '' TERM; : > {ready}; while :; do sleep 60; done"
     with start("sh", "-c", script) as process:
-        while not ready.exists():
-            time.sleep(0.01)
+        wait_until(ready.exists)
     assert process.poll() == -signal.SIGKILL
 
 
 def test_a_stopped_program_is_ended_in_time() -> None:
     with start("sleep", "60") as process:
         process.send(signal.SIGSTOP)
-        while process.find_stop() != signal.SIGSTOP:
-            time.sleep(0.01)
+        wait_until(lambda: process.find_stop() == signal.SIGSTOP)
         assert process.find_stop() is None
         process.end()
         assert process.poll() == -signal.SIGTERM
@@ -117,7 +113,6 @@ while received := signal.sigtimedwait({numbers}, 60):
     print(received.si_signo, flush=True)
 """
     run = in_foreground(sys.executable, "-c", code)
-    assert run.stdout is not None
     assert run.stdout.readline() == "ready\n"
     for number in numbers:
         run.send_signal(number)
@@ -141,7 +136,6 @@ def test_ignored_signals_stay_ignored() -> None:
 @pytest.mark.parametrize("name", ["INT", "TERM"])
 def test_before_there_is_a_program_signals_do_what_they_always_do(name: str) -> None:
     run = in_foreground("prepare")
-    assert run.stdout is not None
     assert run.stdout.readline() == "preparing\n"
     number = signal.Signals[f"SIG{name}"]
     begin = time.monotonic()

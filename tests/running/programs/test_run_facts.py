@@ -2,7 +2,6 @@
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -59,7 +58,7 @@ def test_a_prompt_moves_on_layer_by_layer_within_a_batch() -> None:
             assert answer.prompt_progress == (answer.facts.prompt_count - kept,) * 2
 
 
-def test_pinned_experts_are_told_as_they_come(tmp_path: Path) -> None:
+def test_pinned_experts_are_told_as_they_come() -> None:
     reports: list[tuple[int, int]] = []
     with open_model(first_shard("qwen3moe")) as pack:
         options = PagerOptions(memory=1 << 30, pinned=300_000, micro_batch=8)

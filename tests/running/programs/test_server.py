@@ -17,7 +17,7 @@ import pytest
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.running.programs.server_process import ServerProcess
-from tests.support.children import PATIENCE
+from tests.support.children import PATIENCE, Piped, run_command
 from tests.support.needs import needs_llama
 from tests.support.servers import OPTIONS, exchange, serving
 
@@ -91,13 +91,7 @@ def test_what_clients_are_told_is_the_servers_own(chat_path: Path) -> None:
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Start the program, where it ends by itself."""
-    return subprocess.run(
-        [*PROGRAM, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=os.environ | variables,
-    )
+    return run_command(*PROGRAM, *arguments, env=os.environ | variables)
 
 
 def test_help_is_llama_servers_own_with_our_defaults() -> None:
@@ -168,13 +162,7 @@ def test_python_gets_the_servers_words(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_the_middle_of_an_answer(chat_path: Path, number: int) -> None:
-    with subprocess.Popen(
-        [*PROGRAM, "-m", str(chat_path), *OPTIONS, "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    with Piped(*PROGRAM, "-m", chat_path, *OPTIONS, "--port", "0") as process:
         url = process.stdout.readline().split()[-1]
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
             body = json.dumps({"prompt": "x", "ignore_eos": True, "stream": True})
@@ -195,9 +183,7 @@ def test_it_ends_with_the_process_that_started_it(chat_path: Path) -> None:
         "server = ServerProcess(sys.argv[1]); print(server.url, server.process_id, flush=True)\n"
         "time.sleep(600)"
     )
-    command = [sys.executable, "-c", code, str(chat_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
+    with Piped(sys.executable, "-c", code, chat_path) as parent:
         url, number = parent.stdout.readline().split()
         assert exchange(url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with open(os.pidfd_open(int(number))) as server:

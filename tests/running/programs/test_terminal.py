@@ -1,22 +1,16 @@
 """On a terminal a command acts as its program would alone: interrupted, stopped, resized."""
 
-import fcntl
-import os
-import pty
 import re
-import select
 import shutil
-import struct
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.children import PATIENCE
 from tests.support.foreground import MODULE
+from tests.support.terminals import Terminal
 
 PROMPT = "READY> "
 PROGRAM = """
@@ -31,37 +25,26 @@ while True:
 """
 
 
-class Shell:
+class Shell(Terminal):
     """A shell with job control, on a terminal of its own."""
 
     def __init__(self) -> None:
-        self.pid, self.descriptor = pty.fork()
-        if self.pid == 0:
-            os.environ["PS1"] = PROMPT
-            os.execv(shutil.which("bash") or "", ["bash", "--norc", "--noprofile", "-i"])
+        super().__init__("bash", "--norc", "--noprofile", "-i", PS1=PROMPT)
         self.say("stty -echo\n", PROMPT)
         self.say("PS2=; bind 'set enable-bracketed-paste off'\n", PROMPT)
 
     def say(self, text: str, *words: str) -> str:
         """Type `text`, and return the output once it has all of `words`, in this order."""
-        os.write(self.descriptor, text.encode())
-        written, end = "", time.monotonic() + PATIENCE
-        pattern = ".*".join(map(re.escape, words))
-        while not re.search(pattern, written, re.DOTALL):
-            assert time.monotonic() < end, f"{words} are not in {written!r}"
-            if select.select([self.descriptor], [], [], 0.1)[0]:
-                written += os.read(self.descriptor, 1 << 16).decode()
-        return written
+        self.type(text)
+        return "".join(self.until(re.escape(word)) for word in words)
 
 
 @pytest.fixture
 def shell() -> Iterator[Shell]:
     if shutil.which("bash") is None:
         pytest.skip("there is no bash here")
-    shell = Shell()
-    yield shell
-    os.close(shell.descriptor)  # it hangs up, and the shell ends with what it started
-    os.waitpid(shell.pid, 0)
+    with Shell() as shell:
+        yield shell
 
 
 def test_keys_reach_the_program_once_and_jobs_are_the_shells(shell: Shell, tmp_path: Path) -> None:
@@ -69,7 +52,7 @@ def test_keys_reach_the_program_once_and_jobs_are_the_shells(shell: Shell, tmp_p
     program.write_text(PROGRAM)
     shell.say(f"{' '.join(MODULE)} {sys.executable} {program}\n", "started")
     shell.say("\x03", "got SIGINT 1")
-    fcntl.ioctl(shell.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
+    shell.resize(99, 33)
     shell.say("", "got SIGWINCH 1")
     for _ in range(2):
         shell.say("\x1a", "Stopped", PROMPT)

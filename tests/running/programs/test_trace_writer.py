@@ -17,28 +17,19 @@ from moepack.running.programs.run_facts import measure
 from moepack.running.programs.sampling import Sampling
 from moepack.running.programs.trace_writer import TraceWriter
 from moepack.running.recording.recording import record_trace
-from moepack.traces.file_records import join
 from moepack.traces.file_writer import Writer
-from moepack.traces.formats import registry
-from moepack.traces.model import Origin, Phase, Tokens, Unknown
-from moepack.traces.validation import Checks
+from moepack.traces.model import Phase, Tokens, Unknown
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.pagers import PROMPTS, paging
 from tests.support.recordings import PROMPTS as TEXTS
+from tests.support.recordings import read_recording
 
 pytestmark = [pytest.mark.long, needs_llama]
 
 MODEL = first_shard("qwen3moe")
 COUNT = 8
 GREEDY = Sampling(temperature=0)
-
-
-def read(path: Path) -> tuple[Origin, Tokens]:
-    """Return the origin of a trace, and all of its tokens."""
-    origin, *pieces = registry.read(str(path), Checks(str(path)))
-    assert isinstance(origin, Origin)
-    return origin, join([piece for piece in pieces if isinstance(piece, Tokens)])
 
 
 def chosen_in(tokens: Tokens, layer: int) -> list[list[int]]:
@@ -68,8 +59,8 @@ def test_texts_that_are_answered_are_recorded_as_the_recorder_does(
                     list(answer)
     options: Any = {"tokens": COUNT - 1, "temperature": 0, "context": 256, "threads": 1}
     record_trace(MODEL, TEXTS, tmp_path / "recorded", repack=False, **options)
-    origin, tokens = read(tmp_path / "run")
-    expected_origin, expected = read(tmp_path / "recorded")
+    origin, tokens = read_recording(tmp_path / "run")
+    expected_origin, expected = read_recording(tmp_path / "recorded")
     assert (origin.name, origin.model) == (expected_origin.name, expected_origin.model)
     assert not origin.unknown
     assert tokens.request.tolist() == expected.request.tolist()
@@ -94,7 +85,7 @@ def test_of_several_texts_at_once_the_requests_are_unknown(
                 program.ask(*prompts)
                 trace.write(run.pager)
         trace.write(run.pager, is_last=True)
-    origin, tokens = read(tmp_path / "trace")
+    origin, tokens = read_recording(tmp_path / "trace")
     assert origin.unknown == {Unknown.REQUESTS}
     lengths = [len(prompt) for prompts in PROMPTS for prompt in prompts]
     assert len(tokens.request) == sum(length + COUNT - 1 for length in lengths)
@@ -132,5 +123,5 @@ def test_a_trace_that_cannot_be_written_any_more_has_what_was_and_is_told_of(
         assert run.pager.pop_calls() == []
         with pytest.raises(MachineError, match="no space left"), trace:
             pass
-    _, tokens = read(tmp_path / "trace")
+    _, tokens = read_recording(tmp_path / "trace")
     assert len(tokens.request) == 3 + COUNT - 1

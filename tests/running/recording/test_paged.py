@@ -3,8 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from moepack.packing.shard_index import index_model
 from moepack.running.recording.paged import PagedRecorder
 from moepack.running.recording.recording import record_trace
 from moepack.traces.model import Tokens
-from tests.support.children import PATIENCE
+from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.models import first_shard, flip, shards_of
 from tests.support.needs import needs_llama
 from tests.support.recordings import PROMPTS
@@ -105,17 +103,13 @@ def test_what_is_no_option_is_refused(
 def test_the_process_that_runs_the_model_ends_with_the_one_that_records(tmp_path: Path) -> None:
     prompts, target = tmp_path / "prompts.txt", tmp_path / "trace"
     prompts.write_text("Once upon a time\n" * 500)
-    command = [sys.executable, "-m", "moepack", "trace", "record", "--memory", "floor"]
-    command += ["--model", str(first_shard("qwen3moe")), "--prompts", str(prompts)]
-    piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen([*command, "-o", str(target)], **piped) as recording:
-        deadline = time.monotonic() + PATIENCE
+    command = (*MOEPACK, "trace", "record", "--memory", "floor", "--prompts", prompts, "-o", target)
+    model = ("--model", first_shard("qwen3moe"))
+    with Piped(*command, *model, stderr=subprocess.STDOUT) as recording:
         partial = Path(f"{target}.partial")
-        while not (partial.exists() and partial.stat().st_size > 4000):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: partial.exists() and partial.stat().st_size > 4000)
         recording.kill()
         output, _ = recording.communicate(timeout=PATIENCE)  # which the other one has open as well
-    assert b"Traceback" not in output
+    assert "Traceback" not in output
     summary = moepack.import_trace([str(partial)], tmp_path / "copy")
     assert summary.request_count > 1

@@ -21,16 +21,14 @@ from moepack.running.llama_cpp.library import VERSION, load
 from moepack.running.recording import recorder as recorder_module
 from moepack.running.recording import recording
 from moepack.running.recording.recorder import Recorder
-from moepack.traces import file
-from moepack.traces.compressed import TraceStream
 from moepack.traces.file_records import join
-from moepack.traces.model import Items, Origin, Phase, Tokens
-from moepack.traces.validation import Checks
+from moepack.traces.model import Phase, Tokens
 from tests.support import architectures
 from tests.support.chat_model import begin_copy, finish
+from tests.support.interruptions import before_each
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama
-from tests.support.recordings import PROMPTS, larger_than_memory, record_to
+from tests.support.recordings import PROMPTS, larger_than_memory, read_recording, record_to
 
 pytestmark = needs_llama
 
@@ -52,20 +50,6 @@ def recorder() -> Iterator[Recorder]:
         yield opened
 
 
-def histogram(pieces: Sequence[Tokens], layer: int, count: int) -> list[int]:
-    chosen = [piece.expert[piece.layer == layer] for piece in pieces]
-    return [int(n) for n in np.bincount(np.concatenate(chosen), minlength=count)]
-
-
-def items_of(path: Path) -> Items:
-    with TraceStream(str(path)) as stream:
-        yield from file.read(stream, Checks(str(path)))
-
-
-def tokens_of(path: Path) -> Tokens:
-    return join([item for item in items_of(path) if isinstance(item, Tokens)])
-
-
 def equal(one: Tokens, other: Tokens) -> bool:
     pairs: zip[Any] = zip(one, other, strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
@@ -81,7 +65,11 @@ def test_what_is_recorded_is_what_llama_imatrix_counted(model: str) -> None:
         for number in range(CHUNK_COUNT):
             chunk = tokens[number * CHUNK_TOKENS :][:CHUNK_TOKENS]
             pieces.append(opened.prefill(begin + chunk[len(begin) :], request=number))
-    counts = {layer: histogram(pieces, layer, n) for layer, n in opened.expert_counts.items()}
+    recorded = join(pieces)
+    counts = {
+        layer: np.bincount(recorded.expert[recorded.layer == layer], minlength=count).tolist()
+        for layer, count in opened.expert_counts.items()
+    }
     expected = {
         int(tensor.name.split(".")[1]): tensor.data.ravel().astype(int).tolist()
         for tensor in GGUFReader(FIXTURES / IMATRICES[model]).tensors
@@ -351,16 +339,11 @@ def test_a_library_with_other_layouts_is_refused() -> None:
 
 def test_each_prompt_is_a_request_of_prefill_and_decode(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    summary = record_to(
-        tmp_path / "trace", progress=lambda count, total: calls.append((count, total))
-    )
-    origin, *rest = items_of(tmp_path / "trace")
-    assert isinstance(origin, Origin)
+    summary = record_to(tmp_path / "trace", progress=lambda *call: calls.append(call))
+    origin, tokens = read_recording(tmp_path / "trace")
     name = first_shard("qwen3moe").name
     assert (origin.format, origin.name, origin.model) == ("recorded", name, "Qwen3Moe")
     assert (origin.expert_counts, origin.experts_used) == ({0: 16, 1: 16}, 4)
-    assert not any(isinstance(item, Origin) for item in rest)
-    tokens = tokens_of(tmp_path / "trace")
     with Recorder(str(first_shard("qwen3moe")), context_length=64) as opened:
         lengths = [len(opened.tokenize(prompt)) for prompt in PROMPTS]
     for number, length in enumerate(lengths):
@@ -390,25 +373,19 @@ def test_answers_that_end_early_are_not_waited_for(
 def test_a_prompt_that_is_too_long_is_named_before_anything_is_run(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     with pytest.raises(RequestError, match=r"prompt 2 .* 1 to 64 tokens, found 1,\d\d\d"):
-        record_to(
-            tmp_path / "trace",
-            ["short", TEXT],
-            progress=lambda count, total: calls.append((count, total)),
-        )
+        record_to(tmp_path / "trace", ["short", TEXT], progress=lambda *call: calls.append(call))
     assert not calls
     assert not list(tmp_path.iterdir())
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, request: int) -> None:
     """Interrupt a recording within the answer to a prompt."""
-    decode = Recorder._decode
 
-    def stopped(self: Recorder, tokens: Sequence[int], number: int, phase: Phase) -> Tokens:
+    def stop(_: str, recorder: Recorder, tokens: Sequence[int], number: int, phase: Phase) -> None:
         if number == request and len(tokens) == 1:
             raise KeyboardInterrupt
-        return decode(self, tokens, number, phase)
 
-    monkeypatch.setattr(Recorder, "_decode", stopped)
+    before_each(monkeypatch, stop, (Recorder, "_decode"))
 
 
 @pytest.mark.parametrize("before", [False, True])

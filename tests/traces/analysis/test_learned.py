@@ -6,8 +6,9 @@ import pytest
 from moepack.traces.analysis.concentration import RoutingSample
 from moepack.traces.analysis.learned import UseCounter, judge_learned
 from moepack.traces.hotness.learned import LEAST_TOKENS, Learned
-from moepack.traces.model import Ints, Origin, Phase, Tokens
+from moepack.traces.model import Ints, Origin, Phase
 from tests.support.shapes import shape_of_counts
+from tests.support.trace_samples import selections, tokens_from
 
 LAYERS, EXPERTS, USED = 3, 64, 4
 COUNTS = dict.fromkeys(range(LAYERS), EXPERTS)
@@ -42,16 +43,8 @@ def learned_of(tokens: Ints, rows: int = 1) -> Learned:
 def sample_of(tokens: Ints) -> RoutingSample:
     sample = RoutingSample(shape_of_counts(COUNTS))
     sample.add(Origin("test", "test"))
-    count = len(tokens)
-    sample.add(
-        Tokens(
-            np.zeros(count, np.int64),
-            np.full(count, Phase.DECODE, np.uint8),
-            np.arange(count + 1) * (LAYERS * USED),
-            np.tile(np.repeat(np.arange(LAYERS), USED), count).astype(np.uint16),
-            tokens.astype(np.uint16).ravel(),
-        )
-    )
+    routed = [selections(dict(enumerate(token))) for token in tokens.tolist()]
+    sample.add(tokens_from([(0, Phase.DECODE, token) for token in routed]))
     return sample
 
 

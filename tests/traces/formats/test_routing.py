@@ -1,20 +1,17 @@
 """The tokens of traces in every format, many at a time and one by one."""
 
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 import moepack
 from moepack.common.errors import TraceError
 from moepack.traces.formats.routing import Token
 from moepack.traces.model import Phase
+from tests.support.children import run_child
 from tests.support.models import FIXTURES, first_shard
 from tests.support.trace_forms import ALL, FEW, SMALL, npy, pieces_of
 from tests.support.trace_samples import Selections, seen, traces
@@ -23,19 +20,11 @@ PHASES = {None: Phase.UNKNOWN, "prefill": Phase.PREFILL, "decode": Phase.DECODE}
 TRACE = FIXTURES / "qwen3moe-trace.csv"
 
 
-def selections_of(layers: NDArray[Any], experts: NDArray[Any]) -> Selections:
-    """List the selections of some rows."""
-    return [
-        (layer, expert)
-        for layer, row in zip(layers.tolist(), experts.tolist(), strict=True)
-        for expert in row
-        if expert >= 0
-    ]
-
-
 def token_of(token: Token) -> tuple[int, int, Selections]:
     """Return a token as the samples have it: its request, its phase, its selections."""
-    return token.request or 0, PHASES[token.phase], selections_of(token.layers, token.experts)
+    rows = zip(token.layers.tolist(), token.experts.tolist(), strict=True)
+    selections = [(layer, expert) for layer, row in rows for expert in row if expert >= 0]
+    return token.request or 0, PHASES[token.phase], selections
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -132,5 +121,4 @@ count = sum(len(batch.starts) - 1 for batch in trace.batches())
 assert count == 150_000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert int(run.stdout) < 25_000, "KiB more than after the first batch"
+    assert int(run_child(code)) < 25_000, "KiB more than after the first batch"

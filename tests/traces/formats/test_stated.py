@@ -91,17 +91,12 @@ def test_joined_files_are_of_one_model(tmp_path: Path) -> None:
 
 # What a file says goes with its selections, to whoever judges them and into other files.
 
-MOST = 1024
-
 
 def test_a_trace_file_keeps_what_an_imported_file_says(tmp_path: Path) -> None:
     path, target = tmp_path / "trace", tmp_path / "own"
     path.write_bytes(WRITTEN["route-csv"])
     moepack.import_trace([str(path)], target)
     assert read(target)[:2] == read(path)[:2]
-    error = refused(target, shape=dict.fromkeys(shape_of(SMALL), 2000), lenient=True)
-    assert error.problem == "the file is of a model with other experts a layer"
-    assert (error.expected, error.found) == (2000, MOST)
 
 
 def test_a_hotness_file_keeps_what_its_traces_say(tmp_path: Path) -> None:
@@ -109,7 +104,7 @@ def test_a_hotness_file_keeps_what_its_traces_say(tmp_path: Path) -> None:
     path.write_bytes(WRITTEN["route-csv"])
     hotness = moepack.measure_hotness([str(path)]).hotness
     save(hotness, saved)
-    assert read(saved)[0][0].expert_count == MOST
+    assert read(saved)[0][0].expert_count == 1024
     hotness.check_fits(shape_of_counts(shape_of(SMALL)))
     with pytest.raises(TraceError, match=r"counted on another model, expected 2000 experts"):
         hotness.check_fits(shape_of_counts(dict.fromkeys(shape_of(SMALL), 2000)))

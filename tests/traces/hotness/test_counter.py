@@ -18,7 +18,7 @@ from moepack.traces.hotness.measure import measure_hotness
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.hotness.timeline import LEAST_SHARE, MOST_CELLS
 from moepack.traces.model import Counts, Origin, Phase, Tokens, Unknown
-from tests.support.gguf_builder import Q8_0, moe
+from tests.support.packs import families_model
 from tests.support.trace_samples import selections, tokens_from
 
 ORIGIN = Origin("test", "test")
@@ -199,11 +199,7 @@ def test_counts_alone_give_the_most_that_a_chunk_can_be_needed(
 
 
 def test_a_pack_states_what_a_trace_says_of_chunks(tmp_path: Path) -> None:
-    builder = moe((0,), experts=8).put("qwen3moe.experts_per_group", "u32", 4)
-    for name in ("up", "down"):
-        builder.tensor(f"blk.0.ffn_{name}_chexps.weight", (64, 64, 2), Q8_0, 68)
-    model = builder.write(tmp_path / "m.gguf")
-    trace = tmp_path / "trace.csv"
+    model, trace = families_model(tmp_path), tmp_path / "trace.csv"
     rows = ["0 1 2", "1 2 3", "0 4 7", "5 6 7"]
     lines = [f"{number},0,0,0,{row}" for number, row in enumerate(rows)]
     heading = "decode_call,token_in_call,layer,occurrence,experts"

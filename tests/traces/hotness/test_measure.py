@@ -1,22 +1,22 @@
 """Hotness from traces, imatrices and hotness files, and its coverage."""
 
-import json
 import struct
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import moepack
 from moepack.common.errors import MoepackError, TraceError
 from moepack.common.keys import ExpertKey
+from moepack.inspection.facts import PackFacts
+from moepack.report import text
 from moepack.source import gguf_header
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness import coverage, file, measure
 from moepack.traces.hotness.measure import measure_hotness
 from tests.support.gguf_builder import F32, GgufBuilder, TensorSpec
-from tests.support.models import FIXTURES, first_shard, pack_model
+from tests.support.models import FIXTURES, first_shard
 from tests.support.shapes import shape_of_counts
 
 IMATRIX = FIXTURES / "qwen3moe-imatrix.gguf"
@@ -230,12 +230,9 @@ def test_coverage_is_of_the_bytes_of_the_hottest() -> None:
 
 
 @pytest.mark.parametrize("path", [TRACE, IMATRIX, FIXTURES / "qwen3moe-hotness.csv"])
-def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, cli: Any) -> None:
+def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path) -> None:
     target = tmp_path / "pack"
-    run = cli(
-        "pack", first_shard("qwen3moe"), "-o", target, "--hotness", path, "--layout", "hot-first"
-    )
-    assert run.returncode == 0, run.stderr
+    moepack.pack_model(first_shard("qwen3moe"), target, hotness=path, layout="hot-first")
     hotness = measure.load(str(path))
     with moepack.open(target) as pack:
         ranked = [hotness.counts.get(key, 0) for key in pack.hottest(1 << 40)]
@@ -243,20 +240,13 @@ def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path, cli: Any) 
         assert pack.manifest.hotness is not None
         assert pack.manifest.hotness["token_count"] == hotness.token_count
         lengths = {key: pack.locate(*key).length for key in pack.hottest(1 << 40)}
-    run = cli("inspect", target, "--json")
-    shown = json.loads(run.stdout)["coverage"]
-    measured = coverage.measure(hotness.counts, lengths)
-    assert shown["lengths"] == [covered._asdict() for covered in measured.lengths]
-    assert "by the counts that ranked them" in cli("inspect", target).stdout
+    facts = moepack.inspect(target)
+    assert isinstance(facts, PackFacts)
+    assert facts.coverage == coverage.measure(hotness.counts, lengths)
+    assert "by the counts that ranked them" in str(text.pack(facts))
 
 
-def test_inspect_measures_a_pack_that_states_nothing(tmp_path: Path, cli: Any) -> None:
-    heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
-    pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=heat.counts, hotness=heat)
-    shown = json.loads(cli("inspect", tmp_path / "pack", "--json").stdout)["coverage"]
-    sizes = [one["length"] for one in shown["lengths"]]
-    assert sizes == sorted(sizes)
-    assert 0 < sizes[0] < shown["total_length"]
-    pack_model([first_shard("qwen3moe")], tmp_path / "cold")
-    cold = json.loads(cli("inspect", tmp_path / "cold", "--json").stdout)
-    assert cold["coverage"] is None
+def test_a_pack_without_hotness_has_no_coverage(pack: moepack.Pack) -> None:
+    facts = moepack.inspect(pack.path)
+    assert isinstance(facts, PackFacts)
+    assert facts.coverage is None

@@ -244,11 +244,6 @@ def expected(
     return counted(steps, token_count, caches)
 
 
-def of_slots(slots: int, steps: Sequence[Step], token_count: int) -> Expected:
-    caches = {layer: Cache(slots, plain.Lru(), lambda _: 1) for layer in LENGTHS}
-    return counted(steps, token_count, caches)
-
-
 @pytest.mark.parametrize("examples", amounts(40, 2000))
 def test_caches_that_are_written_after_the_page_hit_the_same(examples: int, tmp_path: Path) -> None:
     @settings(max_examples=examples)
@@ -295,7 +290,8 @@ def compare(
     assert facts.curve[-1].shared_hit_rate == shared_rate(steps)
     for one in facts.results:
         if one.slots is not None:
-            right = of_slots(one.slots, steps, token_count)
+            caches = {layer: Cache(one.slots, plain.Lru(), lambda _: 1) for layer in LENGTHS}
+            right = counted(steps, token_count, caches)
         else:
             right = expected(one.policy, one.budget_length, steps, in_order, token_count)
         assert tuple(getattr(one, name) for name in NAMES) == right, one

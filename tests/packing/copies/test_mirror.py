@@ -14,10 +14,10 @@ from moepack.common.errors import MachineError, MirrorWarning, PackError, Reques
 from moepack.packing.copies import mirror_copy
 from moepack.storage.lock import lock
 from moepack.storage.ranges import RangeSet
-from tests.support.interruptions import CrashError, crash_after, record_calls
+from tests.support.interruptions import CrashError, crash_after, fail_at, record_calls
 from tests.support.machine_faults import Room
-from tests.support.mirrors import mirror, reads_right
-from tests.support.models import contents, first_shard, flip, keys_of, on_disk
+from tests.support.mirrors import mirror
+from tests.support.models import contents, first_shard, flip, keys_of, on_disk, reads_right
 
 pytestmark = pytest.mark.long
 
@@ -250,17 +250,9 @@ def test_a_drive_that_is_full_is_said_to_be(pack: Path, target: Path, room: Room
 def test_a_drive_that_becomes_full_leaves_what_can_be_gone_on_with(
     pack: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pwrite, left = os.pwrite, [4]
-
-    def write(descriptor: int, data: Any, offset: int) -> int:
-        left[0] -= 1
-        if not left[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return pwrite(descriptor, data, offset)
-
     monkeypatch.setattr(mirror_copy, "_PIECE_LENGTH", 50_000)
     monkeypatch.setattr(mirror_copy, "_GROUP_LENGTH", 50_000)
-    monkeypatch.setattr(os, "pwrite", write)
+    fail_at(monkeypatch, 4, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), (os, "pwrite"))
     with pytest.raises(MachineError, match="no space left") as caught:
         moepack.mirror_pack(pack, target)
     assert "the same command again" in str(caught.value.hint)

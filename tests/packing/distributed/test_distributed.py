@@ -282,7 +282,7 @@ def test_dask_workers_killed_at_random_cost_nothing_but_time(
         killer = threading.Thread(target=kill)
         killer.start()
         try:
-            for trial in range(3):
+            for trial in range(20):
                 target = tmp_path / f"pack-{trial}"
                 for resume in (False, *[True] * 9):
                     try:
@@ -291,10 +291,12 @@ def test_dask_workers_killed_at_random_cost_nothing_but_time(
                     except distributed.KilledWorker:
                         continue
                 assert contents(target) == alone
+                if trial > 1 and len(killed) > 1:
+                    break
         finally:
             ended.set()
             killer.join()
-        assert killed
+        assert len(killed) > 1
 
 
 def test_a_pool_whose_process_dies_is_continued(alone: dict[str, bytes], tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import ctypes
 import errno
 import itertools
 import os
-import pty
 import random
 import shutil
 import subprocess
@@ -34,8 +33,9 @@ from moepack.storage import holes
 from moepack.storage.extents import Extent
 from moepack.storage.space import free_space, shortage
 from tests.support import gguf_builder
+from tests.support.children import MOEPACK, Piped
 from tests.support.file_systems import mounted
-from tests.support.interruptions import StopHereError
+from tests.support.interruptions import StopHereError, before_each
 from tests.support.models import (
     FIXTURES,
     contents,
@@ -44,6 +44,7 @@ from tests.support.models import (
     shards_of,
     tree,
 )
+from tests.support.terminals import Terminal
 from tests.support.warm_command import Run
 
 pytestmark = pytest.mark.long
@@ -55,7 +56,6 @@ HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
 def source(tmp_path: Path) -> Path:
     """Return the shards of a small model."""
     folder = tmp_path / "source"
-    folder.mkdir()
     gguf_builder.write_shards(gguf_builder.split(gguf_builder.moe(ne=(128, 96)), 8), folder)
     return folder
 
@@ -536,11 +536,8 @@ def test_files_in_use_are_refused_and_their_user_is_named(
     if how == "mapped":
         code += "m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ); f.close()\n"
     code += "print('ready', flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, shard(source)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as user:
-        assert user.stdout is not None
-        assert user.stdout.readline() == b"ready\n"
+    with Piped(sys.executable, "-c", code, shard(source)) as user:
+        assert user.stdout.readline() == "ready\n"
         (refusal,) = refused(source, tmp_path / "pack")
         user.communicate()
     assert "open, or mapped" in refusal
@@ -577,14 +574,11 @@ def test_shards_go_home_without_room_where_none_was_carried_over(
     """Somebody else fills the disk between the check and the work."""
     from moepack.packing.in_place import work as in_place_work
 
-    sync = Unfinished.sync
-
-    def sync_when_full(unfinished: Unfinished) -> None:
+    def fill(*_: object) -> None:
         monkeypatch.setattr(in_place_work, "MARGIN", 1 << 60)
-        sync(unfinished)
 
     before = contents(source)
-    monkeypatch.setattr(Unfinished, "sync", sync_when_full)
+    before_each(monkeypatch, fill, (Unfinished, "sync"))
     with pytest.raises(MachineError, match="not enough space"):
         pack_model(source, tmp_path / "pack", in_place=True)
     assert contents(source) == before
@@ -720,28 +714,17 @@ def test_the_command_asks_for_a_word_on_a_terminal_and_for_an_option_elsewhere(
     run = cli(*packing, stdin=subprocess.DEVNULL)
     assert run.returncode == 2
     assert "--yes-delete-source" in run.stderr
-    for word, code in ((b"yes\n", 2), (b"delete\n", 0)):
+    for word, code in (("yes\n", 2), ("delete\n", 0)):
         assert contents(source) == before
-        assert on_a_terminal(word, *packing) == code
+        with Terminal(*MOEPACK, *map(str, packing)) as terminal:
+            terminal.type(word)
+            terminal.until_end()
+        assert terminal.process.returncode == code
     assert contents(target) == contents(tmp_path / "copy")
     restoring = ("restore", target, "-o", source, "--in-place")
     assert cli(*restoring, stdin=subprocess.DEVNULL).returncode == 2
     assert cli(*restoring, "--yes-delete-pack").returncode == 0
     assert contents(source) == before
-
-
-def on_a_terminal(typed: bytes, *arguments: str | Path) -> int:
-    """Run the command on a terminal, type something, and return its exit code."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "moepack", *map(str, arguments)]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        os.write(ours, typed)
-        with contextlib.suppress(OSError):  # the terminal ends with the process
-            while os.read(ours, 4096):
-                pass
-        os.close(ours)
-        return process.wait(60)
 
 
 def test_the_command_shows_the_plan_and_all_that_speaks_against_it(

@@ -7,10 +7,10 @@ bytes themselves where the journal is of no use any more.
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -22,11 +22,15 @@ from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.storage import holes
 from tests.support import gguf_builder
+from tests.support.interruptions import before_each
 from tests.support.models import contents, tree
 
 pytestmark = pytest.mark.long
 
-STEPS = ((os, "rename"), (os, "replace"), (os, "unlink"), (os, "ftruncate"), (FileSet, "sync"))
+STEPS = (
+    *((os, name) for name in ("rename", "replace", "unlink", "ftruncate")),
+    *((FileSet, "sync"), (holes, "punch")),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,7 +99,6 @@ def moments(folder: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> Moments:
     """Pack a model of 430 KiB in place, or restore it, and note all there is before each step."""
     root = folder / "root"
     source, target = root / "source", root / "model.moepack"
-    source.mkdir(parents=True)
     model = gguf_builder.moe((0, 1), 2, ne=(160, 160))
     gguf_builder.write_shards(gguf_builder.split(model, 8), source)
     shards = contents(source)
@@ -105,17 +108,12 @@ def moments(folder: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> Moments:
         pack_model(source, target, in_place=True)
     snapshots: list[dict[str, bytes]] = []
 
-    def stepping(call: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*arguments: Any, **options: Any) -> Any:
-            if (snapshot := tree(root)) not in snapshots:
-                snapshots.append(snapshot)
-            return call(*arguments, **options)
-
-        return step
+    def note(*_: object) -> None:
+        if (snapshot := tree(root)) not in snapshots:
+            snapshots.append(snapshot)
 
     with monkeypatch.context() as patch:
-        for place, name in (*STEPS, (holes, "punch")):
-            patch.setattr(place, name, stepping(getattr(place, name)))
+        before_each(patch, note, *STEPS)
         if way == "pack":
             pack_model(source, target, in_place=True, threads=1)
         else:
