@@ -70,7 +70,7 @@ def report(
     Each section needs its input: a trace for heat, coverage and caches, a machine for placement and
     forecast, measurements, or the verification of a pack.
 
-    Example: moepack report model.gguf --trace chat.moetrace --machine machine.toml -o report.html
+    Example: moepack report model.gguf --trace chat.moetrace -o report.html
     """
     from moepack.report.html import report_text
     from moepack.traces.formats.registry import ReadOptions
