@@ -55,25 +55,37 @@ with moepack.open(sys.argv[1]) as pack, pack.reader(check="never") as reader:
     length = sum(one.length for one in ranges)
 """
 _READ = """
-    start = time.perf_counter()
-    for expert in reader.read_many(keys):
-        pass
-    print(json.dumps([length / (time.perf_counter() - start)]))
+    for _ in range(2):  # the first time connects, and takes memory from the system
+        start = time.perf_counter()
+        for expert in reader.read_many(keys):
+            pass
+        seconds = time.perf_counter() - start
+    print(json.dumps([length / seconds]))
 """
+# With as many requests in flight, and bytes that end up in memory of the caller's as well.
 _STREAM = """
     from concurrent.futures import ThreadPoolExecutor
+    from threading import local
     import obstore
     from obstore.store import HTTPStore
     store = HTTPStore.from_url(sys.argv[1], client_options={"allow_http": True})
+    memory = local()
     def get(one):
+        if not hasattr(memory, "buffer"):
+            memory.buffer = memoryview(bytearray(max(one.length for one in ranges)))
         asked = {"range": (one.offset, one.offset + one.length)}
-        answer = obstore.get(store, one.path.name, options=asked)
-        return len(answer.bytes())
-    get(ranges[0])
-    start = time.perf_counter()
+        done = 0
+        for piece in obstore.get(store, one.path.name, options=asked).stream(1 << 20):
+            view = memoryview(piece)
+            memory.buffer[done : done + len(view)] = view
+            done += len(view)
+        return done
     with ThreadPoolExecutor(32) as threads:
-        assert sum(threads.map(get, ranges)) == length
-    print(json.dumps([length / (time.perf_counter() - start)]))
+        for _ in range(2):
+            start = time.perf_counter()
+            assert sum(threads.map(get, ranges)) == length
+            seconds = time.perf_counter() - start
+    print(json.dumps([length / seconds]))
 """
 
 

@@ -47,12 +47,12 @@ def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
     for name in ("copy", *copies.LAYOUTS):
         shutil.rmtree(folder / name)
     yield from elsewhere.rows(folder, shards, rounds)
-    yield from _on_tmpfs(shards, hotness, layers, rounds)
+    yield from _on_tmpfs(shards, hotness, rounds)
     yield from two_drives.mirrored(folder, rounds)
     yield from running.models(folder, 2)
 
 
-def _on_tmpfs(shards: list[Path], hotness: Path, layers: int, rounds: int) -> Iterator[Row]:
+def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:
     length = sum(shard.stat().st_size for shard in shards)
     # It is memory, and limited beside that.
     if min(available_memory(), free_space(SHARED_MEMORY)) < 5 * length:
@@ -65,7 +65,4 @@ def _on_tmpfs(shards: list[Path], hotness: Path, layers: int, rounds: int) -> It
         yield from copies.giving_back("tmpfs", moved, folder, rounds)
         for leftover in ("copy", *copies.LAYOUTS):
             shutil.rmtree(folder / leftover)
-        for shard in moved:
-            shard.unlink()
-        # So much that the start of Python does not count.
-        yield from elsewhere.workers(folder, models.write_model(folder, 2 * layers), rounds)
+        yield from elsewhere.workers(folder, moved, rounds)
