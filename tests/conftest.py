@@ -27,9 +27,10 @@ from tests.support.warm_command import Run
 hypothesis.settings.register_profile("moepack", max_examples=30, deadline=None)
 hypothesis.settings.load_profile("moepack")
 
-# A shell ignores SIGINT in what it starts in the background, and children inherit that: programs
-# that tests interrupt would never hear of it.
+# A shell ignores SIGINT and SIGQUIT in what it starts in the background, and children inherit that:
+# programs that tests interrupt would never hear of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # Commands keep what they print in buffers, as those of users do, and lose none of it.
 os.environ.pop("PYTHONUNBUFFERED", None)

@@ -86,26 +86,17 @@ class Terminal:
         """Type keys."""
         os.write(self._ours, text.encode())
 
-    def comes(self, pattern: str, seconds: float) -> bool:
-        """Return whether words come in time; they stay to be waited for."""
-        deadline = time.monotonic() + seconds
-        while re.search(pattern, self.written) is None:
-            left = max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select([self._ours], [], [], left)
-            if not ready:
-                return False
+    def until(self, pattern: str) -> str:
+        """Wait for words after those that were waited for before; return all up to them."""
+        deadline = time.monotonic() + PATIENCE
+        while (match := re.search(pattern, self.written)) is None:
+            ready, _, _ = select.select([self._ours], [], [], deadline - time.monotonic())
+            assert ready, self.written
             try:
                 piece = os.read(self._ours, 1 << 16)
             except OSError:  # how Linux says that the other end was closed
-                return False
+                raise AssertionError(self.written) from None
             self.written += piece.decode(errors="replace")
-        return True
-
-    def until(self, pattern: str) -> str:
-        """Wait for words after those that were waited for before; return all up to them."""
-        assert self.comes(pattern, PATIENCE), self.written
-        match = re.search(pattern, self.written)
-        assert match is not None
         head, self.written = self.written[: match.end()], self.written[match.end() :]
         return head
 
