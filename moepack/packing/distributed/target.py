@@ -201,9 +201,10 @@ class _StoreTarget:
         self._store.delete(self._key(name))
 
     def clean_up(self) -> None:
-        for name in self.lengths():
-            if name.startswith(f"{RECORDS_NAME}/"):
-                self.remove(name)
+        with contextlib.suppress(OSError):  # beside a manifest they mean nothing
+            for name in self.lengths():
+                if name.startswith(f"{RECORDS_NAME}/"):
+                    self.remove(name)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
