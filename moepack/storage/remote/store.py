@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -201,13 +202,8 @@ class Store:
         """Remove an object, if there is one."""
         import obstore
 
-        try:
+        with contextlib.suppress(FileNotFoundError):
             self._call(lambda: obstore.delete(self._client, key))
-        except FileNotFoundError:
-            return
-        except RemoteError as error:  # of a list of objects to delete, where somebody was faster
-            if not str(error.strerror).startswith("404"):
-                raise
 
     def _call(self, request: Callable[[], _T]) -> _T:
         check_process(self._process)
