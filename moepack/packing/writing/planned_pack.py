@@ -117,10 +117,7 @@ class PlannedPack:
             for name, file in self.files.items()
             if name in names and not self._is_compressed(name)
         ]
-        copier = Scatterer if self.source.is_remote else Copier
-        copier(folder, inputs, advanced).write(
-            copied, threads, lambda written: finished(FinishedFile(*written))
-        )
+        copy_files(self.source, copied, folder, inputs, threads, advanced, finished)
 
     def check_shard_hashes(self, inputs: Inputs, folder: Path, threads: int) -> None:
         """Compare the shards in the finished pack `folder` with the SHA-256 that the hub states.
@@ -149,6 +146,22 @@ def source_inputs(source: Source) -> Inputs:
     """Return the shards of a source, to be opened; each must be as when its header was read."""
     paths, stamps = [one.path for one in source.shards], [one.stamp for one in source.shards]
     return Inputs(paths, SourceError, stamps=stamps)
+
+
+def copy_files(
+    source: Source,
+    files: Sequence[NewFile],
+    folder: Path,
+    inputs: Inputs,
+    threads: int,
+    advanced: Callable[[int], None],
+    finished: Callable[[FinishedFile], None],
+) -> None:
+    """Copy the bytes of a source into data files as they are, as `PlannedPack.write` does."""
+    copier = Scatterer if source.is_remote else Copier
+    copier(folder, inputs, advanced).write(
+        files, threads, lambda written: finished(FinishedFile(written.name, written.digests))
+    )
 
 
 def _digest(records: Iterable[Iterable[object]]) -> str:

@@ -31,15 +31,13 @@ from moepack.pack.reading.pack import Pack, check_index
 from moepack.pack.reading.shard_map import shard_pieces
 from moepack.packing.writing.commit import write_proven
 from moepack.packing.writing.finished_files import FinishedFile
-from moepack.packing.writing.planned_pack import source_inputs
+from moepack.packing.writing.planned_pack import copy_files, source_inputs
 from moepack.source.shards import Source
 from moepack.storage.atomic import make_folder
-from moepack.storage.copying import Copier
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.input_file import open_input
 from moepack.storage.inputs import Inputs
 from moepack.storage.regular_file import open_regular
-from moepack.storage.scattering import Scatterer
 
 _MANIFEST_NAME, _INDEX_NAME = "recipe.json", "recipe.index"
 _HINT = "pack it with moepack, and share the pack itself"
@@ -208,10 +206,7 @@ class RecipePack:
     ) -> None:
         """Write and sync the data files `names` in `folder`, as `PlannedPack.write` does."""
         files = [file for name, file in self.files.items() if name in names]
-        copier = Scatterer if self.source.is_remote else Copier
-        copier(folder, inputs, advanced).write(
-            files, threads, lambda written: finished(FinishedFile(*written))
-        )
+        copy_files(self.source, files, folder, inputs, threads, advanced, finished)
 
     def check_shard_hashes(self, inputs: Inputs, folder: Path, threads: int) -> None:
         """Do nothing: each part has had its digest."""
