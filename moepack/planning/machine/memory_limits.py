@@ -1,6 +1,7 @@
 """The memory that there is: the system's, and the limits of control groups."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,16 @@ _LEAST_MARGIN = 512 * _MIB
 PRESSURE = Path("/proc/pressure/memory")
 MOST_STALLED = 10.0
 """Percent of the last ten seconds in which something may wait for memory, before it is short."""
+_DROPPED = {
+    True: (
+        ("inactive_file", "active_file", "slab_reclaimable"),
+        ("file_dirty", "file_writeback"),
+    ),
+    # Fields without `total_` leave out the groups inside one, whose pages its limit counts.
+    False: (("total_inactive_file", "total_active_file"), ("total_dirty", "total_writeback")),
+}
+"""The fields of memory.stat that can be dropped, and those among them that cannot yet, by whether
+the group is of the second version (cgroup-v2.rst and cgroup-v1/memory.rst of the kernel)."""
 
 
 def available_memory() -> int:
@@ -84,13 +95,21 @@ def _system_field(field: str) -> int:
 def _limits() -> list[tuple[int, int | None]]:
     """Return the limit and usage of each of this process's groups that has a limit.
 
-    Files in the page cache that are not in use can go, and are not counted; None is unknown.
+    What the system can drop at once is not counted: files in the page cache, however often they
+    were read, unless they are yet to be written; None is unknown.
     """
     limits = []
     for folder, is_second in own_groups("memory"):
         names = ("max", "current") if is_second else ("limit_in_bytes", "usage_in_bytes")
         limit, usage = (read_number(folder / f"memory.{name}") for name in names)
         if limit is not None:
-            cached = read_number(folder / "memory.stat", "inactive_file") or 0
-            limits.append((limit, None if usage is None else usage - cached))
+            dropped = max(0, _sum(folder, *_DROPPED[is_second]))
+            limits.append((limit, None if usage is None else usage - dropped))
     return limits
+
+
+def _sum(folder: Path, added: Collection[str], subtracted: Collection[str]) -> int:
+    """Return the sum of fields of a group's statistics, less others; missing ones count 0."""
+    stat = folder / "memory.stat"
+    total = sum(read_number(stat, field) or 0 for field in added)
+    return total - sum(read_number(stat, field) or 0 for field in subtracted)

@@ -38,7 +38,29 @@ LIMIT, USAGE = "memory/x/memory.limit_in_bytes", "memory/x/memory.usage_in_bytes
             FIRST_VERSION,
             {
                 **{LIMIT: f"{6 * GIB + 4096}", USAGE: f"{5 * GIB + 4096}"},
-                "memory/x/memory.stat": f"cache 7\ninactive_file {3 * GIB}\n",
+                "memory/x/memory.stat": f"cache 7\ntotal_inactive_file {3 * GIB}\n",
+            },
+            4 * GIB,
+            6 * GIB,
+        ),
+        (  # read twice; of it something is yet to be written
+            "0::/a",
+            {
+                **{"a/memory.max": f"{6 * GIB}", "a/memory.current": f"{5 * GIB}"},
+                "a/memory.stat": f"anon {GIB}\nfile_dirty {GIB // 2}\nfile_writeback {GIB // 2}\n"
+                f"inactive_file {GIB}\nactive_file {2 * GIB}\nslab_reclaimable {GIB}\n",
+            },
+            4 * GIB,
+            6 * GIB,
+        ),
+        (  # the pages of a group inside the one with the limit
+            "4:memory:/x/y\n0::/",
+            {
+                **{LIMIT: f"{6 * GIB}", USAGE: f"{5 * GIB}"},
+                "memory/x/memory.stat": "inactive_file 0\nactive_file 0\ndirty 9\n"
+                f"total_dirty {GIB}\ntotal_inactive_file {GIB}\ntotal_active_file {3 * GIB}\n",
+                "memory/x/y/memory.limit_in_bytes": f"{(1 << 63) - 4096}",
+                "memory/x/y/memory.usage_in_bytes": f"{5 * GIB}",
             },
             4 * GIB,
             6 * GIB,
@@ -62,18 +84,39 @@ def test_limits_of_all_groups_count(
     assert read_memory() == (most, "read", None, None)
 
 
-def test_a_real_limit_is_found() -> None:
-    length = 1 << 30
-    code = "from moepack.planning.machine import memory_limits as found; "
-    code += "print(found.available_memory(), int(found.read_memory().value))"
+def test_a_real_limit_is_found_and_files_that_were_read_are_free(tmp_path: Path) -> None:
+    """The files are read twice, in a group inside the one with the limit."""
+    length, file = 1 << 30, tmp_path / "file"
     with control_group(length) as group:
         if group is None:
             pytest.skip("no control group can be made here")
-        command = group.command([sys.executable, "-c", code])
+        command = group.command([sys.executable, "-c", _READING, str(file)])
         run = subprocess.run(command, capture_output=True, text=True, check=True)
-    available, all_of_it = map(int, run.stdout.split())
-    assert length - 612 * MIB <= available <= length - 512 * MIB
-    assert all_of_it == length
+        inner, available, read, all_of_it = run.stdout.split()
+        Path(inner).rmdir()
+    for left in (int(available), int(read)):
+        assert length - 612 * MIB <= left <= length - 512 * MIB
+    assert int(all_of_it) == length
+
+
+_READING = """
+import os, sys
+from moepack.planning.machine import memory_limits
+from moepack.planning.machine.control_groups import own_groups
+inner = next(own_groups("memory"))[0] / "inner"
+inner.mkdir()
+(inner / "cgroup.procs").write_text(str(os.getpid()))
+print(inner, memory_limits.available_memory())
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+for _ in range(256):
+    os.write(file, bytes(1 << 20))
+os.fsync(file)
+for _ in range(2):
+    os.lseek(file, 0, os.SEEK_SET)
+    while os.read(file, 1 << 20):
+        pass
+print(memory_limits.available_memory(), int(memory_limits.read_memory().value))
+"""
 
 
 def test_a_system_that_says_nothing_has_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
