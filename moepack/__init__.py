@@ -52,10 +52,8 @@ if TYPE_CHECKING:
     from moepack.packing.importing import import_pack as import_pack
     from moepack.packing.pack_model import pack_model as pack_model
     from moepack.packing.ranking import rank_pack as rank_pack
-    from moepack.packing.recipe_packing import pack_by_recipe as pack_by_recipe
     from moepack.packing.restore import restore as restore
     from moepack.packing.shard_index import index_model as index_model
-    from moepack.packing.writing.recipe import write_recipe as write_recipe
     from moepack.planning.forecasting.forecast import forecast as forecast
     from moepack.planning.forecasting.misses import WorkingSet as WorkingSet
     from moepack.planning.forecasting.published import published_formula as published_formula
@@ -109,8 +107,6 @@ _NAMES = {
     "packing.pack_model": "pack_model",
     "packing.copies.pull": "pull",
     "packing.ranking": "rank_pack",
-    "packing.writing.recipe": "write_recipe",
-    "packing.recipe_packing": "pack_by_recipe",
     "packing.restore": "restore",
     "packing.shard_index": "index_model",
     "planning.forecasting.forecast": "forecast",

@@ -267,7 +267,6 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
         cli,
         ("pull", address, "-o", part, "--layers", "0"),
         ("inspect", part),
-        ("recipe", example, "-o", tmp_path / "recipe"),
         ("inspect", shard),
         ("mirror", mirrored, tmp_path / "drive"),
         ("mirror", mirrored),

@@ -32,7 +32,6 @@ from moepack.cli.pack import pack
 from moepack.cli.place import place
 from moepack.cli.pull import pull
 from moepack.cli.rank import rank
-from moepack.cli.recipe import recipe
 from moepack.cli.report import report as report_command
 from moepack.cli.restore import restore
 from moepack.cli.run import run as run_command
@@ -67,7 +66,7 @@ def trace() -> None:
 
 for _group, _commands in (
     (cli, (inspect, pack, verify, locate, extract, include_dir, index, restore)),
-    (cli, (list_experts, rank, mirror, pull, recipe, mount, run_command, serve, bench, hotness)),
+    (cli, (list_experts, rank, mirror, pull, mount, run_command, serve, bench, hotness)),
     (cli, (export, import_pack, simulate, forecast, place, machine, doctor, report_command)),
     (trace, (trace_import, trace_stats, trace_concentration, trace_record)),
 ):

@@ -6,10 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 import moepack
-from moepack.cli.shared.argument_names import typed_name
 from moepack.cli.shared.confirmation import check_confirmation, confirm
 from moepack.cli.shared.executors import executor_option, opened_executor, part_option
 from moepack.cli.shared.options import (
@@ -52,18 +50,12 @@ if TYPE_CHECKING:
 @part_option("data files")
 @click.option("--commit", is_flag=True, help="Make a pack of the parts, once all are written.")
 @executor_option
-@click.option(
-    "--recipe", type=PathName(), metavar="DIR", help="Recipe of a pack, to make the same one."
-)
 @dry_run_option
 @resume_option
 @recover_option
 @threads_option
 @progress_options
-@click.pass_context
 def pack(
-    context: click.Context,
-    /,
     source: tuple[str, ...],
     target: str,
     no_mtp: bool,
@@ -73,7 +65,6 @@ def pack(
     resume: bool,
     recover: bool,
     executor: str | None,
-    recipe: str | None,
     **options: Any,
 ) -> None:
     """Turn SOURCE into the new pack DIR: the whole model, one aligned blob per expert.
@@ -91,10 +82,6 @@ def pack(
     if not source and not (in_place and resume):
         raise click.UsageError("SOURCE is missing")
     check_confirmation("--yes-delete-source", is_confirmed, in_place)
-    if recipe is not None:
-        _check_recipe_options(context)
-        _pack_by_recipe(source, recipe, target, resume=resume, threads=options["threads"])
-        return
 
     def print_plan(summary: PackSummary) -> None:
         if not is_json() and not is_quiet():
@@ -116,21 +103,3 @@ def pack(
     sum_up(summary, pack_text.packed, next_step)
     if dry_run and summary.in_place and summary.in_place.refusals:
         raise RequestError("it would be refused", hint="see above")
-
-
-def _pack_by_recipe(source: tuple[str, ...], recipe: str, target: str, **options: Any) -> None:
-    from moepack.report import pack_text
-
-    with progress(None, "packing") as advance:
-        summary = moepack.pack_by_recipe(source, recipe, target, progress=advance, **options)
-    sum_up(summary, pack_text.packed, next_line("verify", summary.path))
-
-
-def _check_recipe_options(context: click.Context) -> None:
-    """Raise RequestError for options about choices that a recipe has made."""
-    allowed = {"source", "target", "recipe", "resume", "threads", "quiet", "verbose", "as_json"}
-    for parameter in context.command.params:
-        origin = context.get_parameter_source(parameter.name or "")
-        if parameter.name not in allowed and origin is ParameterSource.COMMANDLINE:
-            problem = f"{typed_name(parameter)} does not go with --recipe"
-            raise RequestError(problem, hint="the recipe has made all choices: leave it out")

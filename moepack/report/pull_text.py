@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from moepack.inspection.facts import PartialFacts
     from moepack.packing.copies.pull import PullSummary
     from moepack.packing.fetched import FetchPlan
-    from moepack.packing.writing.recipe import RecipeSummary
 
 
 def fetching(plan: FetchPlan) -> str:
@@ -40,16 +39,6 @@ def pulled(summary: PullSummary) -> str:
         f" {fetched} pulled{kept}; every part had its digest\n"
         f"  {_missing(summary.expert_count, summary.all_expert_count, summary.missing_layers)},"
         f" and read from {shorten(summary.origin)}"
-    )
-
-
-def recipe(summary: RecipeSummary) -> str:
-    """Write the length of a recipe, and the model that it needs."""
-    count = count_text(len(summary.shards), "shard")
-    return (
-        f"{shorten(summary.path)}: {size_text(summary.length)} in place of"
-        f" {size_text(summary.data_length)}\n"
-        f"  it needs the model: {count}, the first is {shorten(summary.shards[0].name)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The commands `pull` and `recipe`, and what others say of a part of a pack."""
+"""The command `pull`, and what others say of a part of a pack."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,17 +66,3 @@ def test_the_whole_pack_is_printed_as_such(address: str, tmp_path: Path, cli: Ru
     assert is_same(tmp_path / "a", tmp_path / "store" / "a")
     again = cli("pull", address, "-o", tmp_path / "a")
     assert "the whole pack, 0 B pulled, 1.6 MiB there already" in again.stdout
-
-
-def test_a_recipe_is_carried_out_without_other_choices(
-    address: str, tmp_path: Path, cli: Run
-) -> None:
-    made = cli("recipe", address, "-o", tmp_path / "recipe")
-    assert made.returncode == 0, made.stderr
-    assert "KiB in place of 1.7 MiB" in made.stdout
-    words = ("pack", first_shard("qwen3moe"), "--recipe", tmp_path / "recipe", "-o")
-    refused = cli(*words, tmp_path / "new", "--layout", "natural")
-    assert refused.returncode == 2
-    assert "--layout does not go with --recipe" in refused.stderr
-    assert cli(*words, tmp_path / "new").returncode == 0
-    assert is_same(tmp_path / "new", tmp_path / "store" / "a")

@@ -34,7 +34,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "import": "Make a pack of the GGUF behind an engine's files.",
         "mount": "Serve the GGUF of a pack as files, without storing it.",
         "pull": "Bring a pack from a store, or some of its experts.",
-        "recipe": "Describe a pack, for others to make the same one.",
         "mirror": "Copy experts to a second drive, to read from both.",
         "index": "Index the experts of a GGUF, without a copy.",
         "rank": "Rank the experts of a pack by new counts.",

@@ -42,7 +42,6 @@ from moepack.packing.writing.commit import TEMPORARY_NAME, UnsettledError, commi
 from moepack.packing.writing.finished_files import FinishedFile
 from moepack.packing.writing.journal import Journal
 from moepack.packing.writing.planned_pack import PlannedPack
-from moepack.packing.writing.recipe import RecipePack
 from moepack.packing.writing.target_directory import WatchedFiles, prepare
 from moepack.storage.atomic import sync_directory
 from moepack.storage.extents import NewFile
@@ -53,7 +52,7 @@ DEFAULT_THREADS = 4
 
 
 def pack(
-    planned: PlannedPack | RecipePack,
+    planned: PlannedPack,
     target: str | os.PathLike[str],
     *,
     resume: bool = False,
@@ -107,7 +106,7 @@ def _translated(path: Path) -> Iterator[None]:
 class _UnfinishedPack:
     """One pack in the making."""
 
-    planned: PlannedPack | RecipePack
+    planned: PlannedPack
     path: Path
     journal: Journal
     created: bool
