@@ -53,7 +53,6 @@ DOORS = {
         *("bench", "report"),
     },
     "__main__": {"cli"},
-    "aio": {"pack", "storage"},
     "version": set(),
 }
 """The modules beside the folders, and where they lead."""

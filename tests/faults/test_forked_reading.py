@@ -1,18 +1,15 @@
 """A process that forks while it has readers: the child may not touch them, and harms nobody."""
 
-import asyncio
 import gc
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import moepack
-import moepack.aio
 from moepack.common.errors import RequestError
 from moepack.pack.reading.pack import Pack
-from tests.support.children import PATIENCE, run_child
+from tests.support.children import run_child
 from tests.support.models import keys_of, on_disk
 from tests.support.reads import in_child
 
@@ -95,24 +92,3 @@ def test_a_child_that_ends_as_programs_do_leaves_the_parent_alone(
         print("right")
     """
     assert run_child(code, packs["qwen3moe"], name) == "right\n"
-
-
-def test_an_asyncio_reader_that_a_child_closes_reads_on_in_the_parent(
-    pack: Pack, name: str
-) -> None:
-    async def main() -> None:
-        async with moepack.aio.Reader(pack, backend=name) as reader:
-            await reader.read(0, 0)
-
-            def work() -> None:
-                with pytest.raises(StopIteration):
-                    reader.close().send(None)
-
-            in_child(work)
-            async with asyncio.timeout(PATIENCE):
-                for key in keys_of(pack):
-                    assert await reader.read(*key) == on_disk(pack.locate(*key))
-
-    if sys.platform != "linux":
-        pytest.skip("the loop's epoll, which parent and child share, is Linux's")
-    asyncio.run(main())

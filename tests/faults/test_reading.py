@@ -607,9 +607,9 @@ def test_no_thread_writes_to_the_descriptors_of_a_closed_queue(
     assert problems == []
 
 
-PROGRAMS = {
+def test_a_program_that_ends_with_reads_in_flight_ends(packs: dict[str, Path]) -> None:
     # A drive that is slow, and a batch that is still a global when the interpreter stops.
-    "a batch": """
+    code = """
         import os, sys, time, moepack
         # In a namespace of its own, or the function would keep this one alive.
         drive = {"sleep": time.sleep, "read": os.preadv}
@@ -619,24 +619,7 @@ PROGRAMS = {
         os.preadv = drive["slow"]
         batch = reader.submit([(0, n) for n in range(8)])
         time.sleep(0.05)
-    """,
-    "an asyncio reader": """
-        import asyncio, logging, sys, warnings, moepack, moepack.aio
-        logging.disable()  # asyncio tells of what was left undone
-        warnings.simplefilter("ignore")
-        async def work():
-            global reader, reads
-            reader = moepack.aio.Reader(moepack.open(sys.argv[1]), backend="buffered")
-            reads = [asyncio.ensure_future(reader.read(0, n)) for n in range(8)]
-            await asyncio.sleep(0)
-        loop = asyncio.new_event_loop()
-        loop.run_until_complete(work())
-    """,
-}
-
-
-@pytest.mark.parametrize("code", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_program_that_ends_with_reads_in_flight_ends(code: str, packs: dict[str, Path]) -> None:
+    """
     run_child(code, packs["qwen3moe"])
 
 

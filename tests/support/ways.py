@@ -1,16 +1,13 @@
 """Every way to read experts, in one form, for promises about all of them."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import moepack
-import moepack.aio
 from moepack.common.errors import MoepackError
 from moepack.pack.reading.pack import Pack
-from tests.support.children import PATIENCE
 
 LENGTH = 1 << 17
 """Bytes of a buffer, more than any expert here takes."""
@@ -119,56 +116,6 @@ def _batch(reading: Reading, *, in_order: bool, memory: str = "new") -> None:
         reading.statistics = reader.statistics
 
 
-def _asyncio(reading: Reading, *, how: str) -> None:
-    """Read in an event loop, which may not complain."""
-    complaints: list[str] = []
-
-    async def single(
-        reader: moepack.aio.Reader, number: int, key: tuple[int, int], part: str | None
-    ) -> None:
-        try:
-            if how == "into":
-                buffer = filled()
-                length = await reader.read_into(buffer, *key, part, family=reading.family)
-                assert is_filled(buffer, length)
-                view = memoryview(buffer)[:length]
-            else:
-                view = await reader.read(*key, part, family=reading.family)
-            reading.add(number, part, view)
-        except MoepackError as error:
-            reading.errors.append(error)
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: complaints.append(str(context)))
-        async with (
-            asyncio.timeout(PATIENCE),
-            moepack.aio.Reader(reading.pack, **reading.options) as reader,
-        ):
-            if how in ("single", "into"):
-                await asyncio.gather(*(single(reader, *call) for call in reading.singles()))
-            else:
-                buffers = [filled() for _ in reading.keys]
-                try:
-                    async for one in reader.read_many(
-                        reading.keys,
-                        parts=reading.parts,
-                        family=reading.family,
-                        into=None if how == "in order" else buffers,
-                        in_order=how == "in order",
-                    ):
-                        reading.add_expert(one, has_view=True)
-                        if how != "in order":
-                            assert is_filled(buffers[one.number], len(one.view))
-                except MoepackError as error:
-                    reading.errors.append(error)
-            assert reader.statistics.in_flight_count == 0
-            reading.statistics = reader.statistics
-
-    asyncio.run(main())
-    assert complaints == []
-
-
 WAYS: dict[str, Way] = {
     "read": partial(_single, into=False),
     "read_into": partial(_single, into=True),
@@ -178,14 +125,8 @@ WAYS: dict[str, Way] = {
     "pool in order": partial(_batch, in_order=True, memory="pool"),
     "into": partial(_batch, in_order=False, memory="into"),
     "scattered": partial(_batch, in_order=False, memory="scattered"),
-    "asyncio": partial(_asyncio, how="single"),
-    "asyncio into": partial(_asyncio, how="into"),
-    "asyncio loop": partial(_asyncio, how="in order"),
-    "asyncio as they come": partial(_asyncio, how="as they come"),
 }
-ENDS_WITH_AN_ERROR = ("asyncio loop", "asyncio as they come")
-"""Loops in which nothing comes after the first error."""
-IN_ORDER = ("read", "read_into", "batch", "pool in order", "asyncio loop")
+IN_ORDER = ("read", "read_into", "batch", "pool in order")
 """Ways by which experts come in the order of their keys."""
-READS_TO_NEW_MEMORY = ("read", "batch", "as they come", "asyncio", "asyncio loop")
+READS_TO_NEW_MEMORY = ("read", "batch", "as they come")
 """Ways for which the reader allocates memory."""

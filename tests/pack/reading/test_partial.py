@@ -1,6 +1,5 @@
 """Partial packs are read as packs are: what is here from the drive, the rest from where it came."""
 
-import asyncio
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import moepack
-import moepack.aio
 from moepack.common.errors import MachineError, MirrorWarning, PackError
 from moepack.common.remote_path import RemotePath
 from tests.support.models import FIXTURES, first_shard, flip, keys_of
@@ -57,17 +55,6 @@ def test_every_expert_is_read_wherever_it_is(backend: str, part: Path, original:
                 assert reader.read(layer, expert, "up") == other.read(layer, expert, "up")
             assert reader.read_dense("output_norm.weight") == other.read_dense("output_norm.weight")
             assert reader.statistics.error_count == 0
-
-
-def test_an_event_loop_waits_for_both(part: Path, original: Path) -> None:
-    async def read() -> dict[tuple[int, int], bytes]:
-        with moepack.Pack(part) as pack:
-            async with moepack.aio.Reader(pack) as reader:
-                views = await asyncio.gather(*(reader.read(*key) for key in keys_of(pack)))
-                return {key: bytes(view) for key, view in zip(keys_of(pack), views, strict=True)}
-
-    with moepack.Pack(original) as whole, whole.reader() as other:
-        assert asyncio.run(read()) == {key: bytes(other.read(*key)) for key in keys_of(whole)}
 
 
 def test_what_is_here_costs_no_request_and_the_rest_one_each(
