@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ from moepack.common.errors import write_failure
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.planning.machine.memory_limits import available_memory
 from moepack.planning.machine.model import Machine
-from moepack.planning.machine.processors import cpu_quota
+from moepack.planning.machine.processors import OtherWork, cpu_quota
 from moepack.traces.formats.traced_model import shape_of
 
 SECONDS = 20.0
 _TRIAL_LENGTH = 1 << 16
+_SECONDS_OF_OTHERS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,13 @@ def doctor(
     """
     available = available_memory()
     findings = [hardware.check_free_memory(), hardware.check_pressure()]
-    load = os.getloadavg()[0]  # before measuring keeps processors busy
+    busy = _busy_processors()  # before measuring keeps them busy
     measured = measure_machine(model, directory=directory, seconds=seconds, progress=progress)
     drive_note = measured.notes[0] if measured.machine.drive is None else None
     gpu_note = None if measured.machine.gpus else measured.notes[-1]
     build = hardware.check_build()
     findings += [
-        hardware.check_processors(measured.machine.compute, load, cpu_quota()),
+        hardware.check_processors(measured.machine.compute, busy, cpu_quota()),
         hardware.check_bandwidth(measured.machine.memory_bandwidth),
         build,
         hardware.check_variables(os.environ),
@@ -92,6 +94,16 @@ def doctor(
         None if model is None else os.fspath(path_list(model)[0]),
         outlook,
     )
+
+
+def _busy_processors() -> float | None:
+    """Return how many processors work for others for a moment; None if the system does not tell.
+
+    The load average counts threads that wait for drives as well, and those of a minute ago.
+    """
+    work = OtherWork()
+    time.sleep(_SECONDS_OF_OTHERS)
+    return work.processor_count(0.0)
 
 
 def _check_reading(path: Path) -> list[CheckResult]:

@@ -92,10 +92,13 @@ def check_bandwidth(bandwidth: Figure | None, nodes: Path = _NODES) -> CheckResu
     return CheckResult("memory bandwidth", measured, "fine")
 
 
-def check_processors(compute: Figure | None, load: float, quota: float | None) -> CheckResult:
+def check_processors(
+    compute: Figure | None, busy: float | None, quota: float | None
+) -> CheckResult:
     """Judge the number of processors for this process, and their speed.
 
-    `load` is the number busy with something else, `quota` the number that a control group allows.
+    `busy` is how many of them work for others, None if unknown; `quota` the number that a control
+    group allows.
     """
     count, all_of_them = cpu_count(), os.cpu_count() or 1
     measured = count_text(count, "thread")
@@ -110,8 +113,8 @@ def check_processors(compute: Figure | None, load: float, quota: float | None) -
         return CheckResult(
             "processors", measured, "limit", "allow it to use all of them (taskset, cpuset)"
         )
-    if load > _BUSY_SHARE * count:
-        measured += f"; {load:.1f} are busy"
+    if busy is not None and busy > _BUSY_SHARE * count:
+        measured += f"; {busy:.1f} are busy"
         hint = "other programs compute: end them, or use fewer threads"
         return CheckResult("processors", measured, "limit", hint)
     return CheckResult("processors", measured, "fine")

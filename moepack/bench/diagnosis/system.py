@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moepack.bench.diagnosis.check_result import CheckResult
 from moepack.common.errors import MachineError
-from moepack.common.sizes import size_text
+from moepack.common.sizes import count_text, size_text
 from moepack.running.pager.huge_pages import HUGE_PAGE, HugePages
 from moepack.running.pager.page_faults import check_page_faults
 from moepack.storage import probe
@@ -107,13 +107,15 @@ def check_mappings(expert_count: int | None = None, path: Path = _MAPPINGS) -> C
         limit = int(path.read_text())
     except (OSError, ValueError):
         return CheckResult("mappings", None, "unknown")
-    room = max(0, limit - _OTHER_MAPPINGS) // MAPPINGS_AN_EXPERT
-    measured = f"{limit:,} a process, for some {room:,} experts in memory"
-    if expert_count is None or expert_count <= room:
-        return CheckResult("mappings", measured, "fine")
+    measured = f"{limit:,} a process"
+    if expert_count is None:
+        most = max(0, limit - _OTHER_MAPPINGS) // MAPPINGS_AN_EXPERT
+        return CheckResult("mappings", f"{measured}: enough for {most:,} experts", "fine")
     needed = MAPPINGS_AN_EXPERT * expert_count + _OTHER_MAPPINGS
-    hint = f"the model has {expert_count:,}: sysctl vm.max_map_count={needed}"
-    return CheckResult("mappings", measured, "limit", hint)
+    measured += f"; the model's {count_text(expert_count, 'expert')} need {needed:,}"
+    if needed <= limit:
+        return CheckResult("mappings", measured, "fine")
+    return CheckResult("mappings", measured, "limit", f"sysctl vm.max_map_count={needed}")
 
 
 def _limit_text(limit: int) -> str:

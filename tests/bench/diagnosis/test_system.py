@@ -136,16 +136,29 @@ def test_more_shards_take_more_open_files() -> None:
     in_child(work)
 
 
-def test_mappings_are_enough_for_so_many_experts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "measured", "hint"),
+    [
+        (None, "65,530 a process: enough for 21,176 experts", None),
+        (1024, "65,530 a process; the model's 1,024 experts need 5,072", None),
+        (
+            30_000,
+            "65,530 a process; the model's 30,000 experts need 92,000",
+            "sysctl vm.max_map_count=92000",
+        ),
+    ],
+)
+def test_mappings_are_compared_with_the_experts_of_the_model(
+    count: int | None, measured: str, hint: str | None, tmp_path: Path
+) -> None:
     path = tmp_path / "max_map_count"
     path.write_text("65530\n")
-    assert system.check_mappings(None, path).verdict == "fine"
-    assert system.check_mappings(21_000, path).verdict == "fine"
-    finding = system.check_mappings(30_000, path)
-    assert (finding.verdict, finding.hint) == (
-        "limit",
-        "the model has 30,000: sysctl vm.max_map_count=92000",
-    )
+    finding = system.check_mappings(count, path)
+    assert (finding.measured, finding.hint) == (measured, hint)
+    assert finding.verdict == ("fine" if hint is None else "limit")
+
+
+def test_mappings_that_the_system_does_not_tell_are_unknown(tmp_path: Path) -> None:
     missing = system.check_mappings(1, tmp_path / "none")
     assert (missing.measured, missing.verdict) == (None, "unknown")
     assert system.check_mappings().measured, "this system says it"
