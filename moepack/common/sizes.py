@@ -38,9 +38,9 @@ def align(offset: int, alignment: int) -> int:
 def size_text(length: int) -> str:
     """Write a length in bytes for people: `1.5 GiB`."""
     value = float(length)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    for unit, decimals in (("B", 0), ("KiB", 1), ("MiB", 1), ("GiB", 1)):
+        if round(value, decimals) < 1024:  # the unit is that of the rounded number
+            return f"{value:.{decimals}f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
 

@@ -7,8 +7,7 @@ from moepack.planning.placing.facts import OptionFacts, PinFacts, PlacementFacts
 from moepack.report.forecast_text import prompt_words, speed_words, table_words
 from moepack.report.page import Block, Page, Verbatim
 from moepack.report.table import Column, Table
-from moepack.report.text import amount
-from moepack.report.values import share_text
+from moepack.report.values import parameters_text, share_text
 
 
 def text(facts: PlacementFacts) -> Page:
@@ -18,10 +17,11 @@ def text(facts: PlacementFacts) -> Page:
 
 def _blocks(facts: PlacementFacts) -> Iterator[Block]:
     counts = facts.parameters
+    numbers = (counts.total, counts.expert, counts.dense, counts.embedding, counts.active)
+    total, expert, dense, embedding, active = map(parameters_text, numbers)
     yield (
-        f"{facts.model}: {amount(counts.total)} parameters: {amount(counts.expert)} in experts, "
-        f"{amount(counts.dense)} dense, {amount(counts.embedding)} in embeddings; "
-        f"{amount(counts.active)} are active in a token, but all take memory"
+        f"{facts.model}: {total} parameters: {expert} in experts, {dense} dense, {embedding} in "
+        f"embeddings; {active} are active in a token, but all take memory"
     )
     if facts.table_length:
         yield table_words(facts.table_length)

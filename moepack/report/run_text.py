@@ -12,7 +12,7 @@ def generated(facts: RunFacts) -> str:
     """Return two lines of statistics: of a prompt, and of its answer."""
     kept = f", {facts.kept_count:,} of them kept" if facts.kept_count else ""
     first = facts.first_token_seconds
-    after = UNKNOWN if first is None else f"{first:.2f} s" if first < 10 else f"{first:,.0f} s"
+    after = UNKNOWN if first is None else f"{first:.2f} s" if first < 9.995 else f"{first:,.0f} s"
     end = _ENDS.get(facts.end, "")
     return (
         f"prompt: {count_text(facts.prompt_count, 'token')}{kept}, "

@@ -20,7 +20,7 @@ from moepack.inspection.facts import (
 from moepack.report import mirror_text, pull_text
 from moepack.report.page import Page
 from moepack.report.table import Column, Table
-from moepack.report.values import UNKNOWN, number_text, tokens_text
+from moepack.report.values import UNKNOWN, number_text, parameters_text, tokens_text
 from moepack.traces.hotness.coverage import Coverage
 
 
@@ -44,8 +44,9 @@ def source(facts: SourceFacts) -> Page:
         f"  expert bytes          {size_text(facts.expert_length)} "
         f"({facts.expert_length / max(total_length, 1):.1%} of all tensors)",
         f"  dense bytes           {size_text(facts.dense_length)}",
-        f"  parameters            {amount(parameters.total)} total, "
-        f"{amount(parameters.active)} active, {amount(parameters.expert)} in experts",
+        f"  parameters            {parameters_text(parameters.total)} total, "
+        f"{parameters_text(parameters.active)} active, "
+        f"{parameters_text(parameters.expert)} in experts",
     ]
     if facts.mtp_layers:
         layers = ranges_text(facts.mtp_layers)
@@ -56,16 +57,6 @@ def source(facts: SourceFacts) -> Page:
 
 def _model(name: str | None, architecture: str | None) -> str:
     return f"{shorten(name or 'a model without a name')} ({shorten(architecture or UNKNOWN)})"
-
-
-def amount(number: int | None) -> str:
-    """Write a number of parameters: `30.5B`."""
-    if number is None:
-        return UNKNOWN
-    for factor, unit in ((10**9, "B"), (10**6, "M")):
-        if number >= factor:
-            return f"{number / factor:.1f}{unit}"
-    return f"{number:,}"
 
 
 def _family(family: FamilyFacts) -> tuple[str, Table]:

@@ -22,6 +22,14 @@ def tokens_text(count: int | None) -> str:
     return "an unknown number of tokens" if count is None else count_text(count, "token")
 
 
+def parameters_text(count: int | None) -> str:
+    """Write a number of parameters: `30.5B`."""
+    if count is None or count < 10**6:
+        return number_text(count)
+    millions = round(count / 10**6, 1)
+    return f"{millions}M" if millions < 1000 else f"{count / 10**9:.1f}B"
+
+
 def speed_text(bytes_per_second: float | None) -> str:
     """Write bytes a second: `1.5 GiB/s`."""
     return UNKNOWN if bytes_per_second is None else sizes.speed_text(bytes_per_second)

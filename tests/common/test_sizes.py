@@ -1,5 +1,6 @@
 """Sizes as people type them: one reading of them in the whole package."""
 
+import math
 import re
 
 import pytest
@@ -11,6 +12,10 @@ from moepack.common.errors import RequestError
 from moepack.running.pager.budget import check_memory
 
 GIB = 1 << 30
+
+_around_units = st.builds(
+    lambda power, less: (1 << power) - less, st.sampled_from([10, 20, 30, 40]), st.integers(0, 64)
+)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,14 @@ def test_a_number_of_bytes_is_itself(length: int) -> None:
 def test_what_is_printed_is_read_again() -> None:
     for length in (1, 1 << 10, 3 << 20, 3 << 29, 5 << 30, 7 << 40):
         assert sizes.parse_size(sizes.size_text(length)) == length
+
+
+@given(st.integers(0, (1 << 53) - 1) | _around_units)
+def test_a_size_is_in_the_unit_of_its_rounded_number(length: int) -> None:
+    number, unit = sizes.size_text(length).split()
+    assert float(number) < 1024 or unit == "TiB"
+    assert float(number) >= 1 or length == 0
+    assert math.isclose(length, float(number) * (sizes.unit_length(unit) or 0), rel_tol=0.05)
 
 
 @pytest.mark.parametrize(

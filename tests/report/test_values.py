@@ -2,7 +2,7 @@
 
 import pytest
 
-from moepack.report.values import rate_text, seconds_text, speed_text
+from moepack.report.values import parameters_text, rate_text, seconds_text, speed_text
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,21 @@ from moepack.report.values import rate_text, seconds_text, speed_text
 )
 def test_a_rate_has_three_digits_and_no_exponent(value: float | None, text: str) -> None:
     assert rate_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "–"),
+        (999_999, "999,999"),
+        (1_000_000, "1.0M"),
+        (999_949_999, "999.9M"),
+        (999_950_000, "1.0B"),
+        (30_532_122_624, "30.5B"),
+    ],
+)
+def test_parameters_are_in_the_unit_of_their_rounded_number(count: int | None, text: str) -> None:
+    assert parameters_text(count) == text
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from moepack.report.html.drawing import COLOURS, INK, PAPER, bytes_axis, draw
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, Key, PageSection, Picture
 from moepack.report.table import Column, Table
-from moepack.report.text import amount
-from moepack.report.values import UNKNOWN, share_text
+from moepack.report.values import UNKNOWN, parameters_text, share_text
 from moepack.source.parameters import Parameters
 
 _DENSE = (
@@ -160,8 +159,8 @@ def _extent(facts: ReportFacts) -> DataTable:
     ]
     parameters = _parameters(facts)
     if parameters is not None:
-        rows.append(("parameters", amount(parameters.total)))
-        rows.append(("parameters active in a token", amount(parameters.active)))
+        rows.append(("parameters", parameters_text(parameters.total)))
+        rows.append(("parameters active in a token", parameters_text(parameters.active)))
     if isinstance(model, PackFacts):
         rows.append(("layout of the pack", model.layout.name or UNKNOWN))
         rows.append(("made by", model.tool))
@@ -179,8 +178,8 @@ def _headline(facts: ReportFacts, total: int) -> tuple[tuple[str, str], ...]:
     parameters = _parameters(facts)
     lines = [(size_text(total), "of weights"), (_experts(facts.model), "layers × experts")]
     if parameters is not None:
-        active = f"parameters, {amount(parameters.active)} active in a token"
-        lines.insert(0, (amount(parameters.total), active))
+        active = f"parameters, {parameters_text(parameters.active)} active in a token"
+        lines.insert(0, (parameters_text(parameters.total), active))
     return tuple(lines)
 
 
@@ -212,5 +211,6 @@ def _unknown(model: SourceFacts | PackFacts) -> tuple[str, ...]:
         return ("The pack has experts alone: the bytes of everything else are not in the bar.",)
     if isinstance(model, SourceFacts) and model.mtp_layers:
         count = count_text(len(model.mtp_layers), "layer")
-        return (f"{count} for multi-token prediction, which llama.cpp does not run, are counted.",)
+        use = "which llama.cpp runs only to draft tokens"
+        return (f"{count} for multi-token prediction, {use}, are counted.",)
     return ()
