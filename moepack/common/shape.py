@@ -33,7 +33,7 @@ class ModelShape(NamedTuple):
     """All families of experts of a model, ordered by layer, a layer's main one first.
 
     `dense_length` is the bytes of all tensors that belong to no expert, None if unknown.
-    `mtp_layers` are those for multi-token prediction, which llama.cpp does not run.
+    `mtp_layers` are those for multi-token prediction, which llama.cpp runs only for drafts.
     """
 
     families: tuple[FamilyShape, ...]
