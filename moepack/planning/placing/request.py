@@ -14,6 +14,8 @@ from moepack.planning.machine.model import Machine
 from moepack.planning.placing.facts import DeviceFacts, OptionFacts, PinFacts, PlacementFacts
 from moepack.source.parameters import Parameters
 
+_CACHE_NOTE = "`--moe-cache-mib` takes llama.cpp b11480 or later"
+
 
 class ExpertTensor(NamedTuple):
     """A projection of all experts of a layer: its name without suffixes, and bytes."""
@@ -180,6 +182,8 @@ class PlacementRequest(NamedTuple):
         pins: PinFacts | None = None,
     ) -> PlacementFacts:
         """Return the facts of a placement, without forecasts."""
+        if any(one.vram_cache_length is not None for one in (option, *alternatives)):
+            notes = [*notes, _CACHE_NOTE]
         return PlacementFacts(
             model=self.model.path,
             engine=self.engine,

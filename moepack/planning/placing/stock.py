@@ -104,7 +104,7 @@ def _alternatives(request: PlacementRequest, placed: Offload) -> Iterator[Option
     if placed.memory_length - fuller.memory_length >= _LEAST_GAIN * model.expert_length:
         words = ["-ot", pattern(fuller.in_memory)] if fuller.in_memory else []
         yield _option(request, fuller, [*_split(placed), *words], None)
-    # llama.cpp b11480 and later cache the latest experts in VRAM, with all of them in memory.
+    # The latest experts in VRAM, with all of them in memory.
     length = cache_length(request, placed)
     needed = model.embedding_length + model.expert_length
     if length and request.engine == LLAMA and needed <= request.memory_capacity:
