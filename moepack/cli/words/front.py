@@ -4,12 +4,15 @@ import contextlib
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
+from moepack.cli.shared.argument_names import typed_name
 from moepack.cli.shared.exit_codes import ExitCode
+from moepack.cli.shared.parameters import PathName
 from moepack.cli.words.typed_words import HELP_OPTIONS
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
@@ -133,6 +136,7 @@ class Commands(click.Group):
         if len(words) == 1 and words[0] in _HELP_WORDS and not os.path.lexists(words[0]):
             words = ["--help"]
         _check_dashes(command, words)
+        _check_repeated(command, words)
         return name, command, words
 
     def invoke(self, context: click.Context) -> Any:
@@ -164,3 +168,13 @@ def _check_dashes(command: click.Command, words: Sequence[str]) -> None:
             return
         if len(name) > 2 and f"-{name}" in names:
             raise click.NoSuchOption(name, possibilities=[f"-{name}"])
+
+
+def _check_repeated(command: click.Command, words: Sequence[str]) -> None:
+    """Raise UsageError for two files of an option that takes one: the first would be dropped."""
+    parser = command.make_parser(click.Context(command, resilient_parsing=True))
+    *_, order = parser.parse_args(list(words))
+    for param, count in Counter(order).items():
+        is_option = isinstance(param, click.Option) and not param.multiple
+        if count > 1 and is_option and isinstance(param.type, PathName):
+            raise click.UsageError(f"{typed_name(param)} is given {count} times, but takes one")
