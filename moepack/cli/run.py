@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from moepack.cli.running.answers import print_answer
 from moepack.cli.running.chat import chat, make_editor
-from moepack.cli.running.fetching import fetch
+from moepack.cli.running.fetching import fetch, require_engine
 from moepack.cli.running.options import (
     chat_options,
     engine_options,
@@ -99,7 +99,6 @@ def run(
     if rest is not None:
         _run_program(source_or_pack, rest, passed_on, stats=stats, **engine)
         return
-    from moepack.common.extras import require
     from moepack.packing.opening import open_model
     from moepack.planning.machine.processors import OtherWork
     from moepack.running.programs.chat import Conversation
@@ -107,7 +106,7 @@ def run(
 
     other_work = OtherWork()
     source_or_pack, text = _split_prompt(source_or_pack, prompt, prompt_path)
-    require("run")
+    require_engine(source_or_pack)
     template = chat_template_options(chat_template, chat_template_file)
     _check(text, raw, system, template, tokens)
     server_words, fields = split_fields(passed_on)

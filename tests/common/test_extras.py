@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -198,12 +199,19 @@ def test_all_that_is_missing_is_named_at_once(bare_venv: Path, laid_out: Path) -
 
 MODEL = str(first_shard("qwen3moe"))
 COMMANDS = {
-    f"run {MODEL} -p hi --raw": "run",
-    f"serve {MODEL} --port 0": "run",
-    f"bench {MODEL} --run": "run",
-    "trace record --model PACK --prompts PROMPTS -o NEW": "record",
+    f"run {MODEL} -p hi --raw": ["run"],
+    f"serve {MODEL} --port 0": ["run"],
+    "run hf://OWNER/NAME/Q4_K_M": ["run", "remote"],
+    "serve http://localhost:1/model.moepack": ["run", "remote"],
+    f"bench {MODEL} --run": ["run"],
+    "trace record --model PACK --prompts PROMPTS -o NEW": ["record"],
 }
-"""Commands, with the extra that each needs."""
+"""Commands, with the extras that each needs."""
+PACKAGES = {
+    "record": ["xllamacpp"],
+    "remote": ["huggingface_hub", "obstore"],
+    "run": ["prompt_toolkit", "xllamacpp"],
+}
 EACH_COMMAND = """
 import sys
 from moepack.__main__ import main
@@ -218,11 +226,11 @@ for words in sys.argv[1:]:
 
 
 def test_a_command_asks_once_and_before_it_works(bare_venv: Path, tmp_path: Path) -> None:
-    """Where all is installed that moepack needs, but no llama.cpp."""
+    """Where all is installed that moepack needs, but no llama.cpp, and nothing for addresses."""
     packages = tmp_path / "packages"
     packages.mkdir()
     for path in Path(pytest.__file__).parent.parent.iterdir():
-        is_left_out = path.name.startswith(("xllamacpp", "prompt_toolkit", "__"))
+        is_left_out = path.name.startswith(("__", *chain.from_iterable(PACKAGES.values())))
         if not is_left_out and path.suffix != ".pth":
             (packages / path.name).symlink_to(path)
     pack_model([Path(MODEL)], tmp_path / "PACK")
@@ -231,10 +239,11 @@ def test_a_command_asks_once_and_before_it_works(bare_venv: Path, tmp_path: Path
     program = (bare_venv / "bin" / "python", "-P", "-c", EACH_COMMAND, *COMMANDS)
     end = run_command(*program, env=names, cwd=tmp_path)
     lines = iter(line for line in end.stderr.splitlines() if not line.startswith("note: "))
-    for extra in COMMANDS.values():
-        lacks = ["xllamacpp"] if extra == "record" else ["prompt_toolkit", "xllamacpp"]
+    for needed in COMMANDS.values():
+        lacks = [package for extra in needed for package in PACKAGES[extra]]
         assert next(lines) == "error: " + " and ".join(f"{name} is not installed" for name in lacks)
-        assert next(lines).endswith(f" install -e {shlex.quote(f'{ROOT}[{extra}]')}")
+        requirement = shlex.quote(f"{ROOT}[{','.join(needed)}]")
+        assert next(lines).endswith(f" install -e {requirement}")
         assert next(lines) == "6"
     assert (list(lines), end.stdout) == ([], "")
     assert not (tmp_path / "NEW").exists()

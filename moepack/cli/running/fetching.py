@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from moepack.packing.fetched import FetchPlan
 
 
+def require_engine(model: Sequence[str]) -> None:
+    """Raise MachineError if extras are missing that running a model takes, before it is fetched."""
+    from moepack.common.extras import require
+
+    require("run", *["remote"] * any(map(is_remote, model)))
+
+
 def fetch(model: Sequence[str]) -> Sequence[str]:
     """Return the paths of a model on this machine; one that is elsewhere is fetched, with a bar."""
     if not any(map(is_remote, model)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moepack.cli.running.fetching import fetch
+from moepack.cli.running.fetching import fetch, require_engine
 from moepack.cli.shared.progress import ProgressLines, progress
 from moepack.cli.shared.terminal import complain, is_quiet, lay_out, say
 from moepack.common.errors import MoepackError, RequestError
@@ -40,7 +40,6 @@ def run_program_command(
     `options` are the pager's. `is_ours`: it is our own server. `model_words` returns words for the
     end of the command, by the model.
     """
-    from moepack.common.extras import require
     from moepack.packing.opening import open_model
     from moepack.report import run_text
     from moepack.running.pager.pager import PagerOptions
@@ -51,12 +50,13 @@ def run_program_command(
 
     if not command:
         raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
+    if is_ours:
+        require_engine(source_or_pack)
     trace_path = options["trace_path"]
     with open_model(fetch(source_or_pack)) as pack, trace_to(trace_path, pack) as trace:
         pack.require_files()
         command = [*command, *model_words(pack)]
         if is_ours:
-            require("run")
             command = server_options(pack, command, options["memory"], options["pin"] or 0)
         pager_options = PagerOptions(
             memory=options["memory"],

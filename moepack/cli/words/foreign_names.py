@@ -30,7 +30,7 @@ _COMMANDS: Mapping[str, str] = {
 """Commands of ours, by the names of others; the words after them stay."""
 
 _FILES = "moepack keeps no list of models: a model is a file or folder that you name"
-_DOWNLOAD = "a model of the hub is fetched when it is run (pip install 'moepack[remote]'):"
+_DOWNLOAD = "a model of the hub is fetched when it is run:"
 _ANSWERS: Mapping[str, tuple[str, ...]] = {
     name: tuple(answer)
     for names, *answer in (
