@@ -16,7 +16,7 @@ from moepack.common.sizes import size_text
 from moepack.inspection.listing import BlobRow, Row, TensorRow
 from moepack.report.json_text import escape_delete
 from moepack.report.table import Column, Table
-from moepack.report.values import UNKNOWN, number_text
+from moepack.report.values import number_text
 
 
 def table(rows: Iterable[Row], width: int | None = None) -> Iterator[str]:
@@ -40,12 +40,11 @@ _MEASURED_ROWS = 1024
 _USUAL = (5, 6, 7, 9, 9, 14)
 """The widths of layer, expert, rank, hotness, length and offset, up to files of 90 GiB."""
 
-_BLOBS = (
+_BLOB_COLUMNS = (
     *(Column("layer"), Column("expert"), Column("rank", rank=4), Column("hotness", rank=2)),
-    Column("length", rank=1),
+    *(Column("length", rank=1), Column("offset", rank=3), Column("file", "l", rank=3, least=24)),
+    Column("family", "l", rank=5),
 )
-_PLACED_BLOBS = (*_BLOBS, Column("offset", rank=3), Column("file", "l", rank=3, least=24))
-_FAMILY = Column("family", "l", rank=5)
 _TENSOR_COLUMNS = (
     *(Column("tensor", "l", least=16), Column("type", "l", rank=2), Column("length", rank=1)),
     *(Column("offset", rank=4), Column("file", "l", rank=4, least=24)),
@@ -57,13 +56,13 @@ def _layout(row: Row) -> tuple[Sequence[Column], Callable[[Any], Sequence[str]]]
     """Return the columns for rows of a kind, and a function for the cells of a row."""
     if isinstance(row, TensorRow):
         return _TENSOR_COLUMNS, _tensor_cells
-    placed = _BLOBS if row.path is None else _PLACED_BLOBS
-    return (*placed, _FAMILY), _blob_cells
+    return _BLOB_COLUMNS, _blob_cells
 
 
 def _blob_cells(row: BlobRow) -> Sequence[str]:
     numbers = (str(row.layer), str(row.expert), f"{row.rank:,}", number_text(row.hotness))
-    place = () if row.path is None else (number_text(row.offset), _file(row.path))
+    # An expert without a blob has no place; if none has one, these columns are left out.
+    place = ("", "") if row.path is None else (number_text(row.offset), _file(row.path))
     family = "" if row.family == ROUTED_FAMILY else shorten(row.family)
     return (*numbers, size_text(row.length), *place, family)
 
@@ -74,9 +73,7 @@ def _tensor_cells(row: TensorRow) -> Sequence[str]:
     return (shorten(row.name), row.type, size_text(row.length), *place, shape)
 
 
-def _file(path: Path | None) -> str:
-    if path is None:
-        return UNKNOWN
+def _file(path: Path) -> str:
     return one_line(str(path) if is_remote(path) else path.name)
 
 

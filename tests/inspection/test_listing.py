@@ -18,6 +18,7 @@ from moepack.report import listing_text
 from tests.support.models import REAL_MODELS, first_shard, pack_model
 from tests.support.warm_command import Run
 
+CONFORMANCE = Path(__file__).parents[2] / "conformance" / "packs"
 COUNTS = {(layer, expert): (expert * 5) % 7 for layer in (2, 3) for expert in range(16)}
 
 
@@ -90,6 +91,17 @@ def test_an_index_over_shards_has_no_place_for_an_expert(tmp_path: Path) -> None
     heading, line = listing_text.table(blobs(tmp_path / "index")[:1])
     assert heading.split() == ["layer", "expert", "rank", "hotness", "length"]
     assert line.split() == ["2", "0", "0", "–", *size_text(row.length).split()]
+
+
+def test_experts_with_and_without_blobs_are_in_one_table() -> None:
+    heading, *lines = listing_text.table(blobs(CONFORMANCE / "both-kinds"))
+    assert heading.split() == ["layer", "expert", "rank", "hotness", "length", "offset", "file"]
+    assert [line.split() for line in lines] == [
+        ["0", "0", "2", "5", "96", "B"],
+        ["0", "1", "0", "9", "96", "B"],
+        ["1", "0", "1", "7", "192", "B", "0", "experts-00001.bin"],
+        ["1", "1", "3", "0", "192", "B", "192", "experts-00001.bin"],
+    ]
 
 
 def test_a_model_that_is_not_packed_is_listed_as_an_index_of_it_is(tmp_path: Path) -> None:
