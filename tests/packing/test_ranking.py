@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 
 import moepack
 from moepack.common.errors import MoepackError, PackError
+from moepack.pack.format import manifest
 from moepack.packing.plan.chosen_hotness import load_hotness
 from moepack.packing.plan.layout import load
 from moepack.packing.writing.line_log import LineLog
 from moepack.storage.atomic import write_synced
-from tests.support.interruptions import CrashError, crash_after, record_calls
+from tests.support.interruptions import CrashError, before_each, crash_after, record_calls
 from tests.support.models import FIXTURES, contents, first_shard, hotness_of, pack_model
 from tests.support.pack_draft import Draft
 
@@ -90,6 +92,27 @@ def test_strong_digests_and_what_others_wrote_stay(tmp_path: Path) -> None:
     with moepack.open(pack) as opened:
         assert opened.manifest.index_entry.sha256 is not None
         assert opened.index.strong_digest(0) is not None
+
+
+@pytest.mark.parametrize("reads", [moepack.open, moepack.verify])
+def test_a_pack_that_is_ranked_while_it_is_opened_opens_with_the_new_ranking(
+    reads: Callable[[Path], Any], pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest was read already, and the index that it names is gone."""
+    rankings = [HOTNESS, OTHER]
+
+    def rank(*_: object) -> None:
+        if rankings:
+            moepack.rank_pack(pack, rankings.pop())
+
+    before_each(monkeypatch, rank, (manifest, "decode"))
+    opened = reads(pack)
+    assert not rankings
+    if isinstance(opened, moepack.Pack):
+        assert opened.manifest_bytes == (pack / "manifest.json").read_bytes()
+        opened.close()
+    else:
+        assert (opened.passed, opened.findings) == (True, ())
 
 
 def test_one_at_a_time(pack: Path) -> None:

@@ -159,6 +159,15 @@ def read_any_manifest(path: Path) -> tuple[Path, bytes, Partial | None]:
     return path / MANIFEST_NAME, partial.manifest_bytes, partial
 
 
+def is_replaced(folder: Path, manifest_bytes: bytes) -> bool:
+    """Return whether a pack has another manifest by now. Raises as `read_any_manifest`.
+
+    If so, its index may be another as well, and that of the old manifest gone: a new ranking
+    replaces both while others open the pack.
+    """
+    return read_any_manifest(folder)[1] != manifest_bytes
+
+
 def map_index(folder: Path, entry: manifest.IndexEntry) -> mmap.mmap | bytes:
     """Map the index of a pack into memory, read-only. Raises as `read_manifest`."""
     name = folder / entry.name

@@ -22,7 +22,12 @@ from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.names import MIRROR_NAME
 from moepack.pack.reading.catalog import Catalog, payload_length
-from moepack.pack.reading.directory import map_index, pack_folder, read_any_manifest
+from moepack.pack.reading.directory import (
+    is_replaced,
+    map_index,
+    pack_folder,
+    read_any_manifest,
+)
 from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH
 from moepack.pack.reading.read_plan import plan_blob
 from moepack.pack.reading.reader import Reader
@@ -60,6 +65,21 @@ class Pack(Catalog, Closing):
 
     def _open(self, folder: Path, shards: Sequence[Path]) -> None:
         name, data, partial = read_any_manifest(folder)
+        try:
+            index = self._read_index(folder, name, data)
+        except PackError:
+            if is_replaced(folder, data):
+                return self._open(folder, shards)
+            raise
+        super().__init__(
+            shards[0] if shards else folder,
+            index,
+            shards or [folder / file.name for file in index.files if not file.is_second],
+        )
+        self.partial = partial
+        check_shards(index, self.file_paths)
+
+    def _read_index(self, folder: Path, name: Path, data: bytes) -> Index:
         self.manifest = manifest.decode(data, str(name))
         self.manifest_bytes = data
         if not self.manifest.digest_matches:
@@ -68,17 +88,10 @@ class Pack(Catalog, Closing):
                 path=name,
                 hint="run `moepack verify` on the pack",
             )
-        index_path = folder / self.manifest.index_entry.name
         self._mapped = map_index(folder, self.manifest.index_entry)
-        index = Index(self._mapped, str(index_path))
+        index = Index(self._mapped, str(folder / self.manifest.index_entry.name))
         check_index(index, self.manifest)
-        super().__init__(
-            shards[0] if shards else folder,
-            index,
-            shards or [folder / file.name for file in index.files if not file.is_second],
-        )
-        self.partial = partial
-        check_shards(index, self.file_paths)
+        return index
 
     def __repr__(self) -> str:
         if not self.layers:

@@ -13,16 +13,39 @@ from moepack.common.sizes import ranges_text
 from moepack.pack.format import manifest, records
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import IndexEntry, Manifest
-from moepack.pack.reading.directory import map_index
+from moepack.pack.reading.directory import is_replaced, map_index, read_any_manifest
+from moepack.pack.reading.partial import Partial
 from moepack.pack.verifying.report import Findings
 
 
-def open_index(path: Path, described: Manifest, findings: Findings) -> Index | None:
-    """Decode the index of the pack at `path`; None if it cannot be, which is a finding.
+def open_pack(
+    folder: Path, findings: Findings
+) -> tuple[Manifest | None, Partial | None, Index | None]:
+    """Decode the manifest and the index of a pack; None for what cannot be, which is a finding.
 
-    Raises PackError if it is no regular file, or undamaged and of a format that this version does
-    not know.
+    Raises PackError if there is no pack, if its index is no regular file, and for an undamaged one
+    of a format that this version does not know.
     """
+    name, data, partial = read_any_manifest(folder)
+    try:
+        described = manifest.decode(data, str(name))
+    except PackError as error:
+        if error.code is ErrorCode.UNKNOWN_FORMAT:
+            raise
+        findings.add_error("manifest", error, file=manifest.NAME)
+        return None, partial, None
+    of_this = Findings()
+    if not described.digest_matches:
+        of_this.add("manifest", "its own digest differs", file=manifest.NAME)
+    index = _open_index(folder, described, of_this)
+    if of_this.all and is_replaced(folder, data):
+        return open_pack(folder, findings)
+    findings.all += of_this.all
+    return described, partial, index
+
+
+def _open_index(path: Path, described: Manifest, findings: Findings) -> Index | None:
+    """Decode the index of the pack at `path`; None if it cannot be, which is a finding."""
     name = described.index_entry.name
     try:
         data: Any = map_index(path, described.index_entry)

@@ -11,14 +11,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.common.errors import ErrorCode, MachineError, PackError, RequestError
+from moepack.common.errors import MachineError, RequestError
 from moepack.common.paths import PathOrPaths, path_list
 from moepack.common.phases import Phases, Progress
 from moepack.common.shares import Share
-from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
-from moepack.pack.reading.directory import pack_folder, read_any_manifest
+from moepack.pack.reading.directory import pack_folder
 from moepack.pack.reading.mirror import Mirror, find_mirror
 from moepack.pack.reading.partial import Partial
 from moepack.pack.verifying import agreement, headline, inventory, origins, scope, shard_sha256
@@ -70,22 +69,14 @@ def verify(
     findings = Findings()
     try:
         folder = pack_folder(path)
-        name, data, partial = read_any_manifest(folder)
-        try:
-            described = manifest.decode(data, str(name))
-        except PackError as error:
-            if error.code is ErrorCode.UNKNOWN_FORMAT:
-                raise
-            findings.add_error("manifest", error, file=manifest.NAME)
+        described, partial, index = agreement.open_pack(folder, findings)
+        if described is None:
             problem = "manifest.json cannot be read"
             return _unreadable(folder, findings, problem, "all that manifest and index would list")
         witness = None
         if source is not None:
             paths = [str(shard) for shard in find_shards(source)]
             witness = read_shards(paths, sort=len(path_list(source)) > 1)
-        if not described.digest_matches:
-            findings.add("manifest", "its own digest differs", file=manifest.NAME)
-        index = agreement.open_index(folder, described, findings)
         if index is None:
             common = headline.write(findings.all, described, None, is_all=False)
             return _unreadable(folder, findings, common, "all that the index would list")
