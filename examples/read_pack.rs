@@ -2,12 +2,13 @@
 //!
 //!     rustc -O --edition 2021 read_pack.rs         (1.82 or later)
 //!     ./read_pack model.moepack LAYER EXPERT...    the parts of some experts, with their digests
-//!     ./read_pack model.moepack                    everything, to see whether it is sound
+//!     ./read_pack model.moepack                    all of it, to see whether it can be read
 //!
 //! It was written from the specification, layouts/FORMAT.md, and keeps all of its obligations but
 //! those of the manifest, from which it only takes the name of the index. `Pack` opens and locates;
 //! `Pack::read_expert` is one read of a blob, or one for each part where there is no blob. Packs
-//! with compressed parts are refused: a crate that decodes zstd is all that they need.
+//! with compressed parts are refused: a crate that decodes zstd is all that they need. It does not
+//! verify: that ranks fall, padding is zero and nothing overlaps is for `moepack verify` to say.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -151,10 +152,19 @@ struct Pack {
 }
 
 impl Pack {
+    /// Open a pack. If that fails, the manifest is read once more: a new ranking replaces it and the
+    /// index.
     fn open(folder: &Path) -> Result<Pack> {
-        let manifest = read_file(&folder.join("manifest.json"), 8 << 20)?;
-        let name = index_name(&manifest)?;
-        let index = read_file(&folder.join(&name), 1 << 30)?;
+        let named = || index_name(&read_file(&folder.join("manifest.json"), 8 << 20)?);
+        let name = named()?;
+        Pack::open_index(folder, &name).or_else(|problem| match named()? {
+            newer if newer != name => Pack::open_index(folder, &newer),
+            _ => Err(problem),
+        })
+    }
+
+    fn open_index(folder: &Path, name: &str) -> Result<Pack> {
+        let index = read_file(&folder.join(name), 1 << 30)?;
         check(index.len() >= 64, || "the index is cut short".to_string())?;
         let mut pack = Pack {
             folder: folder.to_path_buf(),
@@ -167,7 +177,7 @@ impl Pack {
         };
         pack.check_header()?;
         pack.read_directory()?;
-        pack.read_files(&name)?;
+        pack.read_files(name)?;
         pack.read_families()?;
         pack.check_shards()?;
         Ok(pack)
@@ -787,7 +797,7 @@ fn check_all(pack: &Pack) -> Result<()> {
         check(names.insert(name), || format!("two tensors are called {name}"))?;
         pack.check_digest(&place, &pack.read(place.file, place.offset, place.length)?, name)?;
     }
-    println!("sound: {} experts, {parts} parts, {} tensors", pack.count("blobs"), names.len());
+    println!("readable: {} experts, {parts} parts, {} tensors", pack.count("blobs"), names.len());
     Ok(())
 }
 

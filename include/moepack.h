@@ -316,7 +316,8 @@ typedef struct moepack_range {
 } moepack_range;
 
 /* Open the pack in the directory `path`: map the index that its manifest names and check it,
- * including its digest. For an index over shards, also check their lengths and headers.
+ * including its digest. For an index over shards, also check their lengths and headers. If the index
+ * is missing or breaks a rule, the manifest is read once more, since a new ranking replaces both.
  * Fills *pack, which must not be an open pack; close it with moepack_close. On failure *pack is
  * zeroed.
  * Errors: SYSTEM, NOT_A_PACK, VERSION, FEATURE, DAMAGED, DIGEST, BUFFER. */
@@ -1978,7 +1979,8 @@ static moepack_code moepack__check_shards(const moepack *pack, moepack_error *er
     return code;
 }
 
-moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error) {
+/* Open the pack, without closing it again if that fails. */
+static moepack_code moepack__open(const char *path, moepack *pack, moepack_error *error) {
     moepack_code code;
     memset(pack, 0, sizeof *pack);
     code = moepack__set_path(pack, path, error);
@@ -1992,7 +1994,30 @@ moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error)
     if (!code) code = moepack__check_codecs(pack, error);
     if (!code) code = moepack__index_layers(pack, error);
     if (!code) code = moepack__check_shards(pack, error);
-    if (code) moepack_close(pack);
+    return code;
+}
+
+/* Return whether the manifest names another index by now: a new ranking replaces both. */
+static int moepack__is_replaced(const char *path, const moepack *pack) {
+    moepack newer;
+    int is_replaced;
+    memset(&newer, 0, sizeof newer);
+    is_replaced = !moepack__set_path(&newer, path, NULL) && !moepack__read_manifest(&newer, NULL) &&
+                  strcmp(newer.index_name, pack->index_name) != 0;
+    moepack_close(&newer);
+    return is_replaced;
+}
+
+moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error) {
+    moepack_error problem;
+    moepack_code code = moepack__open(path, pack, &problem);
+    if (code && pack->index_name[0] && moepack__is_replaced(path, pack)) {
+        moepack_close(pack);
+        code = moepack__open(path, pack, &problem);
+    }
+    if (!code) return code;
+    if (error) *error = problem;
+    moepack_close(pack);
     return code;
 }
 

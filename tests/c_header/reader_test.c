@@ -20,6 +20,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "../support/rank_meanwhile.c"
+
 /* A machine at its worst: calls are interrupted, reads give less than was asked for, and call
  * number `failing` fails. What the header calls is replaced by these. */
 static int calls, failing = -1, reads;
@@ -45,6 +47,7 @@ static int test_fcntl(int fd, int what, int flags) {
     return fails(EBADF) ? -1 : fcntl(fd, what, flags);
 }
 static int test_open(const char *path, int flags) {
+    rank_meanwhile(path);
     return interrupts() || fails(EMFILE) ? -1 : open(path, flags);
 }
 static void *test_mmap(void *at, size_t length, int access, int flags, int fd, off_t offset) {

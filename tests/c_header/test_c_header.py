@@ -13,6 +13,7 @@ from tests.support.c_compiler import HAS_ZSTD, ZSTD, compiled
 from tests.support.c_readers import Verdict, c_says, python_says
 from tests.support.gguf_builder import moe
 from tests.support.models import REAL_MODELS, flip, pack_model
+from tests.support.packs import ranked_meanwhile
 
 CONFORMANCE = Path(__file__).parents[2] / "conformance" / "packs"
 
@@ -121,6 +122,16 @@ def test_a_call_that_fails_is_an_error_and_leaves_nothing_behind(
         *(("open", "prepare", "prepare") * 2 if either.name == "index" else ()),
         *(("allocate memory",) if either.name == "index" else ()),
     ]
+
+
+def test_a_pack_that_is_ranked_while_it_is_opened_opens_with_the_new_ranking(
+    tiny: Path, tmp_path: Path, program: Path
+) -> None:
+    path = ranked_meanwhile(tiny, tmp_path / "pack")
+    (verdict,) = c_says(program, "list", [path])
+    assert not (path / "index.bin").exists()
+    assert verdict == python_says(path, reads=True)
+    assert verdict.refusal == ""
 
 
 # Files.

@@ -1,6 +1,7 @@
 """The reader in Rust reads what Python reads, and gives the conformance packs their verdicts."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,14 @@ import pytest
 
 import moepack
 from conformance import make_packs, variants
+from tests.support.c_compiler import compiled
 from tests.support.children import run_command
 from tests.support.example_output import parts_of
+from tests.support.packs import ranked_meanwhile
 
 SOURCE = Path(__file__).parents[2] / "examples" / "read_pack.rs"
 PACKS = make_packs.FOLDER
+RANK_MEANWHILE = Path(__file__).parents[1] / "support" / "rank_meanwhile.c"
 
 pytestmark = pytest.mark.long
 
@@ -57,7 +61,7 @@ def test_sound_packs_are_read(read_pack: Path) -> None:
         part_count = sum(len(expert["parts"]) for expert in entry["experts"])
         counts = f"{len(entry['experts'])} experts, {part_count} parts"
         run = run_command(read_pack, PACKS / entry["pack"])
-        assert run.stdout == f"sound: {counts}, {len(entry['dense'])} tensors\n", entry["pack"]
+        assert run.stdout == f"readable: {counts}, {len(entry['dense'])} tensors\n", entry["pack"]
 
 
 def test_broken_packs_are_refused_in_words(read_pack: Path) -> None:
@@ -73,6 +77,19 @@ def test_broken_packs_are_refused_in_words(read_pack: Path) -> None:
         assert bool(run.stderr) == bool(run.returncode)
         assert "panicked" not in run.stderr, entry["pack"]
     assert min(numbers.values()) >= 12, numbers
+
+
+def test_a_pack_that_is_ranked_while_it_is_opened_opens_with_the_new_ranking(
+    packs: dict[str, Path], tmp_path: Path, read_pack: Path
+) -> None:
+    source, library = RANK_MEANWHILE, tmp_path / "rank_meanwhile.so"
+    built = compiled("cc", "-D_GNU_SOURCE", "-DPRELOADED", "-shared", "-fPIC", source, "-o", library)
+    assert built.returncode == 0, built.stderr
+    path = ranked_meanwhile(packs["gpt-oss"], tmp_path / "pack")
+    run = run_command(read_pack, path, env={**os.environ, "LD_PRELOAD": str(library)})
+    assert not (path / "index.bin").exists()
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("readable: ")
 
 
 def test_a_pack_with_a_codec_is_refused_at_opening(read_pack: Path) -> None:

@@ -1,5 +1,6 @@
 """Packs for tests: odd ones, their pieces, damage to these, and a mended manifest."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.reading.shard_map import map_shards
 from moepack.storage.extents import Extent
 from tests.support.gguf_builder import Q8_0, moe
+from tests.support.models import hotness_of
 
 FINE_LAYOUT = """
 description = "aligned to less than any drive asks for"
@@ -43,6 +45,19 @@ def pieces(pack_path: Path) -> Iterator[tuple[str, Path, Extent]]:
         for shard in map_shards(pack):
             for piece in shard.pieces:
                 yield shard.name, pack.file_paths[piece.input], piece
+
+
+def ranked_meanwhile(pack_path: Path, target: Path) -> Path:
+    """Copy a pack, with its next ranking beside it, as rank_meanwhile.c completes that."""
+    shutil.copytree(pack_path, target)
+    shutil.copytree(pack_path, target / "ranked")
+    with moepack.open(pack_path) as pack:
+        counts = {(layer, expert): expert for layer in pack.layers for expert in range(2)}
+    name = moepack.rank_pack(target / "ranked", hotness_of(counts)).index_name
+    (target / "ranked" / name).rename(target / name)
+    (target / "ranked" / manifest.NAME).rename(target / "manifest.new")
+    shutil.rmtree(target / "ranked")
+    return target
 
 
 def edit_shards(pack_path: Path, edit: Callable[[int, ShardEntry], ShardEntry]) -> None:
