@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import moepack
 from moepack.cli import main
-from tests.support.models import contents, first_shard, flip
+from tests.support.models import first_shard, flip
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
@@ -85,13 +86,14 @@ def test_a_pack_to_compare_with_is_for_exports(
 
 
 def test_needs_and_their_remedy_are_said_in_options(
-    packs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = run(capsys, "export", "ds4", packs["mixtral"], "-o", tmp_path / "m.dsp")
+    moepack.pack_model(first_shard("gpt-oss"), tmp_path / "pack", experts_only=True)
+    code, _, err = run(capsys, "export", "sglang", tmp_path / "pack", "-o", tmp_path / "out")
     assert code == 2
-    assert "ds4 cannot read this: it needs the model in one GGUF, and this one was split" in err
-    assert "hint: make one with `moepack export gguf`, and name it with --gguf" in err
-    assert contents(tmp_path) == {}
+    assert "SGLang cannot read this: it needs a GGUF beside the experts: " in err
+    assert "hint: name one with --gguf\n" in err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -175,28 +175,6 @@ def read_moe_flash(path: Path) -> Slices:
     return slices
 
 
-def read_ds4(path: Path) -> Slices:
-    """Read a packed file, by the offsets of the GGUF beside it."""
-    places = {}
-    for tensor in GGUFReader(path.with_suffix("")).tensors:
-        if "_exps.weight" in tensor.name:
-            for expert in range(int(tensor.shape[-1])):
-                size = int(tensor.n_bytes) // int(tensor.shape[-1])
-                places[int(tensor.data_offset) + expert * size] = (tensor.name, expert)
-    data = path.read_bytes()
-    magic, version, index, count = struct.unpack("<4sIQQ", data[:24])
-    assert (magic, version, index, data[24:32]) == (b"DSP1", 1, 32, bytes(8))
-    slices, end = {}, -(-(32 + 48 * count) // 4096) * 4096
-    for number in range(count):
-        fields = struct.unpack("<6Q", data[32 + 48 * number : 80 + 48 * number])
-        assert fields[5] == end
-        for place, length in zip(fields[:3], (fields[3], fields[3], fields[4]), strict=True):
-            slices[places[place]] = data[end : end + length]
-            end += length
-    assert end == len(data)
-    return slices
-
-
 READERS: dict[str, Callable[[Path, dict[str, int]], Slices]] = {
     "gguf": lambda path, _counts: read_gguf(path),
     "anemll": lambda path, _counts: read_anemll(path),
@@ -204,6 +182,5 @@ READERS: dict[str, Callable[[Path, dict[str, int]], Slices]] = {
     "ggmlmoepack": lambda path, _counts: read_ggmlmoepack(path),
     "moe-stream-dir": read_moe_stream_dir,
     "moe-flash": lambda path, _counts: read_moe_flash(path),
-    "ds4": lambda path, _counts: read_ds4(path),
 }
 """The readers by the name of the format; each is also given the number of experts by tensor."""

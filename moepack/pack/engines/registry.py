@@ -5,7 +5,6 @@ from __future__ import annotations
 from moepack.common.errors import RequestError
 from moepack.pack.engines import (
     anemll,
-    ds4,
     ggml_moe_pack,
     moe_flash,
     moe_stream_dir,
@@ -21,7 +20,6 @@ ENGINES: tuple[Engine, ...] = (
     ggml_moe_pack.ENGINE,
     moe_stream_dir.ENGINE,
     moe_flash.ENGINE,
-    ds4.ENGINE,
 )
 
 

@@ -25,22 +25,17 @@ REFUSALS = {
     ("sglang", "granite"): FUSED,
     ("sglang", "mixtral"): TYPES,
     ("moe-stream-dir", "granite"): FUSED,
-    ("ds4", "granite"): FUSED,
-    ("ds4", "ud-mixed"): "gate and up of the same length",
 }
 """The models that a format cannot express, and what is said of them."""
 
 
 def target_of(engine: str, folder: Path) -> Path:
-    names = {"ds4": "model.gguf.dsp", "anemll": "experts.json", "gguf": "experts.gguf"}
+    names = {"anemll": "experts.json", "gguf": "experts.gguf"}
     return folder / names.get(engine, "experts")
 
 
-def options_of(engine: str, folder: Path, pack: Path) -> dict[str, Any]:
-    """Return options that a format cannot do without, or that make its files small."""
-    if engine == "ds4":
-        moepack.export("gguf", pack, folder / "model.gguf", resume=True)
-        return {"gguf": folder / "model.gguf"}
+def options_of(engine: str) -> dict[str, Any]:
+    """Return options that make a format's files small."""
     return {"alignment": 4096} if engine == "moe-flash" else {}
 
 
@@ -79,7 +74,7 @@ def test_every_expert_is_read_back_or_the_model_is_refused(
     engine: str, model: str, natural: dict[str, Path], tmp_path: Path
 ) -> None:
     pack, target = natural[model], target_of(engine, tmp_path)
-    options = options_of(engine, tmp_path, pack)
+    options = options_of(engine)
     before = tree(tmp_path)
     if (engine, model) in REFUSALS:
         with pytest.raises(RequestError, match=REFUSALS[engine, model]):
@@ -106,7 +101,7 @@ def test_the_order_in_the_pack_makes_no_difference_unless_it_is_read_in_place(
     pack, target = tmp_path / layout, target_of(engine, tmp_path)
     counts = {(0, 3): 5, (1, 2): 9, (1, 6): 1}
     pack_model([first_shard("gpt-oss")], pack, layout, counts=counts)
-    options = options_of(engine, tmp_path, natural["gpt-oss"])
+    options = options_of(engine)
     if engine == "anemll":
         with pytest.raises(RequestError, match="in their order, at equal distances") as caught:
             moepack.export(engine, pack, target)
@@ -125,7 +120,7 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be(
     engine: str, natural: dict[str, Path], tmp_path: Path
 ) -> None:
     pack, target = natural["gpt-oss"], target_of(engine, tmp_path)
-    options = options_of(engine, tmp_path, pack)
+    options = options_of(engine)
     before = tree(tmp_path)
     planned = moepack.export(engine, pack, target, dry_run=True, **options)
     assert tree(tmp_path) == before
@@ -143,7 +138,7 @@ def test_what_is_there_stays_unless_it_is_the_same_or_forced(
     engine: str, natural: dict[str, Path], tmp_path: Path
 ) -> None:
     pack, target = natural["gpt-oss"], target_of(engine, tmp_path)
-    options = options_of(engine, tmp_path, pack)
+    options = options_of(engine)
     done = moepack.export(engine, pack, target, **options)
     whole = tree(tmp_path)
     assert moepack.export(engine, pack, target, resume=True, **options).kept_length == done.length
@@ -162,7 +157,7 @@ def test_a_damaged_byte_is_found_in_any_file(
 ) -> None:
     """Each byte of a small sample in turn; JSON may say the same in other bytes."""
     pack, target = natural["gpt-oss"], target_of(engine, tmp_path)
-    moepack.export(engine, pack, target, **options_of(engine, tmp_path, pack))
+    moepack.export(engine, pack, target, **options_of(engine))
     files = sorted(target.iterdir()) if target.is_dir() else [target]
     for file in files[:6]:
         if file.suffix in (".json", ".gguf") and engine != "gguf":

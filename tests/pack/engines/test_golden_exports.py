@@ -138,21 +138,6 @@ def test_moe_flash(builder: GgufBuilder, pack: Path, tmp_path: Path, alignment: 
     assert manifest == json.dumps(expected, indent=2)
 
 
-def test_ds4(builder: GgufBuilder, source: Path, pack: Path, tmp_path: Path) -> None:
-    moepack.export("ds4", pack, tmp_path / "m.gguf.dsp")
-    offsets = {one.name: int(one.data_offset) for one in GGUFReader(source).tensors}
-    index, data = b"", b""
-    for layer in (1, 2):
-        for expert in (0, 1):
-            places = (
-                offsets[f"blk.{layer}.ffn_{role}_exps.weight"] + expert * SIZE for role in ROLES
-            )
-            index += struct.pack("<6Q", *places, SIZE, SIZE, 4096 + len(data))
-            data += b"".join(part(builder, layer, role, expert) for role in ROLES)
-    header = b"DSP1" + struct.pack("<IQQQ", 1, 32, 4, 0)
-    assert (tmp_path / "m.gguf.dsp").read_bytes() == paged(header + index) + data
-
-
 def test_anemll(source: Path, pack: Path) -> None:
     done = moepack.export("anemll", pack)
     assert done.path == str(pack / "anemll.json")
@@ -292,7 +277,7 @@ def test_compressed_parts_are_exported_decoded(tmp_path: Path) -> None:
     assert moepack.verify_export("moe-stream-dir", tmp_path / "out", source=source).passed
 
 
-@pytest.mark.parametrize("engine", ["ggmlmoepack", "moe-stream-dir", "moe-flash", "ds4", "anemll"])
+@pytest.mark.parametrize("engine", ["ggmlmoepack", "moe-stream-dir", "moe-flash", "anemll"])
 def test_a_tensor_for_each_expert_is_refused(engine: str, tmp_path: Path) -> None:
     from tests.support import odd_models
 
@@ -300,21 +285,6 @@ def test_a_tensor_for_each_expert_is_refused(engine: str, tmp_path: Path) -> Non
     moepack.pack_model(shards[0], tmp_path / "pack", layout="natural")
     with pytest.raises(RequestError, match="the GGUF has a tensor for each"):
         moepack.export(engine, tmp_path / "pack", tmp_path / "out")
-
-
-def test_ds4_needs_the_gguf_of_a_split_model(packs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="this one was split") as caught:
-        moepack.export("ds4", packs["mixtral"], tmp_path / "m.gguf.dsp")
-    assert "`moepack export gguf`" in str(caught.value.hint)
-
-
-def test_a_packed_file_of_ds4_without_its_gguf_cannot_be_verified(
-    source: Path, pack: Path, tmp_path: Path
-) -> None:
-    notes = moepack.export("ds4", pack, tmp_path / "other.dsp").notes
-    assert notes == ("ds4 finds it by its name beside the GGUF: MODEL.gguf.dsp",)
-    report = moepack.verify_export("ds4", tmp_path / "other.dsp", pack=pack)
-    assert report.findings[0].message.startswith("its GGUF cannot be read")
 
 
 def test_moe_flash_says_what_its_engine_leaves_out(tmp_path: Path) -> None:
