@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from moepack.packing.copies.mirror import remove_mirror as remove_mirror
     from moepack.packing.copies.pull import pull as pull
     from moepack.packing.fetched import fetch_model as fetch_model
-    from moepack.packing.importing import import_pack as import_pack
     from moepack.packing.pack_model import pack_model as pack_model
     from moepack.packing.ranking import rank_pack as rank_pack
     from moepack.packing.restore import restore as restore
@@ -103,7 +102,6 @@ _NAMES = {
     "pack.verifying.verifier": "verify",
     "packing.fetched": "fetch_model",
     "packing.copies.mirror": "mirror_pack remove_mirror",
-    "packing.importing": "import_pack",
     "packing.pack_model": "pack_model",
     "packing.copies.pull": "pull",
     "packing.ranking": "rank_pack",

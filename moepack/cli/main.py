@@ -19,7 +19,6 @@ from moepack.cli.export import export
 from moepack.cli.extract import extract
 from moepack.cli.forecast import forecast
 from moepack.cli.hotness import hotness
-from moepack.cli.import_pack import import_pack
 from moepack.cli.include_dir import include_dir
 from moepack.cli.index import index
 from moepack.cli.inspect import inspect
@@ -67,7 +66,7 @@ def trace() -> None:
 for _group, _commands in (
     (cli, (inspect, pack, verify, locate, extract, include_dir, index, restore)),
     (cli, (list_experts, rank, mirror, pull, mount, run_command, serve, bench, hotness)),
-    (cli, (export, import_pack, simulate, forecast, place, machine, doctor, report_command)),
+    (cli, (export, simulate, forecast, place, machine, doctor, report_command)),
     (trace, (trace_import, trace_stats, trace_concentration, trace_record)),
 ):
     for _command in _commands:

@@ -34,7 +34,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "verify": "Verify a pack: its digests, or every byte of the model.",
         "restore": "Write the GGUF of a pack again, bit for bit.",
         "export": "Write a pack for another engine: a GGUF, SGLang's files.",
-        "import": "Make a pack of the GGUF behind an engine's files.",
         "mount": "Serve the GGUF of a pack as files, without storing it.",
         "pull": "Bring a pack from a store, or some of its experts.",
         "mirror": "Copy experts to a second drive, to read from both.",
