@@ -18,7 +18,7 @@ from moepack.common.keys import ExpertKey
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import Size
 from moepack.pack.reading.pack import Pack
-from moepack.planning.machine.memory_limits import available_memory, memory_length
+from moepack.planning.machine.memory_limits import available_memory, memory_length, read_memory
 from moepack.running.pager.budget import (
     FreeMemory,
     SlotLengths,
@@ -175,8 +175,10 @@ class Pager(Closing):
         memory = memory_length(options.memory)
         self._memory: int | None = self.floor if memory == "floor" else memory
         """The bytes that were given for experts; None if they follow the free memory."""
-        available = available_memory() if self._memory is None else self._memory
-        check_memory(available, self.floor, options.micro_batch)
+        most = int(read_memory().value) if self._memory is None else self._memory
+        check_memory(most, self.floor, options.micro_batch)
+        self.is_short = self._memory is None and available_memory() < self.floor
+        """Whether less memory is free than the least for experts, which they take all the same."""
         self._free = FreeMemory(self.floor, self.whole_length + self._reserve)
 
     def _plan_warm_up(self, lengths: SlotLengths, options: PagerOptions) -> WarmUp:

@@ -40,13 +40,15 @@ def choose_micro_batch(
     """Return the largest micro-batch that a context of so many tokens and memory allow.
 
     Without `context` it is the one that the model was trained for. `memory` is the bytes for
-    experts, as in `PagerOptions`; `pinned` of them stay.
+    experts, as in `PagerOptions`; `pinned` of them stay. The least memory, `floor`, is that of one
+    token.
     """
-    footprint = footprint_of(pack.path)
     available, limit = available_memory(), memory_length(memory)
-    for count in micro_batches(footprint, context, available):
-        most = available if limit is None else limit
-        if most == "floor" or floor_length(pack, count, pinned) <= most:
+    if limit == "floor":
+        return 1
+    most = available if limit is None else limit
+    for count in micro_batches(footprint_of(pack.path), context, available):
+        if floor_length(pack, count, pinned) <= most:
             return count
     return 1
 

@@ -2,10 +2,16 @@
 
 import pytest
 
+from moepack.common.errors import RequestError
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.programs import micro_batch
-from moepack.running.programs.micro_batch import choose_micro_batch, floor_length, server_options
+from moepack.running.programs.micro_batch import (
+    MICRO_BATCHES,
+    choose_micro_batch,
+    floor_length,
+    server_options,
+)
 
 
 def chosen(pack: Pack, context: int | None) -> int:
@@ -33,6 +39,16 @@ def test_the_experts_of_one_fit_into_memory(pinned: int, pack: Pack) -> None:
         counts.add(count)
         assert count == 2048 or floor_length(pack, 2 * count, pinned) > memory
     assert {1, 2048} <= counts
+
+
+def test_the_floor_is_the_least_of_all(pack: Pack) -> None:
+    """With no micro-batch it works with less."""
+    count = choose_micro_batch(pack, context=None, memory="floor", pinned=0)
+    with Pager(pack, PagerOptions("floor", micro_batch=count), print) as pager:
+        floor = pager.budget
+    for fewer in MICRO_BATCHES:
+        with pytest.raises(RequestError, match="too little memory for the experts of one step"):
+            Pager(pack, PagerOptions(floor - 1, micro_batch=fewer), print)
 
 
 def test_computing_leaves_memory_to_experts(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
