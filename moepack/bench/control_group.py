@@ -9,7 +9,6 @@ from pathlib import Path
 
 from moepack.bench.disturbance import drive_of
 from moepack.common.errors import MachineError
-from moepack.planning.machine.control_groups import read_number
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMORY_FILES = (
@@ -22,37 +21,22 @@ _READ_FILES = (
     (_ROOT / "blkio", "blkio.throttle.read_bps_device", "{} {}"),
 )
 """Their folder, the limit of reads, and its format."""
-_EVENTS = ("memory.events", "memory.oom_control")
-"""Their files that count killed processes."""
-_SYSTEM_EVENTS = Path("/proc/vmstat")
-_KILLS = "oom_kill"
 
 
 class ControlGroup:
-    """Programs with common limits on memory, page cache included, and on reads."""
+    """Programs with common limits on memory, page cache included, and on reads.
+
+    `folders` are those of the system's groups.
+    """
 
     def __init__(self, folders: Iterable[Path]) -> None:
-        self._folders = tuple(folders)
+        self.folders = tuple(folders)
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """Return a command that runs `arguments` within the limits."""
-        lists = [str(folder / "cgroup.procs") for folder in self._folders]
+        lists = [str(folder / "cgroup.procs") for folder in self.folders]
         script = "".join('echo $$ > "$1" && shift && ' for _ in lists) + 'exec "$@"'
         return ["sh", "-c", script, "sh", *lists, *arguments]
-
-    @property
-    def kill_count(self) -> int:
-        """The number of its processes that were killed, out of memory."""
-        files = (folder / name for folder in self._folders for name in _EVENTS)
-        return sum(read_number(file, _KILLS) or 0 for file in files)
-
-
-def kill_count(group: ControlGroup | None) -> int:
-    """Return the number of processes killed, out of memory, in a group or else in the system.
-
-    0 if the system does not report it.
-    """
-    return read_number(_SYSTEM_EVENTS, _KILLS) or 0 if group is None else group.kill_count
 
 
 @contextlib.contextmanager

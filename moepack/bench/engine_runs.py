@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from moepack.bench.control_group import ControlGroup, kill_count
+from moepack.bench.control_group import ControlGroup
 from moepack.bench.disturbance import read_length
 from moepack.common.errors import MachineError, RequestError
 from moepack.common.shape import is_row_table
@@ -24,6 +24,7 @@ from moepack.common.sizes import size_text
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN, ContextOptions
 from moepack.planning.footprint.model import Footprint, footprint_of
+from moepack.planning.machine.memory_limits import kill_count
 from moepack.running.programs.answer import Answer, AnswerFacts, PhaseFacts
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.micro_batch import floor_length, micro_batches
@@ -222,11 +223,12 @@ def _prefix(group: ControlGroup | None) -> list[str]:
 
 def _unless_killed(run: Callable[[], EngineRun], group: ControlGroup | None) -> EngineRun | None:
     """Call `run`; return None if it failed because a process was killed, out of memory."""
-    count = kill_count(group)
+    folders = None if group is None else group.folders
+    count = kill_count(folders)
     try:
         return run()
     except MachineError:
-        if kill_count(group) == count:
+        if kill_count(folders) == count:
             raise
         return None
 

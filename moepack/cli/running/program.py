@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
     from moepack.running.pager.pager import Pager
     from moepack.running.programs.learner import Learner
+    from moepack.running.programs.runner import ProgramEnd
     from moepack.running.programs.trace_writer import TraceWriter
 
 _SECONDS_BETWEEN = 5.0
@@ -73,6 +74,8 @@ def run_program_command(
         end = run_program(pack, command, pager_options, listener, variables, trace, learner)
     if end.has_mapped and not is_quiet():
         say(run_text.pager_usage(end.usage), err=True)
+    if end.is_out_of_memory:
+        _complain_of_memory(end)
     elif not end.has_mapped and not is_ours:
         complain(
             "note",
@@ -107,13 +110,27 @@ def learner_of(pack: Pack, no_learn: bool) -> Learner | None:
 
 def say_memory(pager: Pager) -> None:
     """Print the memory for experts, and a note if this machine has less."""
-    from moepack.planning.machine.memory_limits import read_memory
+    from moepack.planning.machine.memory_limits import limit_text, read_memory
     from moepack.report import run_text
 
     lay_out(run_text.pager_memory(pager), err=True)
-    machine = int(read_memory().value)
-    if min(pager.budget, pager.whole_length) > machine:
-        complain("note", f"that is more than this machine has: {size_text(machine)}")
+    excess = min(pager.budget, pager.whole_length) - int(read_memory().value)
+    if excess > 0:
+        complain("note", f"that is {size_text(excess)} too much: {limit_text()}")
+    elif pager.is_short:
+        complain("note", f"more than is free, less a margin for other programs: {limit_text()}")
+
+
+def _complain_of_memory(end: ProgramEnd) -> None:
+    from moepack.planning.machine.memory_limits import limit_text
+
+    experts = size_text(end.usage.resident_length)
+    complain("error", f"the program was killed, out of memory: {limit_text()}; experts: {experts}")
+    complain(
+        "hint",
+        "less for experts: --memory SIZE; less beside them: a shorter context (-c), fewer tokens "
+        "at once (-ub), fewer earlier prompts (--cache-ram)",
+    )
 
 
 class _Watcher:

@@ -1,11 +1,11 @@
 """The memory that there is: the system's, and the limits of control groups."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
-from moepack.common.sizes import Size, is_share, parse_size
+from moepack.common.sizes import Size, is_share, parse_size, size_text
 from moepack.planning.machine.control_groups import own_groups, read_number
 from moepack.planning.machine.model import Figure
 
@@ -14,6 +14,9 @@ _LEAST_MARGIN = 512 * _MIB
 PRESSURE = Path("/proc/pressure/memory")
 MOST_STALLED = 10.0
 """Percent of the last ten seconds in which something may wait for memory, before it is short."""
+_EVENTS = ("memory.events", "memory.oom_control")
+"""The files of both versions that count killed processes."""
+_SYSTEM_EVENTS = Path("/proc/vmstat")
 _DROPPED = {
     True: (
         ("inactive_file", "active_file", "slab_reclaimable"),
@@ -82,6 +85,27 @@ def stalled_percent(path: Path = PRESSURE) -> float | None:
         return float(path.read_text().split()[1].removeprefix("avg10="))
     except (OSError, ValueError, IndexError):
         return None
+
+
+def limit_text() -> str:
+    """Return a clause about the memory that all programs together may take, for people."""
+    limit, most = limited_memory(), system_memory()
+    if limit is None or limit >= most:
+        return f"this machine has {size_text(most)}"
+    return f"its control group allows {size_text(limit)}"
+
+
+def kill_count(folders: Iterable[Path] | None = None) -> int:
+    """Return how many processes of control groups were killed so far, out of memory.
+
+    `folders` are those of groups, by default of this process's own, the inner first; the first
+    that tells counts, or else the system. 0 if nothing tells.
+    """
+    if folders is None:
+        folders = (folder for folder, _ in own_groups("memory"))
+    files = [folder / name for folder in folders for name in _EVENTS]
+    counts = (read_number(file, "oom_kill") for file in (*files, _SYSTEM_EVENTS))
+    return next((count for count in counts if count is not None), 0)
 
 
 def _system_field(field: str) -> int:

@@ -10,6 +10,7 @@ from select import poll
 from typing import Self
 
 from moepack.common.errors import MachineError
+from moepack.planning.machine.memory_limits import kill_count
 from moepack.running.programs.executable import NOT_EXECUTABLE, CommandError
 
 PARENT_VARIABLE = "MOEPACK_PARENT"
@@ -110,6 +111,15 @@ class Process:
     def __exit__(self, *exception: object) -> None:
         self.end()
         os.close(self.descriptor)
+
+
+def is_out_of_memory(returncode: int, kills_before: int) -> bool:
+    """Return whether a program that ended so was killed to free memory.
+
+    `kills_before` is `kill_count` before it started. A shell ends with 137 after a killed program.
+    """
+    was_killed = returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    return was_killed and kill_count() > kills_before
 
 
 def end_like(returncode: int) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from moepack.common.errors import MoepackError, RequestError
 from moepack.pack.reading.pack import Pack
+from moepack.planning.machine.memory_limits import kill_count
 from moepack.running.pager.pager import Pager, PagerOptions, PagerUsage
 from moepack.running.programs.command import (
     extend_environment,
@@ -20,7 +21,7 @@ from moepack.running.programs.command import (
 from moepack.running.programs.executable import check_executable, find_executable
 from moepack.running.programs.learner import Learner
 from moepack.running.programs.library import find_library
-from moepack.running.programs.process import Process
+from moepack.running.programs.process import Process, is_out_of_memory
 from moepack.running.programs.signals import SignalRelay
 from moepack.running.programs.trace_writer import TraceWriter
 
@@ -28,12 +29,14 @@ from moepack.running.programs.trace_writer import TraceWriter
 class ProgramEnd(NamedTuple):
     """The end of a program: `returncode` is its exit code, or -N if signal N killed it.
 
-    `has_mapped` is whether it, or a program that it started, ever mapped the model.
+    `has_mapped` is whether it, or a program that it started, ever mapped the model,
+    `is_out_of_memory` whether the system killed it to free memory.
     """
 
     returncode: int
     usage: PagerUsage
     has_mapped: bool
+    is_out_of_memory: bool
 
 
 class Listener(NamedTuple):
@@ -103,13 +106,15 @@ def run_program(
         arguments = fill_in(command, pager.model_path)
         environment = program_environment(pager, library, variables)
         listener.begun(pager)
+        kills = kill_count()
         with Process(executable, arguments, environment, relay.inherited_mask) as process:
             relay.attach(process)
             pager.serve(process.descriptor, tick)
             returncode = process.wait()
         write_selections(pager, trace, learner, is_last=True)
         assert returncode is not None
-        return ProgramEnd(returncode, pager.usage, pager.has_served)
+        is_killed = is_out_of_memory(returncode, kills)
+        return ProgramEnd(returncode, pager.usage, pager.has_served, is_killed)
 
 
 def open_pager(

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.planning.machine.memory_limits import kill_count, limit_text
 from moepack.running.programs import server
 from moepack.running.programs.client import ServerClient
+from moepack.running.programs.process import is_out_of_memory
 
 API_KEY = "LLAMA_API_KEY"
 """llama-server's variable: unlike an option it is not seen by other users of the machine."""
@@ -55,7 +57,7 @@ class ServerProcess:
         self.api_key = variables.get(API_KEY) or None
         command = [*prefix, sys.executable, "-m", server.__name__, "-m", model_path]
         self._url: str | None = None
-        self._request_start = 0
+        self._request_start, self._kills_before = 0, kill_count()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
         try:
             self._process = subprocess.Popen(
@@ -158,7 +160,9 @@ class ServerProcess:
             )
         match = _LOGGED_ERROR.search(log) or _OTHER_ERROR.search(log)
         words = [f"ended by {signal.Signals(-code).name}"] if code < 0 else []
-        if match is not None:
+        if is_out_of_memory(code, self._kills_before):
+            words.append(f"out of memory: {limit_text()}")
+        elif match is not None:
             words.append(match[1])
         return _FAULTS.get(code, MachineError)(
             f"llama.cpp's server: {': '.join(words) or f'ended with code {code}'}"

@@ -8,7 +8,7 @@ import pytest
 
 from moepack.bench.control_group import control_group
 from moepack.planning.machine import memory_limits
-from moepack.planning.machine.memory_limits import available_memory, read_memory
+from moepack.planning.machine.memory_limits import available_memory, kill_count, read_memory
 from tests.support.own_groups import lay_groups
 
 MIB = 1 << 20
@@ -117,6 +117,31 @@ for _ in range(2):
         pass
 print(memory_limits.available_memory(), int(memory_limits.read_memory().value))
 """
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "count"),
+    [
+        (
+            "0::/a/b",
+            {"a/b/memory.events": "oom 9\noom_kill 3\n", "a/memory.events": "oom_kill 5"},
+            3,
+        ),
+        ("4:memory:/x\n0::/", {"memory/x/memory.oom_control": "under_oom 0\noom_kill 2\n"}, 2),
+        ("0::/a", {}, 7),
+    ],
+)
+def test_kills_are_those_of_the_group_or_of_the_system(
+    groups: str,
+    files: dict[str, str],
+    count: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_limits, "_SYSTEM_EVENTS", tmp_path / "vmstat")
+    (tmp_path / "vmstat").write_text("nr_free_pages 1\noom_kill 7\n")
+    lay_groups(tmp_path, groups, files, monkeypatch)
+    assert kill_count() == count
 
 
 def test_a_system_that_says_nothing_has_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,62 @@
+"""Running models within a control group that is hardly large enough for them, or not."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moepack.bench.control_group import control_group
+from tests.support import architectures
+from tests.support.children import MOEPACK, run_command
+from tests.support.models import first_shard
+from tests.support.needs import needs_llama
+
+pytestmark = [pytest.mark.long, needs_llama]
+MIB = 1 << 20
+CONTEXT = 8192
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a small model whose keys and values are as long as those of a large one."""
+    heads = dict.fromkeys(("head_count", "head_count_kv"), 8)
+    heads |= dict.fromkeys(("key_length", "value_length"), 256)
+    attention: Any = {f"attention.{name}": count for name, count in heads.items()}
+    path = tmp_path_factory.mktemp("small") / "model.gguf"
+    return architectures.write("qwen3moe", path, block_count=8, context_length=CONTEXT, **attention)
+
+
+def within(length: int, *command: str | int | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command within a limit of memory."""
+    with control_group(length) as group:
+        if group is None:
+            pytest.skip("no control group can be made here")
+        return run_command(*group.command([*map(str, command)]))
+
+
+def test_where_no_memory_is_free_the_least_is_taken() -> None:
+    """Less than the margin is left."""
+    shard = first_shard("qwen3moe")
+    end = within(300 * MIB, *MOEPACK, "run", shard, "-p", "Hello", "-n", 2, "-t", 1, "-c", 64)
+    assert end.returncode == 0, end.stderr
+    assert "note: more than is free, less a margin" in end.stderr
+    assert "its control group allows 300.0 MiB" in end.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "-c", CONTEXT, "-p", "Hello", "{}"),
+        ("serve", "-c", CONTEXT, "--port", 0, "{}"),
+        ("run", "{}", "--", sys.executable, "-c", "b'x' * (1 << 30)"),
+        ("run", "{}", "--", "sh", "-c", f"{sys.executable} -c 'b\"x\" * (1 << 30)'; exit $?"),
+    ],
+)
+def test_a_program_that_is_killed_for_memory_is_said_to_be(
+    words: tuple[str | int, ...], model: Path
+) -> None:
+    end = within(300 * MIB, *MOEPACK, *(model if word == "{}" else word for word in words))
+    assert "out of memory: its control group allows 300.0 MiB" in end.stderr
+    assert end.returncode in (6, -9, 137)
