@@ -162,6 +162,9 @@ class ExpertCache {
 
 // Read the dense tensors once, when the model is loaded.
 static void load_dense(const Pack &from) {
+    Pack::check([&](moepack_error *error) {
+        return moepack_check_tensor_records(&from.pack, error);
+    });
     for (uint32_t n = 0; n < from.pack.tensors.count; n++) {
         moepack_tensor tensor;
         Pack::check([&](moepack_error *error) {

@@ -5,6 +5,9 @@
  *     #define MOEPACK_IMPLEMENTATION
  *     #include "moepack.h"
  *
+ * Or define MOEPACK_STATIC in each file that includes it: each then has the functions for itself,
+ * as libraries want that share a program with other copies or versions of this header.
+ *
  * (With -std=c99 also -D_POSIX_C_SOURCE=200809L; for O_DIRECT -D_GNU_SOURCE; on 32-bit machines
  * -D_FILE_OFFSET_BITS=64.)
  *
@@ -31,6 +34,9 @@
  *
  *     void *addresses[] = {gate_slot, up_slot, down_slot}; // in the order of the family's parts
  *     if (moepack_read_parts(&pack, fds, family, 17, 4096, addresses, &error)) ...
+ *
+ * For io_uring, GPUDirect Storage or threads of your own, moepack_plan_parts lists these reads
+ * instead: file, offset, length and address of each.
  *
  * moepack_hottest lists the experts to begin with, until a budget is used up.
  *
@@ -95,6 +101,18 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+/* The version of this header. The number is for #if: major * 10000 + minor * 100 + patch. */
+#define MOEPACK_VERSION "0.1.0"
+#define MOEPACK_VERSION_NUMBER 100
+
+#if !defined(MOEPACK_STATIC)
+#define MOEPACK_API
+#elif defined(__GNUC__)
+#define MOEPACK_API static __attribute__((unused))
+#else
+#define MOEPACK_API static
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -315,113 +333,133 @@ typedef struct moepack_range {
     uint64_t needed;         /* where they end in it; what follows may lie past the file */
 } moepack_range;
 
+/* One read of an expert's part: range.length bytes at range.offset of file number part.file. */
+typedef struct moepack_part_read {
+    moepack_part part;
+    moepack_range range; /* whole blocks around the stored bytes */
+    void *address;       /* where the part's bytes belong */
+    uint32_t p;          /* the part's number in its family */
+    int is_direct;       /* read to `address`: there is no codec, and all is at multiples of the
+                            block. Otherwise read into memory of your own, then moepack_decode_part
+                            from range.lead in it to `address` */
+} moepack_part_read;
+
 /* Open the pack in the directory `path`: map the index that its manifest names and check it,
- * including its digest. For an index over shards, also check their lengths and headers. If the index
- * is missing or breaks a rule, the manifest is read once more, since a new ranking replaces both.
+ * including its digest. For an index over shards, also check their lengths and headers. If this
+ * fails, the manifest is read once more: a new ranking replaces both files.
  * Fills *pack, which must not be an open pack; close it with moepack_close. On failure *pack is
  * zeroed.
  * Errors: SYSTEM, NOT_A_PACK, VERSION, FEATURE, DAMAGED, DIGEST, BUFFER. */
-moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error);
+MOEPACK_API moepack_code moepack_open(const char *path, moepack *pack, moepack_error *error);
 
 /* Unmap the index, free memory and zero *pack. Descriptors from moepack_file_fd stay open. Harmless
  * on a pack that is closed, zeroed or could not be opened. */
-void moepack_close(moepack *pack);
+MOEPACK_API void moepack_close(moepack *pack);
 
 /* Return family number n, in the order of layers; NULL from pack->families.count on. */
-const moepack_family *moepack_family_at(const moepack *pack, uint32_t n);
+MOEPACK_API const moepack_family *moepack_family_at(const moepack *pack, uint32_t n);
 
 /* Return the kind of a family's part number p; NULL from family->parts_per_blob on. */
-const moepack_part_kind *moepack_part_kind_at(const moepack *pack, const moepack_family *family,
-                                              uint32_t p);
+MOEPACK_API const moepack_part_kind *moepack_part_kind_at(const moepack *pack,
+                                                          const moepack_family *family, uint32_t p);
 
 /* Return file number n; NULL from pack->files.count on. */
-const moepack_file_record *moepack_file_at(const moepack *pack, uint32_t n);
+MOEPACK_API const moepack_file_record *moepack_file_at(const moepack *pack, uint32_t n);
 
 /* Find a layer's family by name; NULL means the layer's main one. Constant time in the number of
  * layers. *family is valid while the pack is open. Errors: NO_SUCH. */
-moepack_code moepack_find_family(const moepack *pack, uint32_t layer, const char *name,
-                                 const moepack_family **family, moepack_error *error);
+MOEPACK_API moepack_code moepack_find_family(const moepack *pack, uint32_t layer, const char *name,
+                                             const moepack_family **family, moepack_error *error);
 
 /* Find the number p of a family's part by its full name, such as "ffn_up_exps.weight". It is the
  * same for all experts of the family, so find it once. Errors: NO_SUCH. */
-moepack_code moepack_find_part(const moepack *pack, const moepack_family *family, const char *name,
-                               uint32_t *p, moepack_error *error);
+MOEPACK_API moepack_code moepack_find_part(const moepack *pack, const moepack_family *family,
+                                           const char *name, uint32_t *p, moepack_error *error);
 
 /* Locate an expert, after checking its record. Constant time. Errors: NO_SUCH, DAMAGED. */
-moepack_code moepack_locate_blob(const moepack *pack, const moepack_family *family, uint32_t expert,
-                                 moepack_blob *blob, moepack_error *error);
+MOEPACK_API moepack_code moepack_locate_blob(const moepack *pack, const moepack_family *family,
+                                             uint32_t expert, moepack_blob *blob,
+                                             moepack_error *error);
 
 /* Locate part number p (below family->parts_per_blob) of an expert, after checking its record and
  * its blob's. Constant time. Errors: NO_SUCH, DAMAGED. */
-moepack_code moepack_locate_part(const moepack *pack, const moepack_family *family, uint32_t expert,
-                                 uint32_t p, moepack_part *part, moepack_error *error);
+MOEPACK_API moepack_code moepack_locate_part(const moepack *pack, const moepack_family *family,
+                                             uint32_t expert, uint32_t p, moepack_part *part,
+                                             moepack_error *error);
 
 /* Locate part number p of an expert in the source. Errors: NO_SUCH, DAMAGED. */
-moepack_code moepack_find_origin(const moepack *pack, const moepack_family *family, uint32_t expert,
-                                 uint32_t p, moepack_origin *origin, moepack_error *error);
+MOEPACK_API moepack_code moepack_find_origin(const moepack *pack, const moepack_family *family,
+                                             uint32_t expert, uint32_t p, moepack_origin *origin,
+                                             moepack_error *error);
 
 /* Find the expert with a rank: 0 is the hottest, pack->blobs.count - 1 the coldest. Counting up
  * gives the order in which to fill a cache. Errors: NO_SUCH, DAMAGED. */
-moepack_code moepack_at_rank(const moepack *pack, uint32_t rank, const moepack_family **family,
-                             uint32_t *expert, moepack_error *error);
+MOEPACK_API moepack_code moepack_at_rank(const moepack *pack, uint32_t rank,
+                                         const moepack_family **family, uint32_t *expert,
+                                         moepack_error *error);
 
 /* List the experts of each layer's main family, or of the families called `name` if that is not
  * NULL, hottest first, until the next one would exceed `budget` bytes. *count is their number. The
  * first `capacity` are written to `list`, so that NULL and 0 only count. On failure the contents of
  * the list are undefined. Errors: DAMAGED. */
-moepack_code moepack_hottest(const moepack *pack, const char *name, uint64_t budget,
-                             moepack_hot_expert *list, uint32_t capacity, uint32_t *count,
-                             moepack_error *error);
+MOEPACK_API moepack_code moepack_hottest(const moepack *pack, const char *name, uint64_t budget,
+                                         moepack_hot_expert *list, uint32_t capacity,
+                                         uint32_t *count, moepack_error *error);
 
-/* Get dense tensor number n and its place, after checking its record. There are
- * pack->tensors.count, in the order of the source; a pack of experts alone has none.
- * Errors: NO_SUCH, DAMAGED. */
-moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *tensor,
-                               moepack_error *error);
+/* Check the records of all dense tensors, and that their names differ. Call it once before tensors
+ * are used by number. There are pack->tensors.count; a pack of experts alone has none. Takes memory
+ * for a pointer to each meanwhile. Errors: DAMAGED, SYSTEM. */
+MOEPACK_API moepack_code moepack_check_tensor_records(const moepack *pack, moepack_error *error);
 
-/* The same, by name. It searches all tensors: for many, use numbers.
+/* The same for one, with its place: dense tensor number n. Its name is not compared with others.
  * Errors: NO_SUCH, DAMAGED. */
-moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_tensor *tensor,
-                                 moepack_error *error);
+MOEPACK_API moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *tensor,
+                                           moepack_error *error);
+
+/* The same, by name, which no other tensor may have. It searches all: for many, use numbers.
+ * Errors: NO_SUCH, DAMAGED. */
+MOEPACK_API moepack_code moepack_find_tensor(const moepack *pack, const char *name,
+                                             moepack_tensor *tensor, moepack_error *error);
 
 /* Locate the header of shard number `shard` of the source, after checking its record.
  * Errors: NO_SUCH, DAMAGED. */
-moepack_code moepack_find_header(const moepack *pack, uint32_t shard, moepack_shard_header *header,
-                                 moepack_error *error);
+MOEPACK_API moepack_code moepack_find_header(const moepack *pack, uint32_t shard,
+                                             moepack_shard_header *header, moepack_error *error);
 
 /* Write the path of data file number `file` into `buffer`. Errors: NO_SUCH, BUFFER. */
-moepack_code moepack_file_path(const moepack *pack, uint32_t file, char *buffer, size_t capacity,
-                               moepack_error *error);
+MOEPACK_API moepack_code moepack_file_path(const moepack *pack, uint32_t file, char *buffer,
+                                           size_t capacity, moepack_error *error);
 
 /* Open data file number `file` for reading, with more `flags` of open(2), such as O_DIRECT, or 0.
  * The caller closes *fd. A pack keeps its path as given: with a relative one, open the files before
  * the process changes its directory. Errors: NO_SUCH, BUFFER, SYSTEM, DAMAGED (the file is missing,
  * or not a regular file; of kind MOEPACK_SECOND_FILE: NO_SUCH). */
-moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int *fd,
-                             moepack_error *error);
+MOEPACK_API moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int *fd,
+                                         moepack_error *error);
 
 /* Round a range outwards to blocks of `block` bytes, as O_DIRECT requires. Each end may be extended
  * by less than a block, so that the buffer needs up to 2 * block - 2 more bytes. */
-moepack_range moepack_round_range(uint64_t offset, uint64_t length, uint32_t block);
+MOEPACK_API moepack_range moepack_round_range(uint64_t offset, uint64_t length, uint32_t block);
 
 /* Read all `length` bytes at `offset` of `fd` into the caller's buffer, which has room for them.
  * `file` is the number of the file that fd belongs to, for messages. With O_DIRECT, offset, length
  * and buffer must be aligned as the drive requires. On failure the contents of the buffer are
  * undefined.
  * Errors: SYSTEM, SHORT_READ, BUFFER. */
-moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t offset,
-                          uint64_t length, void *buffer, moepack_error *error);
+MOEPACK_API moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t offset,
+                                      uint64_t length, void *buffer, moepack_error *error);
 
 /* Read a range of moepack_round_range in the same way, into a buffer of range->length bytes. The
  * end of the file may cut off bytes after range->needed. Errors: as moepack_read. */
-moepack_code moepack_read_range(const moepack *pack, int fd, uint32_t file,
-                                const moepack_range *range, void *buffer, moepack_error *error);
+MOEPACK_API moepack_code moepack_read_range(const moepack *pack, int fd, uint32_t file,
+                                            const moepack_range *range, void *buffer,
+                                            moepack_error *error);
 
 /* Decode a part: from its part->stored_length bytes on disk into part->length bytes in another
  * buffer of the caller. Without a codec they are copied. On failure the contents of `bytes` are
  * undefined. Errors: DAMAGED. */
-moepack_code moepack_decode_part(const moepack *pack, const moepack_part *part, const void *stored,
-                                 void *bytes, moepack_error *error);
+MOEPACK_API moepack_code moepack_decode_part(const moepack *pack, const moepack_part *part,
+                                             const void *stored, void *bytes, moepack_error *error);
 
 /* Read parts of an expert to separate addresses: part number p to addresses[p], which has room for
  * the part's length; NULL leaves it out. There are family->parts_per_blob addresses. fds[n] is a
@@ -433,32 +471,43 @@ moepack_code moepack_decode_part(const moepack *pack, const moepack_part *part, 
  * allocated meanwhile, and copied or decoded. On failure the contents of the addresses are
  * undefined. No digest is checked: moepack_check_part does that.
  * Errors: NO_SUCH, DAMAGED, SYSTEM, SHORT_READ, BUFFER. */
-moepack_code moepack_read_parts(const moepack *pack, const int *fds, const moepack_family *family,
-                                uint32_t expert, uint32_t block, void *const *addresses,
-                                moepack_error *error);
+MOEPACK_API moepack_code moepack_read_parts(const moepack *pack, const int *fds,
+                                            const moepack_family *family, uint32_t expert,
+                                            uint32_t block, void *const *addresses,
+                                            moepack_error *error);
+
+/* Plan the reads of moepack_read_parts instead of doing them: one for each address that is not
+ * NULL, in the order of the parts. `reads` has room for family->parts_per_blob; *count is their
+ * number. Nothing is read or allocated, and addresses may be a GPU's. Check that each read brings
+ * range.needed bytes: the end of a file may cut off the rest. On failure the contents of `reads`
+ * are undefined. Errors: NO_SUCH, DAMAGED. */
+MOEPACK_API moepack_code moepack_plan_parts(const moepack *pack, const moepack_family *family,
+                                            uint32_t expert, uint32_t block,
+                                            void *const *addresses, moepack_part_read *reads,
+                                            uint32_t *count, moepack_error *error);
 
 /* Check the part->length decoded bytes of a part by its digest. If that is unknown, nothing is
  * checked. Errors: DIGEST. */
-moepack_code moepack_check_part(const moepack *pack, const moepack_part *part, const void *bytes,
-                                moepack_error *error);
+MOEPACK_API moepack_code moepack_check_part(const moepack *pack, const moepack_part *part,
+                                            const void *bytes, moepack_error *error);
 
 /* The same for the tensor->length bytes of a dense tensor. Errors: DIGEST. */
-moepack_code moepack_check_tensor(const moepack *pack, const moepack_tensor *tensor,
-                                  const void *bytes, moepack_error *error);
+MOEPACK_API moepack_code moepack_check_tensor(const moepack *pack, const moepack_tensor *tensor,
+                                              const void *bytes, moepack_error *error);
 
 /* Compute XXH3 with 64 bits and seed 0, the digest of the format. */
-uint64_t moepack_xxh3(const void *bytes, size_t length);
+MOEPACK_API uint64_t moepack_xxh3(const void *bytes, size_t length);
 
 /* Return the name of a code: "DAMAGED". The string is static. */
-const char *moepack_code_name(moepack_code code);
+MOEPACK_API const char *moepack_code_name(moepack_code code);
 
 #ifdef __cplusplus
 }
 #endif
 #endif /* MOEPACK_H */
 
-#ifdef MOEPACK_IMPLEMENTATION
-#undef MOEPACK_IMPLEMENTATION
+#if (defined(MOEPACK_IMPLEMENTATION) || defined(MOEPACK_STATIC)) && !defined(MOEPACK__IMPLEMENTED)
+#define MOEPACK__IMPLEMENTED
 
 #include <errno.h>
 #include <fcntl.h>
@@ -2335,6 +2384,40 @@ moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *
     return MOEPACK_OK;
 }
 
+static int moepack__compare_tensors(const void *a, const void *b) {
+    const char *const *left = (const char *const *)a, *const *right = (const char *const *)b;
+    return memcmp(*left, *right, sizeof(((moepack_tensor_record *)0)->name));
+}
+
+/* No two tensors have the same name. Sorted, as there may be a million. */
+static moepack_code moepack__check_tensor_names(const moepack *pack, moepack_error *error) {
+    const moepack_table *table = &pack->tensors;
+    size_t i, count = (size_t)table->count;
+    const char **names = (const char **)malloc(count * sizeof *names + 1);
+    moepack_code code = MOEPACK_OK;
+    if (!names) return moepack__system(error, pack->index_name, "allocate memory");
+    for (i = 0; i < count; i++) names[i] = (const char *)moepack__record(table, i);
+    qsort(names, count, sizeof *names, moepack__compare_tensors);
+    for (i = 1; i < count && !code; i++) {
+        const uint64_t at = (uint64_t)(names[i] - table->records);
+        if (moepack__compare_tensors(names + i - 1, names + i) == 0)
+            code = moepack__break(pack,
+                                  moepack__named("tensor", at / table->record_length, names[i]),
+                                  error, "another tensor has the same name");
+    }
+    free(names);
+    return code;
+}
+
+moepack_code moepack_check_tensor_records(const moepack *pack, moepack_error *error) {
+    moepack_tensor tensor;
+    moepack_code code = MOEPACK_OK;
+    uint32_t n;
+    for (n = 0; n < pack->tensors.count && !code; n++)
+        code = moepack_tensor_at(pack, n, &tensor, error);
+    return code ? code : moepack__check_tensor_names(pack, error);
+}
+
 moepack_code moepack_find_tensor(const moepack *pack, const char *name, moepack_tensor *tensor,
                                  moepack_error *error) {
     const size_t size = strlen(name) + 1, most = sizeof(((moepack_tensor_record *)0)->name);
@@ -2520,57 +2603,79 @@ static moepack_code moepack__read_run(const moepack *pack, const int *fds, moepa
 }
 
 static moepack_code moepack__add_to_run(const moepack *pack, moepack__run *run,
-                                        const moepack_part *part, void *address,
-                                        moepack_error *error) {
+                                        const moepack_part_read *read, moepack_error *error) {
+    const moepack_part *part = &read->part;
     if (part->length > SIZE_MAX) return moepack__no_memory(pack, part, part->length, error);
     if (!run->count) {
         run->file = part->file;
         run->offset = part->offset;
     }
-    run->pieces[run->count].iov_base = address;
+    run->pieces[run->count].iov_base = read->address;
     run->pieces[run->count++].iov_len = (size_t)part->length;
     run->end = part->offset + part->length;
     return MOEPACK_OK;
 }
 
 /* Read a part that is not where the drive can bring it: through memory of its own. */
-static moepack_code moepack__read_copied(const moepack *pack, int fd, const moepack_part *part,
-                                         uint32_t block, void *address, moepack_error *error) {
-    moepack_range range = moepack_round_range(part->offset, part->stored_length, block);
+static moepack_code moepack__read_copied(const moepack *pack, const int *fds,
+                                         const moepack_part_read *read, uint32_t block,
+                                         moepack_error *error) {
+    const moepack_part *part = &read->part;
+    const moepack_range *range = &read->range;
     size_t alignment = 4096;
     void *bytes = NULL;
     moepack_code code;
-    if (range.length > SIZE_MAX) return moepack__no_memory(pack, part, range.length, error);
+    if (range->length > SIZE_MAX) return moepack__no_memory(pack, part, range->length, error);
     while (alignment < block && alignment < MOEPACK__MAX_ALIGNMENT) alignment *= 2;
-    errno = posix_memalign(&bytes, alignment, (size_t)range.length);
+    errno = posix_memalign(&bytes, alignment, (size_t)range->length);
     if (errno)
         return moepack__system(error, moepack_file_at(pack, part->file)->name, "allocate memory");
-    code = moepack_read_range(pack, fd, part->file, &range, bytes, error);
-    if (!code) code = moepack_decode_part(pack, part, (char *)bytes + range.lead, address, error);
+    code = moepack_read_range(pack, fds[part->file], part->file, range, bytes, error);
+    if (!code)
+        code = moepack_decode_part(pack, part, (char *)bytes + range->lead, read->address, error);
     free(bytes);
     return code;
+}
+
+moepack_code moepack_plan_parts(const moepack *pack, const moepack_family *family, uint32_t expert,
+                                uint32_t block, void *const *addresses, moepack_part_read *reads,
+                                uint32_t *count, moepack_error *error) {
+    moepack_code code;
+    uint32_t p, planned = 0;
+    if (expert >= family->expert_count) return moepack__no_expert(pack, family, expert, error);
+    if (block == 0) block = 1;
+    for (p = 0; p < family->parts_per_blob; p++) {
+        moepack_part_read *read = reads + planned;
+        if (!addresses[p]) continue;
+        code = moepack_locate_part(pack, family, expert, p, &read->part, error);
+        if (code) return code;
+        read->range = moepack_round_range(read->part.offset, read->part.stored_length, block);
+        read->address = addresses[p];
+        read->p = p;
+        read->is_direct = !read->part.codec && read->range.length == read->part.length &&
+                          (uintptr_t)addresses[p] % block == 0;
+        planned++;
+    }
+    *count = planned;
+    return MOEPACK_OK;
 }
 
 moepack_code moepack_read_parts(const moepack *pack, const int *fds, const moepack_family *family,
                                 uint32_t expert, uint32_t block, void *const *addresses,
                                 moepack_error *error) {
+    moepack_part_read reads[MOEPACK__MAX_PARTS];
     moepack__run run;
-    moepack_part part;
-    moepack_code code = MOEPACK_OK;
-    uint32_t p;
-    if (expert >= family->expert_count) return moepack__no_expert(pack, family, expert, error);
-    if (block == 0) block = 1;
+    uint32_t i, count = 0;
+    moepack_code code =
+        moepack_plan_parts(pack, family, expert, block, addresses, reads, &count, error);
     run.count = 0;
-    for (p = 0; !code && p < family->parts_per_blob; p++) {
-        if (!addresses[p]) continue;
-        code = moepack_locate_part(pack, family, expert, p, &part, error);
-        if (!code && run.count && (run.file != part.file || run.end != part.offset))
+    for (i = 0; !code && i < count; i++) {
+        const moepack_part_read *read = reads + i;
+        if (run.count && (run.file != read->part.file || run.end != read->part.offset))
             code = moepack__read_run(pack, fds, &run, error);
         if (code) return code;
-        if (part.codec || (part.offset | part.length | (uintptr_t)addresses[p]) % block)
-            code = moepack__read_copied(pack, fds[part.file], &part, block, addresses[p], error);
-        else
-            code = moepack__add_to_run(pack, &run, &part, addresses[p], error);
+        code = read->is_direct ? moepack__add_to_run(pack, &run, read, error)
+                               : moepack__read_copied(pack, fds, read, block, error);
     }
     if (!code && run.count) code = moepack__read_run(pack, fds, &run, error);
     return code;

@@ -150,6 +150,32 @@ static moepack_code list_part(state *s, const moepack_family *family, uint32_t e
     return s->fds ? read_part(s, &part) : MOEPACK_OK;
 }
 
+/* Read by a plan what was read before, as a queue of reads would, and find the same bytes. */
+static void follow_plan(state *s, const moepack_family *family, uint32_t expert, uint32_t block,
+                        void *const *addresses) {
+    moepack_part_read reads[64];
+    uint32_t i, p = 0, count = 77;
+    assert(!moepack_plan_parts(&s->pack, family, expert, block, addresses, reads, &count, NULL));
+    for (i = 0; i < count; i++) {
+        const moepack_part_read *r = reads + i;
+        moepack_code code;
+        char *bytes = read_range(s, r->part.file, r->range, &code);
+        char *part = (char *)malloc((size_t)r->part.length);
+        assert(bytes && part && r->range.offset % block == 0 && r->range.length % block == 0);
+        while (!addresses[p]) p++;
+        assert(r->p == p && r->address == addresses[p]);
+        p++;
+        if (r->is_direct)
+            assert(!r->range.lead && r->range.length == r->part.length && !r->part.codec &&
+                   (uintptr_t)r->address % block == 0);
+        assert(!moepack_decode_part(&s->pack, &r->part, bytes + r->range.lead, part, NULL));
+        assert(memcmp(part, r->address, (size_t)r->part.length) == 0);
+        free(part);
+        free(bytes);
+    }
+    while (p < family->parts_per_blob) assert(!addresses[p++]);
+}
+
 /* Read all parts but number `left_out` to addresses that start `more` bytes after a page. */
 static moepack_code scatter(state *s, const moepack_family *family, uint32_t expert, uint32_t block,
                             size_t more, uint32_t left_out) {
@@ -165,6 +191,7 @@ static moepack_code scatter(state *s, const moepack_family *family, uint32_t exp
         memset(addresses[p], 0xA5, length);
     }
     code = moepack_read_parts(&s->pack, s->fds, family, expert, block, addresses, &s->error);
+    if (!code) follow_plan(s, family, expert, block, addresses);
     for (p = 0; p < family->parts_per_blob && !code; p++) {
         if (p == left_out) continue;
         assert(!moepack_locate_part(&s->pack, family, expert, p, &part, NULL));
@@ -276,8 +303,7 @@ static moepack_code list_tensor(state *s, uint32_t n) {
     const char *c;
     moepack_code code = moepack_tensor_at(&s->pack, n, &tensor, &s->error);
     if (code) return code;
-    code = moepack_find_tensor(&s->pack, tensor.name, &found, &s->error);
-    if (code) return code;
+    assert(!moepack_find_tensor(&s->pack, tensor.name, &found, NULL));
     assert(found.name == tensor.name);
     printf("tensor ");
     for (c = tensor.name; *c; c++) printf("%02x", (unsigned)(uint8_t)*c);
@@ -300,7 +326,7 @@ static moepack_code list_tensor(state *s, uint32_t n) {
 }
 
 static moepack_code list_tensors(state *s) {
-    moepack_code code = MOEPACK_OK;
+    moepack_code code = moepack_check_tensor_records(&s->pack, &s->error);
     uint32_t n;
     for (n = 0; n < s->pack.tensors.count && !code; n++) code = list_tensor(s, n);
     return code;

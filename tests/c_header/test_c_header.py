@@ -21,22 +21,43 @@ CONFORMANCE = Path(__file__).parents[2] / "conformance" / "packs"
 # Compiling.
 
 
+@pytest.mark.parametrize("mode", ["MOEPACK_IMPLEMENTATION", "MOEPACK_STATIC"])
 @pytest.mark.parametrize(
-    ("compiler", "flags"), [("gcc", ()), ("clang", ZSTD), ("g++", ZSTD), ("clang++", ())]
+    ("compiler", "standard", "flags"),
+    [
+        ("gcc", "c99", ()),
+        ("gcc", "c17", ("-D_GNU_SOURCE",)),
+        ("clang", "c99", ZSTD),
+        ("g++", "c++17", ()),
+        ("g++", "c++17", ZSTD),
+        ("clang++", "c++17", ()),
+    ],
 )
-def test_the_header_compiles_without_a_warning(
-    compiler: str, flags: tuple[str, ...], tmp_path: Path
+def test_two_files_include_the_header_without_a_warning(
+    compiler: str, standard: str, flags: tuple[str, ...], mode: str, tmp_path: Path
 ) -> None:
-    if flags and not HAS_ZSTD:
+    """One of them has the functions, or each has them for itself."""
+    if flags == ZSTD and not HAS_ZSTD:
         pytest.skip("there is no zstd.h here")
-    standard = ("-x", "c++", "-std=c++17") if "+" in compiler else ("-x", "c", "-std=c99")
-    for name, text in {"one": "#define MOEPACK_IMPLEMENTATION\n", "two": ""}.items():
-        main = "" if text else "int main(void) { return moepack_code_name(MOEPACK_OK)[0] != 'O'; }"
-        (tmp_path / f"{name}.c").write_text(f'{text}#include "moepack.h"\n{main}\n')
-    sources = (tmp_path / "one.c", tmp_path / "two.c")
-    run = compiled(compiler, "-O2", *standard, *flags, *sources, "-o", tmp_path / "program")
+    include = f'#define {mode}\n#include "moepack.h"\n#include "moepack.h"\n'
+    second = include if mode == "MOEPACK_STATIC" else '#include "moepack.h"\n'
+    second += "int main(void) { return moepack_code_name(MOEPACK_OK)[0] != 'O'; }\n"
+    (tmp_path / "first.c").write_text(include)
+    (tmp_path / "second.c").write_text(second)
+    sources = (tmp_path / "first.c", tmp_path / "second.c")
+    options = ("-x", standard.rstrip("1790"), f"-std={standard}", "-Wconversion", "-O2", *flags)
+    run = compiled(compiler, *options, *sources, "-o", tmp_path / "program")
     assert (run.returncode, run.stderr) == (0, "")
     subprocess.run([tmp_path / "program"], check=True)
+
+
+def test_the_header_has_the_version_of_moepack(tmp_path: Path) -> None:
+    source = tmp_path / "one.c"
+    source.write_text('#include "moepack.h"\nMOEPACK_VERSION MOEPACK_VERSION_NUMBER\n')
+    run = compiled("cc", "-E", "-P", source)
+    major, minor, patch = map(int, moepack.__version__.split("."))
+    number = major * 10000 + minor * 100 + patch
+    assert run.stdout.splitlines()[-1] == f'"{moepack.__version__}" {number}'
 
 
 @pytest.mark.parametrize(

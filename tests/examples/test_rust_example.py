@@ -83,7 +83,9 @@ def test_a_pack_that_is_ranked_while_it_is_opened_opens_with_the_new_ranking(
     packs: dict[str, Path], tmp_path: Path, read_pack: Path
 ) -> None:
     source, library = RANK_MEANWHILE, tmp_path / "rank_meanwhile.so"
-    built = compiled("cc", "-D_GNU_SOURCE", "-DPRELOADED", "-shared", "-fPIC", source, "-o", library)
+    built = compiled(
+        "cc", "-D_GNU_SOURCE", "-DPRELOADED", "-shared", "-fPIC", source, "-o", library
+    )
     assert built.returncode == 0, built.stderr
     path = ranked_meanwhile(packs["gpt-oss"], tmp_path / "pack")
     run = run_command(read_pack, path, env={**os.environ, "LD_PRELOAD": str(library)})
