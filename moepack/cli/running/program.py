@@ -65,7 +65,7 @@ def run_program_command(
             pinned=options["pin"],
             backend=options["backend"],
             check=options["check"],
-            micro_batch=micro_batch(command[1:], os.environ),
+            micro_batch=micro_batch(command, os.environ),
         )
         variables = {} if is_ours else llama_variables(command, os.environ)
         watcher = _Watcher(stats, variables)

@@ -86,7 +86,7 @@ def run(
     words = _as_list(command, "command")
     if not words:
         raise RequestError("no program is named")
-    count = micro_batch(words[1:], os.environ)
+    count = micro_batch(words, os.environ)
     options = PagerOptions(memory_length(memory), policy, pin, backend, check, count)
     with ExitStack() as stack:
         pack = stack.enter_context(open_model(fetch_model(path, notice=_warn)))

@@ -1,6 +1,9 @@
 """A program's arguments and environment: the model's path, the library, llama.cpp's variables."""
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -11,6 +14,14 @@ _LOADING_NAMES = tuple(f"LLAMA_ARG_{name}" for name in ("LOAD_MODE", "MMAP", "NO
 _LOADING_NAMES += ("LLAMA_ARG_MLOCK", "LLAMA_ARG_DIO")
 _REPACKING_WORDS = {"--repack", "--no-repack", "-nr"}
 _REPACKING_NAMES = ("LLAMA_ARG_REPACK", "LLAMA_ARG_NO_REPACK")
+_TEXT_WORDS = {"-p", "--prompt", "-sys", "--system-prompt", "-r", "--reverse-prompt"}
+_TEXT_WORDS |= {"--in-prefix", "--in-suffix", "--grammar", "-j", "--json-schema", "--api-key"}
+_TEXT_WORDS |= {"--chat-template", "--chat-template-kwargs", "--reasoning-budget-message"}
+_TEXT_WORDS |= {"-a", "--alias", "--dry-sequence-breaker"}
+"""Options whose values are texts, which may look like options."""
+_SHELLS = {"sh", "ash", "bash", "dash", "zsh", "ksh", "mksh", "fish", "csh", "tcsh"}
+_RUNS_TEXT = re.compile("-[A-Za-z]*c[A-Za-z]*")
+"""A shell's `-c`, alone or among other letters, as in `-lc`."""
 _LEAST_BATCH = 32
 """With a batch of one token llama.cpp's server aborts."""
 _MAPPING_MODES = {"mmap", "auto"}
@@ -24,15 +35,15 @@ class Option(NamedTuple):
     words: frozenset[str]
     variable: str
 
-    def is_set(self, arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    def is_set(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Return whether a command of llama.cpp, or a variable, sets it."""
-        return bool(_words(arguments) & self.words) or self.variable in environment
+        names = {name for name, _ in _options(command)}
+        return bool(names & self.words) or self.variable in environment
 
-    def number(self, arguments: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    def number(self, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
         """Return the number of the option, or else of the variable; None for none, and for 0."""
-        words = [word for argument in arguments for word in argument.replace("=", " ").split()]
-        pairs = pairwise(words)
-        values = [value for word, value in pairs if word in self.words and value.isdecimal()]
+        pairs = _options(command)
+        values = [value for name, value in pairs if name in self.words and value.isdecimal()]
         value = values[-1] if values else environment.get(self.variable, "")
         return int(value) or None if value.isdecimal() else None
 
@@ -75,18 +86,18 @@ def extend_environment(
     return extended | {"LD_PRELOAD": ":".join(preloaded)} if preloaded else extended
 
 
-def llama_variables(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+def llama_variables(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables that make llama.cpp's programs map a model, and repack none of its weights.
 
     None is among them about which the user said anything, by an option or a variable. Programs
     older than a variable do not read it: LLAMA_ARG_LOAD_MODE is of July 2026 (before, mapping was
     the default), LLAMA_ARG_REPACK of December 2025.
     """
-    words = _words(arguments)
+    names = {name for name, _ in _options(command)}
     variables = {}
-    if not words & _LOADING_WORDS and not environment.keys() & set(_LOADING_NAMES):
+    if not names & _LOADING_WORDS and not environment.keys() & set(_LOADING_NAMES):
         variables["LLAMA_ARG_LOAD_MODE"] = "mmap"
-    if not words & _REPACKING_WORDS and not environment.keys() & set(_REPACKING_NAMES):
+    if not names & _REPACKING_WORDS and not environment.keys() & set(_REPACKING_NAMES):
         variables["LLAMA_ARG_REPACK"] = "off"
     return variables
 
@@ -114,38 +125,38 @@ def single_text_options(context: int, threads: int | None, micro_batch: int) -> 
     return words if threads is None else [*words, "-t", str(threads)]
 
 
-def micro_batch(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+def micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Return how many tokens a command of llama.cpp computes at once, as far as that is known.
 
     It is the least of the batch and the micro-batch, each by default llama.cpp's.
     """
     return min(
-        option.number(arguments, environment) or default for option, default in _BATCHES.items()
+        option.number(command, environment) or default for option, default in _BATCHES.items()
     )
 
 
-def says_micro_batch(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+def says_micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether a command of llama.cpp sets its batch or micro-batch."""
-    return any(option.number(arguments, environment) for option in _BATCHES)
+    return any(option.number(command, environment) for option in _BATCHES)
 
 
-def find_reading_option(arguments: Sequence[str], environment: Mapping[str, str]) -> str | None:
+def find_reading_option(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Return the option or variable by which llama.cpp reads or locks the whole model.
 
     None without one. `--load-mode mmap` in its place helps.
     """
-    words = [word for argument in arguments for word in argument.replace("=", " ").split()]
-    for word, following in pairwise([*words, ""]):
-        if word in _READING_WORDS:
-            return word
-        if word in _MODE_WORDS and following and following not in _MAPPING_MODES:
-            return f"{word} {following}"
-    if _words(arguments) & _LOADING_WORDS:
+    options = list(_options(command))
+    for name, value in options:
+        if name in _READING_WORDS:
+            return name
+        if name in _MODE_WORDS and value and value not in _MAPPING_MODES:
+            return f"{name} {value}"
+    if any(name in _LOADING_WORDS for name, _ in options):
         return None  # options win over variables
-    for name in _LOADING_NAMES:
-        value = environment.get(name)
-        if value is not None and _says_reading(name, value):
-            return f"{name}={value}"
+    for variable in _LOADING_NAMES:
+        setting = environment.get(variable)
+        if setting is not None and _says_reading(variable, setting):
+            return f"{variable}={setting}"
     return None
 
 
@@ -157,6 +168,41 @@ def _says_reading(name: str, value: str) -> bool:
     return value in (_FALSE if name == "LLAMA_ARG_MMAP" else _TRUE)
 
 
-def _words(arguments: Sequence[str]) -> set[str]:
-    """Return the words of a command, those of commands for a shell among them."""
-    return {word.partition("=")[0] for argument in arguments for word in argument.split()}
+def _options(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the options of a command, each with its value, or else with the next word."""
+    is_text = False
+    for word, following in pairwise([*_words(command), ""]):
+        if is_text:
+            is_text = False
+            continue
+        name, sign, value = word.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")  # as llama.cpp reads it
+        if name.startswith("-"):
+            is_text = name in _TEXT_WORDS and not sign
+            yield name, value if sign else following
+
+
+def _words(command: Sequence[str]) -> list[str]:
+    """Return the words of a command, with those of the text that a shell runs (`sh -c TEXT`)."""
+    for start, word in enumerate(command):
+        if os.path.basename(word) not in _SHELLS:
+            continue
+        for number in range(start + 1, len(command) - 1):
+            previous, option = command[number - 1 : number + 1]
+            if _RUNS_TEXT.fullmatch(option):
+                text = _words(_split(command[number + 1]))
+                return [*command[: number + 1], *text, *command[number + 2 :]]
+            if not option.startswith(("-", "+")) and not previous.endswith("o"):  # -eo pipefail
+                break
+    return list(command)
+
+
+def _split(text: str) -> list[str]:
+    """Split a text into words as a shell does; `;`, `&&` and the like are words too."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        return list(lexer)
+    except ValueError:  # an open quotation
+        return text.split()

@@ -88,7 +88,7 @@ def run_program(
     """
     executable = find_executable(command[0])
     check_executable(executable)
-    if (option := find_reading_option(command[1:], os.environ)) is not None:
+    if (option := find_reading_option(command, os.environ)) is not None:
         raise RequestError(
             f"with {option} the program reads the whole model into memory",
             hint="leave it out, or use --load-mode mmap: experts are read when they are selected",

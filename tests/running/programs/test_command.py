@@ -7,6 +7,7 @@ from moepack.running.programs.command import (
     fill_in,
     find_reading_option,
     llama_variables,
+    micro_batch,
 )
 
 MAP, KEEP = {"LLAMA_ARG_LOAD_MODE": "mmap"}, {"LLAMA_ARG_REPACK": "off"}
@@ -79,3 +80,40 @@ def test_the_option_by_which_a_model_is_read_whole_is_named(
 ) -> None:
     assert find_reading_option(command.split(), names) == option
     assert find_reading_option(["sh", "-c", command], names) == option
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["llama-cli", "-m", "{}", "-p", "use --mlock, try -ub 1; is --no-repack slow?"],
+        ["llama-cli", "-m", "{}", "-p", "--mlock"],
+        ["llama-cli", "-m", "{}", "--system-prompt", "--no-repack", "--grammar", "-ub"],
+        ["llama-cli", "-m", "{}", "--new-option-with-text", "see --mlock -ub 1 --no-repack"],
+        ["python", "-c", "llama('--mlock -ub 1 --no-repack')"],
+        ["python", "-c", "f() --mlock -ub 1 --no-repack"],
+        ["sh", "-c", "llama-cli -m $MOEPACK_MODEL -p 'use --mlock -ub 1 --no-repack'"],
+        ["sh", "-c", "echo open 'quotation"],
+    ],
+)
+def test_words_of_a_text_are_no_options(command: list[str]) -> None:
+    assert find_reading_option(command, {}) is None
+    assert llama_variables(command, {}) == MAP | KEEP
+    assert micro_batch(command, {}) == 512
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        ["sh", "-c"],
+        ["/bin/bash", "-lc"],
+        ["bash", "-euo", "pipefail", "-c"],
+        ["env", "A=1", "timeout", "9", "zsh", "-i", "-c"],
+        ["busybox", "ash", "-ec"],
+    ],
+)
+def test_the_words_of_a_command_for_a_shell_are(front: list[str]) -> None:
+    text = "cd /models && exec llama-server -m {} -ub 8;llama-cli --load_mode=none|sort"
+    for command in ([*front, text], [*front, f'dash -c "{text}"']):
+        assert find_reading_option(command, {}) == "--load-mode none"
+        assert micro_batch(command, {}) == 8
+        assert llama_variables(command, {}) == KEEP
