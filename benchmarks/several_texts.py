@@ -23,7 +23,7 @@ from moepack.bench.engine_speed import reference_text
 from moepack.bench.measuring import in_turns, spread
 from moepack.common.sizes import size_text
 from moepack.pack.reading.pack import Pack
-from moepack.running.pager.pager import PagerUsage
+from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.client import ServerClient
 from moepack.running.programs.sampling import Sampling
 from moepack.running.programs.server_process import ServerProcess

@@ -2,7 +2,8 @@
 
 from moepack.common.sizes import count_text, size_text
 from moepack.report.values import UNKNOWN, length_text, rate_text, share_text, speed_text
-from moepack.running.pager.pager import Pager, PagerUsage
+from moepack.running.pager.pager import Pager
+from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.run_facts import RunFacts, RunPhase
 
 _ENDS = {"context": "; the context is full", "left": "; interrupted"}

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import resuming, several_texts
 from benchmarks.several_texts import Moment, summarise
 from moepack.bench.engine_runs import RunMemory
-from moepack.running.pager.pager import PagerUsage
+from moepack.running.pager.usage import PagerUsage
 from tests.support.needs import needs_llama
 
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from moepack.common.closing import Closing
@@ -34,6 +33,7 @@ from moepack.running.pager.prefetcher import Prefetcher
 from moepack.running.pager.record import Call, RoutingRecord
 from moepack.running.pager.resident_experts import ResidentExperts
 from moepack.running.pager.shared_pages import SharedPages
+from moepack.running.pager.usage import PagerUsage
 from moepack.running.pager.warm_up import WarmUp, first_within
 from moepack.storage.backend import Backend
 from moepack.traces.caching import cache as caching
@@ -66,29 +66,6 @@ class PagerOptions(NamedTuple):
     micro_batch: int = 512
     most_used: Sequence[ExpertKey] = ()
     pins_most_used: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PagerUsage:
-    """The experts that programs have needed so far.
-
-    Lookups are counted when they are announced: not while all experts stay in memory, which
-    `holds_all` says of now. `fault_count` are page faults on experts that were not announced.
-    `resident_length` is memory that is taken, in whole pages, `expert_length` the experts in it.
-    `routed_count` is tokens that were routed: of one that half of the layers have computed it is
-    one half. Lengths are bytes.
-    """
-
-    hit_count: int
-    miss_count: int
-    read_length: int
-    read_seconds: float
-    fault_count: int
-    resident_length: int
-    budget: int
-    holds_all: bool
-    expert_length: int
-    routed_count: int
 
 
 class Pager(Closing):

@@ -8,7 +8,8 @@ from functools import partial
 from moepack.common.closing import Closing
 from moepack.common.errors import MoepackError
 from moepack.pack.reading.pack import Pack
-from moepack.running.pager.pager import PagerOptions, PagerUsage
+from moepack.running.pager.pager import PagerOptions
+from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.client import ServerClient
 from moepack.running.programs.command import micro_batch
 from moepack.running.programs.learner import Learner

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from moepack.common.errors import MachineError
-from moepack.running.pager.pager import PagerUsage
+from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.answer import Answer, AnswerFacts, End, PhaseFacts
 from moepack.running.programs.model_server import ModelServer
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import moepack
-from moepack.running.pager.pager import PagerUsage
+from moepack.running.pager.usage import PagerUsage
 from tests.support.models import REAL_MODELS, keys_of
 from tests.support.pagers import SLOTS, Alone, Answers, Form, answers, paging
 

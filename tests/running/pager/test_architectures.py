@@ -9,7 +9,7 @@ import pytest
 import moepack
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.packing.pack_model import pack_model
-from moepack.running.pager.pager import PagerUsage
+from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.runner import preloaded_library
 from tests.support import architectures
 from tests.support.llama_cpp import Floats

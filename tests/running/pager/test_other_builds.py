@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from moepack.running.pager.client import Selection
-from moepack.running.pager.pager import PagerUsage
+from moepack.running.pager.usage import PagerUsage
 from tests.support.models import REAL_MODELS, first_shard
 from tests.support.npm_builds import require_build, require_software_gpu
 from tests.support.pagers import ROOT, Form, Program, paging

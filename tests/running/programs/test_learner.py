@@ -17,7 +17,8 @@ import moepack
 from moepack.common.errors import MoepackError
 from moepack.packing.opening import open_model
 from moepack.running.pager.client import Selection
-from moepack.running.pager.pager import PagerOptions, PagerUsage
+from moepack.running.pager.pager import PagerOptions
+from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs import learner as learning
 from moepack.running.programs.learner import Learner, is_learning, make_learner
 from moepack.running.programs.runner import open_pager, serving, write_selections
