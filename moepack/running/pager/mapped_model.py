@@ -67,7 +67,7 @@ def map_model(pack: Pack) -> MappedModel:
     Raises PackError for a model that llama.cpp does not run, MachineError for packs if the system
     hands out no page faults, what reading dense tensors raises, and OSError.
     """
-    for family in _families(pack):
+    for family in pack.index.families:
         if any(kind.origin.first_slice is not None for kind in family.part_kinds):
             raise PackError(
                 "each expert is a tensor of its own, as in GGUFs before April 2024",
@@ -100,7 +100,7 @@ class MappedShards:
             raise
 
     def spans(self) -> FamilySpans:
-        """Return the spans of all experts that llama.cpp uses."""
+        """Return the spans of all experts."""
         numbers = {path: number for number, path in enumerate(self._paths)}
 
         def span(family: PackedFamily, expert: int, kind: PartKind) -> MappedSpan:
@@ -253,14 +253,9 @@ class MappedImage:
 MappedModel = MappedShards | MappedImage
 
 
-def _families(pack: Pack) -> Iterator[PackedFamily]:
-    layers = pack.shape.without_mtp().layers
-    return (family for family in pack.index.families if family.layer in layers)
-
-
 def _spans(pack: Pack, span: Callable[[PackedFamily, int, PartKind], MappedSpan]) -> FamilySpans:
     families: FamilySpans = {}
-    for family in _families(pack):
+    for family in pack.index.families:
         experts = families.setdefault(family.name, {})
         for expert in range(family.expert_count):
             spans = tuple(span(family, expert, kind) for kind in family.part_kinds)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from moepack.common.closing import Closing
 from moepack.common.errors import MoepackError, SourceError
 from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.shape import ROUTED_FAMILY, ModelShape
 from moepack.common.sizes import Size
 from moepack.pack.reading.pack import Pack
 from moepack.planning.machine.memory_limits import available_memory, memory_length, read_memory
@@ -90,6 +90,7 @@ class Pager(Closing):
         pinning: Callable[[int, int], None] = lambda length, total: None,
     ) -> None:
         self._shape = pack.shape.without_mtp()
+        """Of the layers that every program runs: few use those for multi-token prediction."""
         if not self._shape.routed:
             raise SourceError("no layer has routed experts", path=pack.path)
         self._failed = failed
@@ -128,9 +129,11 @@ class Pager(Closing):
         routed: Any = {"family": ROUTED_FAMILY, "layers": self._shape.routed}
         pinned = pack.hottest(pack.budget_length(options.pinned or 0, "pin", **routed), **routed)
         pinned_length = sum(lengths[key] for key in pinned)
-        self._divide_memory(lengths, pinned_length, options)
+        self._divide_memory(pack.shape, lengths, pinned_length, options)
         cache = caching.make(options.policy, self._budget(), lengths, pinned)
-        residents = ResidentExperts(reader, spans, lengths, cache, self._reserve, self._model)
+        residents = ResidentExperts(
+            reader, spans, lengths, cache, self._reserve, self._model, pack.shape.mtp_layers
+        )
         self._residents = residents
         stack.callback(residents.close)
         with residents.read(pinned) as completions:
@@ -143,10 +146,10 @@ class Pager(Closing):
         self._counts = max(spans).layer + 1, max(key.expert for key in spans) + 1
 
     def _divide_memory(
-        self, lengths: SlotLengths, pinned_length: int, options: PagerOptions
+        self, shape: ModelShape, lengths: SlotLengths, pinned_length: int, options: PagerOptions
     ) -> None:
-        self._reserve = step_length(self._shape, lengths, 1)
-        step = step_length(self._shape, lengths, options.micro_batch)
+        self._reserve = step_length(shape, lengths, 1)
+        step = step_length(shape, lengths, options.micro_batch)
         self.floor = step + self._reserve + pinned_length
         """The least bytes for experts: of a step, of one token beside it, and pinned ones."""
         memory = memory_length(options.memory)
@@ -180,6 +183,8 @@ class Pager(Closing):
 
     def _on_routed(self, client: Client, context: int, selection: Selection) -> None:
         self._warm_up.end()
+        if selection.layer not in self._shape.routed:
+            return  # traces and counts are of tokens, not of guesses at them
         if selection.layer in self._routed_layers:
             self._routed_count += selection.token_count
         if self._record is not None:

@@ -125,9 +125,8 @@ class Prompts:
         """Return the missing experts that the next layer likely uses, having made space."""
         routed = frozenset(ExpertKey(layer, expert) for expert in counts)
         likely: list[ExpertKey] = []
-        following = self._layers.index(layer) + 1
-        if following < len(self._layers):
-            next_layer = self._layers[following]
+        next_layer = next((one for one in self._layers if one > layer), layer)
+        if next_layer not in (layer, *self._residents.mtp_layers):
             likelihoods = self._history.likelihoods(layer, counts, token_count, next_layer)
             evictable = set(self._residents.cache.evictable()) - routed
             length = self._residents.free_length + self._residents.length_of(evictable)

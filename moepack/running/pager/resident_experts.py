@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from moepack.common.keys import ExpertKey
@@ -22,7 +22,8 @@ class ResidentExperts:
 
     Experts that the cache evicts keep their slots until these are released: a program may still
     compute with them. So that reading need not wait for that, `reserve` bytes are kept beside the
-    cache. Parts that lie in pages as in their source are read into slots without a copy.
+    cache. Parts that lie in pages as in their source are read into slots without a copy. Programs
+    may never use the experts of `mtp_layers`, those for multi-token prediction.
     """
 
     def __init__(
@@ -33,8 +34,10 @@ class ResidentExperts:
         cache: ExpertCache,
         reserve: int,
         model: MappedModel,
+        mtp_layers: Collection[int] = (),
     ) -> None:
         self._reader = reader
+        self.mtp_layers = mtp_layers
         self._model = model
         self.spans = spans
         self.cache = cache
@@ -42,6 +45,7 @@ class ResidentExperts:
         self._layers_in_place = {
             key.layer for key, parts in spans.items() if not key.expert and model.lies_alike(parts)
         }
+        self._always_used = {key for key in spans if key.layer not in mtp_layers}
         self._lengths = lengths
         self._expert_lengths = {
             key: sum(span.length for span in parts) for key, parts in spans.items()
@@ -90,8 +94,14 @@ class ResidentExperts:
 
     @property
     def holds_all(self) -> bool:
-        """Whether all experts are in memory, and none is ever evicted."""
-        return self.cache.holds_all and len(self._slots) == len(self.spans)
+        """Whether all experts are in memory, and none is ever evicted.
+
+        Those for multi-token prediction may be missing: as long as nothing is evicted, one that is
+        used is read once.
+        """
+        is_kept = self.cache.fits_all and not self._evicted
+        may_be_all = len(self._slots) >= len(self._always_used)
+        return is_kept and may_be_all and self._slots.keys() >= self._always_used
 
     @property
     def evicted(self) -> tuple[ExpertKey, ...]:

@@ -69,9 +69,8 @@ def micro_batches(footprint: Footprint, context: int | None, memory: int) -> Ite
 
 def floor_length(pack: Pack, micro_batch: int, pinned: Size) -> int:
     """Return the bytes that a pager needs: for a step, for a token beside it, and for pins."""
-    shape = pack.shape.without_mtp()
-    lengths = dict(_slot_lengths(pack))
-    options: Any = {"family": ROUTED_FAMILY, "layers": shape.routed}
+    shape, lengths = pack.shape, dict(_slot_lengths(pack))
+    options: Any = {"family": ROUTED_FAMILY, "layers": shape.without_mtp().routed}
     keys = pack.hottest(pack.budget_length(pinned, "pin", **options), **options)
     steps = step_length(shape, lengths, micro_batch) + step_length(shape, lengths, 1)
     return steps + sum(lengths[key] for key in keys)
@@ -79,7 +78,7 @@ def floor_length(pack: Pack, micro_batch: int, pinned: Size) -> int:
 
 def _slot_lengths(pack: Pack) -> Iterator[tuple[ExpertKey, int]]:
     """Yield the most bytes of each expert, in whole pages wherever it begins in a page."""
-    for layer, family in pack.shape.without_mtp().routed.items():
+    for layer, family in pack.shape.routed.items():
         parts = pack.parts(layer)
         length = sum(align(part.length, mmap.PAGESIZE) + mmap.PAGESIZE for part in parts)
         yield from ((ExpertKey(layer, expert), length) for expert in range(family.expert_count))

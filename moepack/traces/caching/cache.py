@@ -54,6 +54,8 @@ class _Partition:
 
     budget: int
     policy: Policy
+    whole_length: int = 0
+    """The bytes of all experts there are."""
     length: int = 0
     favoured_length: int = 0
 
@@ -84,6 +86,8 @@ class ExpertCache:
             layer: self._partitions[number if by_layer else 0]
             for number, layer in enumerate(layers)
         }
+        for key, length in lengths.items():
+            self._by_layer[key.layer].whole_length += length
         self._resident = set(pinned)
         self._unordered = set(self._resident)
         """Experts that no policy knows: pinned and favoured ones."""
@@ -111,11 +115,9 @@ class ExpertCache:
         return sum(partition.length for partition in self._partitions)
 
     @property
-    def holds_all(self) -> bool:
-        """Whether all experts are resident within the budget: no step changes the cache then."""
-        return len(self._resident) == len(self._lengths) and all(
-            partition.length <= partition.budget for partition in self._partitions
-        )
+    def fits_all(self) -> bool:
+        """Whether all experts fit into the budget together: none is evicted then."""
+        return all(partition.whole_length <= partition.budget for partition in self._partitions)
 
     def step(self, routed: Sequence[ExpertKey], tally: Tally) -> Lookup:
         """Look up a step's experts, and count them.

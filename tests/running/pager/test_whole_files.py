@@ -9,6 +9,8 @@ import pytest
 import moepack
 from moepack.pack.engines.gguf_layout import lay_out
 from moepack.packing.opening import open_model
+from moepack.packing.pack_model import pack_model
+from tests.support import architectures
 from tests.support.needs import needs_llama
 from tests.support.pagers import Form, Program, paging
 
@@ -45,6 +47,20 @@ def test_an_image_is_read_right_in_any_order(form: Form, model: str, tmp_path: P
         assert usage.resident_length <= usage.budget
         assert program.call("compare", 8, 1) == 0
         assert not run.failures
+
+
+@needs_llama
+def test_experts_for_multi_token_prediction_are_read_right(tmp_path: Path) -> None:
+    gguf = architectures.write("qwen35moe with MTP", tmp_path / "m.gguf")
+    pack_model(gguf, tmp_path / "pack")
+    expected = image_of(tmp_path / "pack", tmp_path / "expected")
+    with (
+        paging(tmp_path / "pack", memory="floor", micro_batch=1) as run,
+        run.program(expected, module=READER) as program,
+    ):
+        assert program.call("compare", 4, 1) == 0
+        run.settle()
+        assert run.pager.usage.resident_length <= run.pager.usage.budget
 
 
 @pytest.mark.parametrize("what", ["fork", "fork anew"])

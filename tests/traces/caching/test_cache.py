@@ -83,7 +83,9 @@ def test_a_cache_holds_what_it_says_and_no_more_than_it_may(
     cache.refresh(reversed(most_used))
     for number, (layer, experts, fails) in enumerate(choices):
         chosen = keys(layer, *experts)
+        fits_all = cache.fits_all
         step = cache.step(chosen, tally)
+        assert not (fits_all and step.evicted)
         assert set(step.misses) == set(chosen) - resident
         resident = (resident | set(chosen)) - set(step.evicted)
         if fails:
@@ -96,9 +98,8 @@ def test_a_cache_holds_what_it_says_and_no_more_than_it_may(
         assert {key for key in LENGTHS if key in cache} == resident
         assert cache.resident_length == sum(LENGTHS[key] for key in resident)
         if not policy.startswith("layer"):
-            fits = cache.resident_length <= cache.budget
-            assert cache.holds_all == (len(resident) == len(LENGTHS) and fits)
-        if cache.holds_all:
+            assert cache.fits_all == (sum(LENGTHS.values()) <= cache.budget)
+        if cache.fits_all and resident == LENGTHS.keys():
             assert cache.step(chosen, Tally()) == ([], []), "nothing changes then"
     assert tally.hit_count + tally.miss_count == sum(len(set(one)) for _, one, _ in choices)
     last = [keys(layer, 0)[0] for layer in range(LAYERS)]
