@@ -3,9 +3,11 @@
 Compute buffers are estimated: llama.cpp lays out the graph of a whole batch and reserves the need
 of its fullest moment. For each token of the batch 5 times the width of the model is alive, and the
 largest of the logits (they are reserved for each token of a prompt), three hidden layers of an FFN
-or of the experts in use, and the buffers of attention; beside that the masks of attention. With an
-indexer the logits and attention are alive together. Compared by the tests with the buffers that
-llama.cpp b11549 reserves on a CPU: see there for the errors. Other devices may take more.
+or of the experts in use, the outputs of these experts, and the buffers of attention; beside that
+the masks of attention. The outputs take the space of two hidden layers, which are free by then, or
+lie behind them if they are longer; hidden layers no wider than the model lie where others were.
+With an indexer the logits and attention are alive together. Compared by the tests with the buffers
+that llama.cpp b11549 reserves on a CPU: see there for the errors. Other devices may take more.
 """
 
 from __future__ import annotations
@@ -29,18 +31,18 @@ from moepack.planning.footprint.weights import Weights, weights_of_experts, weig
 from moepack.source.experts import Experts, find_experts
 from moepack.source.shards import Source
 
-_STREAMS, _HIDDEN_COPIES = 5, 3
+_STREAMS, _HIDDEN_COPIES, _FREE_COPIES = 5, 3, 2
 _F32_LENGTH, _F16_LENGTH = 4, 2
 _OUTPUTS = ("output.weight", "token_embd.weight")
 _DOWN = ("ffn_down.weight", "ffn_down_shexp.weight")
 
 
 class Widths(NamedTuple):
-    """The elements of one token: as the model's width, as logits, and hidden in an FFN."""
+    """The elements of one token: as the model's width, as logits, and at most in an FFN."""
 
     model: int
     logits: int
-    hidden: int
+    ffn: int
 
 
 class Footprint(NamedTuple):
@@ -74,7 +76,7 @@ class Footprint(NamedTuple):
         has_flash_attention = options.has_flash_attention and attention.allows_flash
         attended = attention.width + (0 if has_flash_attention else attention.head_count * full)
         logits = widths.logits + (attended if attention.has_indexer else 0)
-        largest = max(logits, _HIDDEN_COPIES * widths.hidden, attended)
+        largest = max(logits, widths.ffn, attended)
         mask_length = _F16_LENGTH if has_flash_attention else _F32_LENGTH
         length = _F32_LENGTH * (_STREAMS * widths.model + largest) + mask_length * masked
         if attention.has_indexer:  # which scores and sorts all cells
@@ -102,10 +104,17 @@ def _widths(source: Source, experts: Experts, shape: ModelShape) -> Widths | Non
     """Return the widths of a model by its tensors; None if the experts of a token are unknown."""
     dims = {tensor.name: tensor.dims for _, tensor in source.tensors()}
     output = next((dims[name] for name in _OUTPUTS if name in dims), (0, 0))
-    hidden = [one[0] for name, one in dims.items() if name.split(".", 2)[-1] in _DOWN]
+    ffn = [_HIDDEN_COPIES * one[0] for name, one in dims.items() if name.split(".", 2)[-1] in _DOWN]
     for family, facts in zip(experts.families, shape.families, strict=True):
-        if facts.experts_used is None:
+        if (used := facts.experts_used) is None:
             return None
-        widths = [part.shape[0] for part in family.parts if "down" in part.name and part.is_weight]
-        hidden.extend(width * facts.experts_used for width in widths)
-    return Widths(output[0], output[-1], max(hidden, default=0))
+        for part in family.parts:
+            if "down" in part.name and part.is_weight:
+                ffn.append(_expert_width(output[0], used * part.shape[0], used * part.shape[1]))
+    return Widths(output[0], output[-1], max(ffn, default=0))
+
+
+def _expert_width(width: int, hidden: int, outputs: int) -> int:
+    """Return the most elements of one token in a model's experts: see above."""
+    is_behind = hidden > width and outputs > _FREE_COPIES * hidden
+    return max(_HIDDEN_COPIES * hidden + (outputs if is_behind else 0), outputs)
