@@ -636,6 +636,10 @@ def _broken_pieces() -> dict[str, tuple[str, bytes]]:
             "requests that fall from one record to the next",
             file(PLAIN, tokens(later), tokens(SMALL)),
         ),
+        "layers-fall": (
+            "a layer after a higher one of its token",
+            file(PLAIN, token((3, 0), (0, 1))),
+        ),
         "expert-twice": (
             "an expert twice in one layer of a token",
             file(PLAIN, token((0, 1), (3, 1), (0, 1))),

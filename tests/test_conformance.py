@@ -22,7 +22,7 @@ from tests.support.models import digest_of_all, tree
 TRACES = make_traces.FOLDER
 VERDICTS: list[dict[str, Any]] = json.loads((TRACES / "verdicts.json").read_text())
 
-FROZEN = "ec8cd8284972c15b3696ce6535f0517b91a1138b98d60fa8ccc56a1aa8e3a1d1"
+FROZEN = "667fec2278738c9ead2befb62836176763d0bd2224ad0f5b7c6ccca324026704"
 
 
 def names(verdict: str) -> list[str]:

@@ -14,6 +14,7 @@ def tokens_of(layers: Mapping[int, NDArray[Any]], request: int, phase: Phase) ->
 
     A layer that computed fewer tokens computed the last ones.
     """
+    layers = dict(sorted(layers.items()))
     end = max(map(len, layers.values()))
     starts = sorted({end - len(rows) for rows in layers.values()})
     for start, stop in zip(starts, [*starts[1:], end], strict=True):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from moepack.common import strict_json
+from moepack.common.errors import TraceError
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.traces.file_frames import HEADER, Kind, chained, wrong
 from moepack.traces.model import (
@@ -23,6 +24,7 @@ from moepack.traces.model import (
     Shorts,
     Tokens,
     Unknown,
+    layers_fall,
 )
 
 MAX_ORIGIN_LENGTH = 1 << 20
@@ -277,7 +279,11 @@ def _decode_tokens(payload: bytes) -> Tokens:
     low_layer, high_layer, low_expert, high_expert = planes.astype(np.uint16)
     layer = (low_layer | high_layer << 8).astype(np.uint16)
     expert = (low_expert | high_expert << 8).astype(np.uint16)
-    return Tokens(request, phase, starts, layer, expert)
+    tokens = Tokens(request, phase, starts, layer, expert)
+    if layers_fall(tokens):
+        hint = "import the file again from which it was made: moepack orders them"
+        raise TraceError("layers that fall within a token", expected="rising layers", hint=hint)
+    return tokens
 
 
 def _decode_counts(payload: bytes) -> Counts:

@@ -141,6 +141,22 @@ def selected(tokens: Tokens, kept: NDArray[np.bool_]) -> Tokens:
     return Tokens(tokens.request[filled], tokens.phase[filled], starts, *columns)
 
 
+def layers_fall(tokens: Tokens) -> bool:
+    """Return whether any token has a layer before a lower one."""
+    falls = tokens.layer[1:] < tokens.layer[:-1]
+    falls[tokens.starts[1:-1] - 1] = False  # from one token to the next
+    return bool(falls.any())
+
+
+def in_layer_order(tokens: Tokens) -> Tokens:
+    """Order the selections of each token by layer; those of one layer keep their order."""
+    if not layers_fall(tokens):
+        return tokens
+    token = np.repeat(np.arange(len(tokens.request)), np.diff(tokens.starts))
+    order = np.lexsort((tokens.layer, token))
+    return tokens._replace(layer=tokens.layer[order], expert=tokens.expert[order])
+
+
 def counts_of(phase: Phase, layer: Ints | Shorts, expert: Ints | Shorts) -> Counts:
     """Count selections."""
     keys, counts = np.unique(layer.astype(np.int64) << 16 | expert, return_counts=True)

@@ -18,6 +18,8 @@ from moepack.traces.model import (
     Phase,
     Shorts,
     Tokens,
+    in_layer_order,
+    layers_fall,
     selected,
 )
 
@@ -173,7 +175,7 @@ class Checks:
         return right
 
     def tokens(self, tokens: Tokens, place_of: Callable[[int], str]) -> Tokens:
-        """Return whole tokens without selections that no router makes.
+        """Return whole tokens in the order of layers, without selections that no router makes.
 
         A router selects each expert of a layer once for a token, and no more of them than the file
         states.
@@ -192,8 +194,8 @@ class Checks:
         more = _repeated(keys, used or MAX_NUMBER + 1)
         if len(more):
             problem = "more experts in one layer of a token than the file says"
-            return self._without(tokens, more, place_of, problem, expected=f"<= {used}")
-        return tokens
+            tokens = self._without(tokens, more, place_of, problem, expected=f"<= {used}")
+        return in_layer_order(tokens)
 
     def _without(
         self,
@@ -238,11 +240,11 @@ def _is_plain(tokens: Tokens, most: int) -> bool:
 
     They nearly always do, and this is twenty times as fast as sorting.
     """
-    layer, starts = tokens.layer, tokens.starts
-    begins = np.zeros(len(layer) + 1, np.bool_)
-    begins[starts] = True
-    if np.any((layer[1:] < layer[:-1]) & ~begins[1:-1]):
+    if layers_fall(tokens):
         return False
+    layer = tokens.layer
+    begins = np.zeros(len(layer) + 1, np.bool_)
+    begins[tokens.starts] = True
     begins[1:-1] |= layer[1:] != layer[:-1]
     longest = int(np.diff(np.flatnonzero(begins)).max(initial=0))
     if longest > min(most, _FEW):

@@ -1,6 +1,7 @@
 """The C header reads what Python reads, refuses what Python refuses, and touches nothing else."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -55,7 +56,7 @@ def test_the_header_has_the_version_of_moepack(tmp_path: Path) -> None:
     source = tmp_path / "one.c"
     source.write_text('#include "moepack.h"\nMOEPACK_VERSION MOEPACK_VERSION_NUMBER\n')
     run = compiled("cc", "-E", "-P", source)
-    major, minor, patch = map(int, moepack.__version__.split("."))
+    major, minor, patch = map(int, re.findall(r"\d+", moepack.__version__)[:3])
     number = major * 10000 + minor * 100 + patch
     assert run.stdout.splitlines()[-1] == f'"{moepack.__version__}" {number}'
 

@@ -178,7 +178,7 @@ MEASURES = {
         "sample = read_sample([path]); sample.heat_table(); sample.curves()",
     ),
 }
-HIGHEST = [(65535, 65535), (0, 65535), (65535, 0)]
+HIGHEST = [(0, 65535), (65535, 65535), (65535, 0)]
 
 
 def few_tokens(path: Path) -> None:

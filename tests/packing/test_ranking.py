@@ -99,7 +99,7 @@ def test_a_pack_that_is_ranked_while_it_is_opened_opens_with_the_new_ranking(
     reads: Callable[[Path], Any], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest was read already, and the index that it names is gone."""
-    rankings = [HOTNESS, OTHER]
+    rankings: list[Any] = [HOTNESS, OTHER]
 
     def rank(*_: object) -> None:
         if rankings:

@@ -21,7 +21,7 @@ from moepack.pack.verifying.report import Findings
 def open_pack(
     folder: Path, findings: Findings
 ) -> tuple[Manifest | None, Partial | None, Index | None]:
-    """Decode the manifest and the index of a pack; None for what cannot be, which is a finding.
+    """Decode the manifest and the index of a pack; None for an undecodable one, which is a finding.
 
     Raises PackError if there is no pack, if its index is no regular file, and for an undamaged one
     of a format that this version does not know.

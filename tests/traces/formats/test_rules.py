@@ -16,7 +16,7 @@ from moepack.traces.formats import registry
 from moepack.traces.hotness import measure as measuring
 from moepack.traces.model import MAX_COUNT
 from tests.support.trace_forms import ALL, FEW, SMALL, npy, npz, pieces_of, refused
-from tests.support.trace_samples import DECODE, TEXTS, only, read, tokens_of, traces
+from tests.support.trace_samples import DECODE, TEXTS, Call, Trace, only, read, tokens_of, traces
 
 # Nothing in it.
 
@@ -61,6 +61,34 @@ def test_what_is_left_of_a_file_of_faults_is_nothing(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(b"layer 70000 expert 1\nlayer 1 expert 70000\n")
     assert refused(path, lenient=True).found == "none, and 2 left out"
+
+
+# Layers in another order.
+
+IN_REVERSE: Trace = [
+    [Call(call.phase, [dict(reversed(token.items())) for token in call.tokens]) for call in calls]
+    for calls in SMALL
+]
+
+
+@pytest.mark.parametrize("name", ["log", "log without prompts", "route-csv", "call-csv"])
+def test_the_layers_of_a_token_are_put_in_order(name: str, tmp_path: Path) -> None:
+    """In whatever reads a trace, and in the file that an import writes."""
+    sample = TEXTS[name]
+    (tmp_path / "trace").write_bytes(sample.write(IN_REVERSE))
+    (tmp_path / "right").write_bytes(sample.write(SMALL))
+    right = read(tmp_path / "right")[1]
+    assert read(tmp_path / "trace")[1] == right
+    moepack.import_trace([str(tmp_path / "trace")], tmp_path / "imported")
+    assert read(tmp_path / "imported")[1] == right
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_trace_file_with_layers_in_another_order_is_refused(lenient: bool) -> None:
+    error = refused(make_traces.FOLDER / "broken-layers-fall.moetrace", lenient=lenient)
+    assert error.problem == "layers that fall within a token"
+    assert error.place == "record at byte 194"
+    assert str(error.hint).startswith("import the file again")
 
 
 # An expert twice.
@@ -115,7 +143,7 @@ def test_a_layer_that_a_token_meets_twice_has_each_expert_once(tmp_path: Path) -
     path = tmp_path / "trace"
     log = "---token\nlayer 1 expert 5\nlayer 2 expert 5\nlayer 1 expert {}\n---token\n"
     path.write_text(log.format(6))
-    assert read(path)[1].tokens[0][2] == [(1, 5), (2, 5), (1, 6)]
+    assert read(path)[1].tokens[0][2] == [(1, 5), (1, 6), (2, 5)]
     path.write_text(log.format(5))
     assert refused(path).place == "line 4"
 
