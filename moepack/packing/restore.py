@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError, RequestError
 from moepack.common.pack_files import is_pack
 from moepack.common.paths import AnyPath
@@ -40,9 +41,9 @@ class RestoreSummary:
     """The shards that were restored, and how; lengths in bytes.
 
     `cloned_length` is shared with the pack, `kept_length` was there from an interrupted run.
-    `sha256_count` is how many shards were compared with a known SHA-256, and with `has_digests`
-    every part was compared with its digest. With `is_in_place` the pack was turned into the shards,
-    and is gone.
+    `sha256_count` is how many shards were compared with a known SHA-256, and `digests` counts the
+    bytes that were compared with their digests. With `is_in_place` the pack was turned into the
+    shards, and is gone.
     """
 
     path: str
@@ -51,7 +52,7 @@ class RestoreSummary:
     cloned_length: int
     kept_length: int
     sha256_count: int
-    has_digests: bool = True
+    digests: DigestCounts
     is_in_place: bool = False
 
 
@@ -95,7 +96,7 @@ def restore(
     if (in_place or is_begun) and (part is not None or executor is not None):
         raise RequestError("shards are made in place by one process", argument="in_place")
     if in_place or is_begun:
-        shards, moved_length = restore_in_place(
+        shards, moved_length, digests = restore_in_place(
             pack, target, force=force, recover=recover, threads=threads, progress=progress
         )
         for path, entry in shards.items():
@@ -108,6 +109,7 @@ def restore(
             cloned_length=0,
             kept_length=length - moved_length,
             sha256_count=sum(entry.sha256 is not None for entry in shards.values()),
+            digests=digests,
             is_in_place=True,
         )
     assert target is not None
@@ -132,7 +134,7 @@ def restore(
             length=result.length,
             cloned_length=result.cloned_length,
             kept_length=result.kept_length,
-            has_digests=all(file.has_digests for file in opened.index.files),
+            digests=result.digests,
             sha256_count=sum(entries[mapped.name].sha256 is not None for mapped in maps),
         )
 
@@ -185,6 +187,7 @@ def _submit(
         length=sum(result.length for result in results),
         cloned_length=sum(result.cloned_length for result in results),
         kept_length=sum(result.kept_length for result in results),
+        digests=sum((result.digests for result in results), DigestCounts()),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moepack.common.sizes import count_text, size_text
+from moepack.report import digest_text
 from moepack.report.page import Block, Page, Verbatim
 
 if TYPE_CHECKING:  # most commands write without them
@@ -42,11 +43,9 @@ def exported(summary: ExportSummary) -> Page:
         text += f", {size_text(summary.cloned_length)} of it shared with the pack"
     if summary.kept_length:
         text += f", {size_text(summary.kept_length)} there already"
-    digests = "every part had its digest" if summary.has_digests else "digests are not known"
-    if summary.cloned_length:
-        digests = "what is shared was not read"
-    if not summary.is_copied:
-        digests = "no byte of an expert was copied"
+    digests = "no byte of an expert was copied"
+    if summary.is_copied:
+        digests = digest_text.compared(summary.digests)
     notes: list[Block] = [f"  note: {note}" for note in summary.notes]
     return Page(f"{text}; {digests}", *notes)
 

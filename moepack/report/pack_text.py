@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from moepack.common.sizes import count_text, named_text, size_text
+from moepack.report import digest_text
 from moepack.report.page import Page, Verbatim
 from moepack.report.values import seconds_text, speed_text, tokens_text
 
@@ -133,8 +134,7 @@ def restored(summary: RestoreSummary) -> str:
         text += f", {size_text(summary.cloned_length)} of it shared with the pack"
     if summary.kept_length:
         text += f", {size_text(summary.kept_length)} there already"
-    digests = "every part had its digest" if summary.has_digests else "digests are not known"
-    text += f"; {digests}"
+    text += f"; {digest_text.compared(summary.digests)}"
     if summary.sha256_count:
         text += f", {count_text(summary.sha256_count, 'shard')} the SHA-256 of the source"
     return f"{text}; the pack is gone" if summary.is_in_place else text

@@ -42,6 +42,7 @@ class Copier:
     the file system can; with `trusts_clones` these are not read, and have the digests expected.
     Without `syncs` the caller syncs the files.
     `advanced` is called with the bytes done since its last call, from one thread at a time.
+    `compared_length` is the bytes that were found to have the digests expected.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Copier:
         self._syncs = syncs
         self.cloned_length = 0
         self.kept_length = 0
+        self.compared_length = 0
         self._lock = threading.Lock()
         self._open_files: dict[str, _OpenFile] = {}
 
@@ -138,6 +140,7 @@ class Copier:
                 self._advance(run.end - run.start)
                 with self._lock:
                     self.kept_length += run.end - run.start
+                    self.compared_length += sum(extent.length for extent in run.extents)
             else:
                 writer = RunWriter(file.descriptor, run.start, run.end, buffer, self._advance)
                 digests = self._copy_all(run.extents, writer)
@@ -157,7 +160,11 @@ class Copier:
             if count := self._clone_unread(extents, start, writer):
                 digests += [extent.digest or 0 for extent in extents[start : start + count]]
             else:
-                digests.append(self._copy(extents[start], writer))
+                extent = extents[start]
+                digests.append(self._copy(extent, writer))
+                if extent.digest is not None:
+                    with self._lock:
+                        self.compared_length += extent.length
         return digests
 
     def _clone_unread(self, extents: Sequence[Extent], start: int, writer: RunWriter) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common import digest
+from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError, RequestError, write_failure
 from moepack.common.pack_files import is_in_pack
 from moepack.common.phases import Progress, advancing
@@ -42,11 +43,15 @@ MAX_NAME_LENGTH = 255
 
 
 class WholeFilesResult(NamedTuple):
-    """Lengths in bytes: of all files, of the parts shared with inputs, of the parts from before."""
+    """Lengths in bytes: of all files, of the parts shared with inputs, of the parts from before.
+
+    `digests` counts what was compared.
+    """
 
     length: int
     cloned_length: int
     kept_length: int
+    digests: DigestCounts = DigestCounts()
 
 
 def write_whole_files(
@@ -102,7 +107,25 @@ def write_whole_files(
             )
             _write(folder, missing, copier, check, threads, are_small=are_small)
     kept_length = copier.kept_length + sum(file.length for file in kept)
-    return WholeFilesResult(total, copier.cloned_length, kept_length)
+    known_length, unknown_length = _part_lengths(files)
+    compared_length = copier.compared_length + _part_lengths(kept)[0]
+    digests = DigestCounts(known_length, unknown_length, compared_length)
+    return WholeFilesResult(total, copier.cloned_length, kept_length, digests)
+
+
+def _part_lengths(files: Sequence[NewFile]) -> tuple[int, int]:
+    """Return the bytes of extents with a digest, and of parts without one.
+
+    What lies between the parts of a shard has neither a label nor a digest.
+    """
+    known_length = unknown_length = 0
+    for file in files:
+        for extent in file.extents():
+            if extent.digest is not None:
+                known_length += extent.length
+            elif extent.label:
+                unknown_length += extent.length
+    return known_length, unknown_length
 
 
 def _write(

@@ -63,7 +63,8 @@ def test_shards_come_back_to_the_bit(model: str, layout: str, tmp_path: Path) ->
     assert same_bytes(shards, tmp_path / "restored")
     assert done.length == sum(path.stat().st_size for path in shards)
     assert [file.name for file in done.files] == [path.name for path in shards]
-    assert (done.kept_length, done.sha256_count, done.has_digests) == (0, 0, True)
+    assert (done.kept_length, done.sha256_count, done.digests.unknown_length) == (0, 0, 0)
+    assert done.digests.compared_length == done.digests.known_length > 0
 
 
 @pytest.mark.parametrize("digests", [False, True])
@@ -71,7 +72,9 @@ def test_shards_come_back_to_the_bit(model: str, layout: str, tmp_path: Path) ->
 def test_an_index_over_shards_copies_them(model: str, digests: bool, tmp_path: Path) -> None:
     shards = source_of(model, tmp_path)
     index_model(shards[0], tmp_path / "index", digests=digests)
-    assert restore(tmp_path / "index", tmp_path / "restored").has_digests is digests
+    done = restore(tmp_path / "index", tmp_path / "restored").digests
+    assert (done.unknown_length == 0) is digests
+    assert done.compared_length == done.known_length
     assert same_bytes(shards, tmp_path / "restored")
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from moepack.common.digest_counts import DigestCounts
 from moepack.pack.engines.exporting import ExportSummary
 from moepack.pack.format.tables import DataFile
 from moepack.packing.pack_model import pack_model
@@ -13,7 +14,9 @@ from moepack.report import export_text, pack_text
 from tests.support.models import first_shard, hotness_of
 
 MIB = 1 << 20
-RESTORED = RestoreSummary("out", (DataFile("a", MIB), DataFile("b", MIB)), 2 * MIB, 0, 0, 0)
+ALL = DigestCounts(known_length=MIB, compared_length=MIB)
+FILES = (DataFile("a", MIB), DataFile("b", MIB))
+RESTORED = RestoreSummary("out", FILES, 2 * MIB, 0, 0, 0, ALL)
 EXPORTED = ExportSummary(
     engine="gguf",
     path="m.gguf",
@@ -24,7 +27,7 @@ EXPORTED = ExportSummary(
     cloned_length=0,
     kept_length=0,
     is_copied=True,
-    has_digests=True,
+    digests=ALL,
     command="llama-server -m m.gguf",
     notes=(),
 )
@@ -35,12 +38,12 @@ EXPORTED = ExportSummary(
     [
         (RESTORED, "out: 2 shards, 2.0 MiB; every part had its digest"),
         (
-            RestoreSummary("out", (DataFile("a", MIB),), MIB, MIB // 2, MIB // 4, 1),
+            RestoreSummary("out", (DataFile("a", MIB),), MIB, MIB // 2, MIB // 4, 1, ALL),
             "out: 1 shard, 1.0 MiB, 512.0 KiB of it shared with the pack, 256.0 KiB there already;"
             " every part had its digest, 1 shard the SHA-256 of the source",
         ),
         (
-            RestoreSummary("out", (DataFile("a", MIB),), MIB, 0, 0, 0, has_digests=False),
+            RestoreSummary("out", (DataFile("a", MIB),), MIB, 0, 0, 0, DigestCounts(0, MIB)),
             "out: 1 shard, 1.0 MiB; digests are not known",
         ),
     ],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import RequestError
 from moepack.common.pack_files import MANIFEST_NAME, is_pack
 from moepack.common.phases import Phases, Progress
@@ -33,8 +34,8 @@ class ExportSummary:
 
     `path` is the file or folder, `tensor_count` the model's tensors in it, `alignment` that of
     experts. `cloned_length` is shared with the pack, `kept_length` was there from an interrupted
-    run. `is_copied` if bytes of experts were copied or shared, `has_digests` if each part of them
-    was compared with its digest, which those that are shared are not. `command` starts the engine,
+    run. `is_copied` if bytes of experts were copied or shared; `digests` counts the bytes that were
+    compared with their digests, which those that are shared are not. `command` starts the engine,
     `notes` are what to know before. With `dry_run`, `needed_length` is the space that the export
     would take, `free_space` what is free.
     """
@@ -48,7 +49,7 @@ class ExportSummary:
     cloned_length: int
     kept_length: int
     is_copied: bool
-    has_digests: bool
+    digests: DigestCounts
     command: str
     notes: tuple[str, ...]
     dry_run: bool = False
@@ -253,8 +254,7 @@ def _summary(
         cloned_length=0 if result is None else result.cloned_length,
         kept_length=0 if result is None else result.kept_length,
         is_copied=bool(plan.files),
-        has_digests=all(file.has_digests for file in pack.index.files)
-        and not (result and result.cloned_length),
+        digests=DigestCounts() if result is None else result.digests,
         command=plan.command,
         notes=plan.notes,
         dry_run=result is None,

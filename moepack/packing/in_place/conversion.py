@@ -39,17 +39,18 @@ Digests = tuple[int, list[int], int]
 """A piece's digest, those of its cut pieces, and how many of these are in the pack."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PieceLocations:
     """The digests of all pieces, and the keys of the pieces in the pack.
 
     Pieces are those of units, so that no piece is longer than a unit. `uncut` has the digests of
-    the pieces that were longer before.
+    the pieces that were longer before. `compared_length` is the bytes that had the digest expected.
     """
 
     digests: dict[PieceKey, int] = field(default_factory=dict)
     uncut: dict[PieceKey, int] = field(default_factory=dict)
     in_pack: set[PieceKey] = field(default_factory=set)
+    compared_length: int = 0
 
     def has(self, piece: Piece) -> bool:
         """Return whether a piece is in the pack."""
@@ -93,6 +94,8 @@ class PieceSearch:
                 missing.append(piece)
                 continue
             whole, digests, in_pack_count = result
+            if piece.digest is not None:
+                locations.compared_length += piece.length
             cut = list(piece.cut(self._units.length))
             if len(cut) > 1:
                 locations.uncut[piece.key] = whole

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moepack.common import digest
+from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.common.pack_files import IN_PLACE_NAME
 from moepack.common.paths import PathOrPaths, path_list
@@ -258,13 +259,13 @@ def restore_in_place(
     recover: bool = False,
     threads: int,
     progress: Progress | None = None,
-) -> tuple[dict[str, ShardEntry], int]:
+) -> tuple[dict[str, ShardEntry], int, DigestCounts]:
     """Turn the pack in `target`, finished or not, back into its shards; it is gone then.
 
     They go into `folder`; by default to where they came from, or where an interrupted run was to
     bring them. All of the model is read before anything is changed. With `recover` a journal that
     is damaged or lost is made anew; then `folder` is where shards are that are not in the
-    directory. Returns the shards by their paths, and how many bytes were moved.
+    directory. Returns the shards by their paths, how many bytes were moved, and how many compared.
 
     Raises RequestError if they cannot go there, before anything is touched, PackError for a pack
     that is not whole or is damaged, MachineError for a machine that fails.
@@ -287,7 +288,7 @@ def restore_in_place(
 
 def _restore_whole(
     path: Path, folder: Path, force: bool, threads: int, progress: Progress | None
-) -> tuple[dict[str, ShardEntry], int]:
+) -> tuple[dict[str, ShardEntry], int, DigestCounts]:
     """Turn a whole pack into its shards."""
     draft = _check_whole_pack(path)
     entries = draft.manifest.source.shards

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import MoepackError, RequestError
 from moepack.common.phases import Progress
 from moepack.pack.format.index import Index
@@ -114,10 +115,10 @@ class InPlaceWork:
 
     def restore(
         self, locations: PieceLocations, folder: Path | None, force: bool
-    ) -> tuple[dict[str, ShardEntry], int]:
+    ) -> tuple[dict[str, ShardEntry], int, DigestCounts]:
         """Bring all units back into the shards, these home, and remove the rest of the pack.
 
-        Returns the shards by their paths, and how many bytes were moved.
+        Returns the shards by their paths, how many bytes were moved, and how many compared.
         """
         unfinished = self._unfinished
         homes = self._homes(folder)
@@ -133,7 +134,10 @@ class InPlaceWork:
         unfinished.remove_data_files(self._draft)
         unfinished.clean_up()
         entries = self._draft.manifest.source.shards
-        return dict(zip(homes, entries, strict=True)), _length(pieces)
+        known_length = _length(p for p in self._units.pieces if p.digest is not None)
+        unknown_length = _length(self._units.pieces) - known_length
+        digests = DigestCounts(known_length, unknown_length, locations.compared_length)
+        return dict(zip(homes, entries, strict=True)), _length(pieces), digests
 
     @contextmanager
     def undone_on_failure(self) -> Iterator[None]:
