@@ -23,7 +23,7 @@ from moepack.common.path_hints import download_hint
 from moepack.common.remote_path import is_remote
 
 if TYPE_CHECKING:
-    from moepack.packing.copies.pull import PullSummary
+    from moepack.packing.copies.pull_summary import PullSummary
 
 
 @click.command()
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 @layers_option
 @hottest_option("experts")
 @resume_option
-@click.option("--check", is_flag=True, help="Comparison of all that is there with its digests.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Comparison of all that is there, and repair.",
+)
 @number_option("--threads", least=1, most=256, default=16, help="Number of ranges in flight.")
 @progress_options
 def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> None:

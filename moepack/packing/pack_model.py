@@ -160,6 +160,8 @@ def _carry_out(write: Callable[[], WrittenFiles], summary: PackSummary) -> PackS
         written_length=files.length,
         resumed_file_count=files.resumed_count,
         missing_file_count=files.missing_count,
+        digests=files.digests,
+        damaged_files=files.damaged,
         seconds=seconds,
     )
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from moepack.common.escaping import shorten
 from moepack.common.sizes import count_text, size_text
+from moepack.report import digest_text
 
 if TYPE_CHECKING:
     from moepack.inspection.facts import MirrorFacts, PackMirrorFacts
@@ -35,7 +36,8 @@ def made(summary: MirrorSummary) -> str:
     experts = count_text(summary.expert_count, "expert")
     lines = [
         f"{shorten(summary.path)}: {experts}, {size_text(summary.length)} of"
-        f" {size_text(summary.all_length)}{kept}; each was read back and has its digests"
+        f" {size_text(summary.all_length)}{kept}; read back:"
+        f" {digest_text.compared(summary.digests)}"
     ]
     if summary.is_same_drive:
         lines.append("  it is on the same drive as the pack: nothing is gained by it")

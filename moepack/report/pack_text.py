@@ -100,8 +100,13 @@ def packed(summary: PackSummary) -> str:
     text = (
         f"{summary.path}: {count_text(count, 'file')}, "
         f"{size_text(summary.written_length)} written{speed}"
-        + (f", {resumed} finished before" if resumed else "")
     )
+    if resumed:
+        text += (
+            f", {resumed} finished before and read again: {digest_text.compared(summary.digests)}"
+        )
+    if summary.damaged_files:
+        text += f"\n  damaged, and written anew: {', '.join(summary.damaged_files)}"
     if summary.missing_file_count is not None:
         left = "all files are written"
         if summary.missing_file_count:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from moepack.common.escaping import shorten
 from moepack.common.sizes import count_text, named_text, size_text
+from moepack.report import digest_text
 
 if TYPE_CHECKING:
     from moepack.inspection.facts import PartialFacts
-    from moepack.packing.copies.pull import PullSummary
+    from moepack.packing.copies.pull_summary import PullSummary
     from moepack.packing.fetched import FetchPlan
 
 
@@ -31,12 +32,14 @@ def pulled(summary: PullSummary) -> str:
     """Write the result of a pull, and the experts that are missing."""
     fetched = size_text(summary.fetched_length or 0)
     kept = f", {size_text(summary.kept_length)} there already" if summary.kept_length else ""
-    path = shorten(summary.path)
+    if summary.mended_length:
+        kept += f", {size_text(summary.mended_length)} mended"
+    path, digests = shorten(summary.path), digest_text.compared(summary.digests)
     if summary.is_whole:
-        return f"{path}: the whole pack, {fetched} pulled{kept}; every part had its digest"
+        return f"{path}: the whole pack, {fetched} pulled{kept}; {digests}"
     return (
         f"{path}: {_share(summary.expert_count, summary.all_expert_count)} and the dense part,"
-        f" {fetched} pulled{kept}; every part had its digest\n"
+        f" {fetched} pulled{kept}; {digests}\n"
         f"  {_missing(summary.expert_count, summary.all_expert_count, summary.missing_layers)},"
         f" and read from {shorten(summary.origin)}"
     )

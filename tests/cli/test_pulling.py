@@ -65,4 +65,8 @@ def test_the_whole_pack_is_printed_as_such(address: str, tmp_path: Path, cli: Ru
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     assert is_same(tmp_path / "a", tmp_path / "store" / "a")
     again = cli("pull", address, "-o", tmp_path / "a")
-    assert "the whole pack, 0 B pulled, 1.6 MiB there already" in again.stdout
+    unread = "the whole pack, 0 B pulled, 1.6 MiB there already; no part was read\n"
+    assert unread in again.stdout
+    flip(tmp_path / "a" / "experts-00000.bin", 0)
+    mended = cli("pull", address, "-o", tmp_path / "a", "--check")
+    assert "KiB mended; every part had its digest\n" in mended.stdout

@@ -24,7 +24,9 @@ import moepack
 from moepack.cli import main
 from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.pack.verifying.verifier import verify
-from tests.support import gguf_builder, machine_faults
+from moepack.packing.writing.target_directory import WatchedFiles
+from moepack.report import pack_text
+from tests.support import damages, gguf_builder, machine_faults
 from tests.support.amounts import amounts
 from tests.support.children import PATIENCE, wait_until
 from tests.support.interruptions import StopHereError, record_calls
@@ -114,7 +116,7 @@ def interrupt(model: Model, target: Path, finished_count: int, *, finished_befor
 
     `finished_before` of them were so before another interruption.
     """
-    names = model.data_files[finished_before:finished_count]
+    names = model.data_files[:finished_count]  # those from before are read again
     left = sum(len(model.packed[name]) for name in names)
 
     def progress(length: int, _total: int) -> None:
@@ -729,18 +731,40 @@ def shorten(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
-def lengthen(path: Path) -> None:
-    os.truncate(path, path.stat().st_size + 4096)
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, shorten, lengthen])
+@pytest.mark.parametrize("strong", [False, True])
+@pytest.mark.parametrize("damage", [shorten, *damages.DAMAGES])
 def test_only_a_finished_file_that_was_damaged_is_redone(
-    damage: Callable[[Path], None], small: Model, tmp_path: Path
+    damage: damages.Damage, strong: bool, small: Model, tmp_path: Path
 ) -> None:
+    """Its stamp tells nothing: finished files are read again."""
     target = tmp_path / "pack"
     interrupt(small, target, 2)
-    damage(target / small.data_files[0])
-    resume(small, target, small.data_files[1:2])
+    name, other = small.data_files[:2]
+    damage(target / name)
+    before = identities(target)[other]
+    done = moepack.pack_model(small.source, target, resume=True, strong=strong)
+    assert identities(target)[other] == before
+    assert verify(target, small.source).passed
+    packed = contents(target)
+    assert {one: packed[one] for one in small.data_files} == {
+        one: small.packed[one] for one in small.data_files
+    }
+    assert done.damaged_files == (name,)
+    assert f"damaged, and written anew: {name}" in pack_text.packed(done)
+    assert "1 finished before and read again: every part had its digest" in pack_text.packed(done)
+
+
+def test_a_file_that_changes_after_it_was_written_gets_no_strong_digests(
+    small: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If no stamp tells of it, the digests that are computed again do."""
+    target = tmp_path / "pack"
+    monkeypatch.setattr(WatchedFiles, "is_unchanged", lambda *_: True)
+    with pytest.raises(MachineError, match="changed after it was written") as caught:
+        change_before_the_commit(small, target, damages.change_a_byte, resume=False, strong=True)
+    assert str(target / small.data_files[0]) == caught.value.path
+    assert "expert" in str(caught.value.place)
+    resume(small, target, small.data_files[1:])
 
 
 def link_elsewhere(path: Path) -> None:
@@ -751,7 +775,12 @@ def link_elsewhere(path: Path) -> None:
 
 
 def change_before_the_commit(
-    model: Model, target: Path, change: Callable[[Path], None], *, resume: bool
+    model: Model,
+    target: Path,
+    change: Callable[[Path], None],
+    *,
+    resume: bool,
+    strong: bool = False,
 ) -> None:
     """Pack, and change the first file while the last one is being written."""
     last = target / model.data_files[-1]
@@ -761,7 +790,7 @@ def change_before_the_commit(
             wait_until(has_finished(target, len(model.data_files) - 1))
             change(target / model.data_files[0])
 
-    pack_model([model.source], target, threads=1, resume=resume, progress=progress)
+    pack_model([model.source], target, threads=1, resume=resume, strong=strong, progress=progress)
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import MoepackError, PackError, RequestError, write_failure
 from moepack.common.phases import Progress
 from moepack.common.sizes import Size
@@ -46,7 +47,7 @@ class MirrorSummary:
     """The mirror of a pack at `path`, with `expert_count` of its experts; lengths are bytes.
 
     `kept_length` was there already. `is_same_drive` if pack and mirror are on one file system, so
-    that nothing is gained.
+    that nothing is gained. `digests` counts what was read back.
     """
 
     path: str
@@ -56,6 +57,7 @@ class MirrorSummary:
     all_length: int
     kept_length: int
     is_same_drive: bool
+    digests: DigestCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,12 @@ def mirror_pack(
     with Pack(path) as opened:
         opened.require_files()
         opened.require_complete()
-        length = None if hottest is None else opened.budget_length(hottest, "hottest")
-        copy = MirrorCopy(opened, folder, length)
+        limit = None if hottest is None else opened.budget_length(hottest, "hottest")
+        copy = MirrorCopy(opened, folder, limit)
         if not copy.experts:
             raise RequestError("no expert fits", path=path, expected="more bytes", found=hottest)
         _check_link(path, folder)
-        description = Description(copy.content, os.path.realpath(path), length, copy.ranges)
+        description = Description(copy.content, os.path.realpath(path), limit, copy.ranges)
         try:
             make_folder(folder)
             with locked_folder(folder):
@@ -107,14 +109,16 @@ def mirror_pack(
         except OSError as error:
             raise write_failure(error, folder, "run the same command again: it goes on") from error
         all_length = sum(one.length for one in expert_reads(opened, None))
+    length = sum(one.length for one in copy.experts)
     return MirrorSummary(
         path=os.fspath(folder),
         pack=os.fspath(pack),
         expert_count=len(copy.experts),
-        length=sum(one.length for one in copy.experts),
+        length=length,
         all_length=all_length,
         kept_length=kept_length,
         is_same_drive=os.stat(folder).st_dev == os.stat(path).st_dev,
+        digests=DigestCounts(known_length=length, compared_length=copy.compared_length),
     )
 
 

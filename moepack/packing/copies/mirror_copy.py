@@ -64,7 +64,8 @@ class MirrorCopy:
     """The copy of a pack's experts in `folder`.
 
     `ranges` are those of the files to copy, by the files' names, and `length` their bytes;
-    `file_lengths` are those of all files of the pack. Raises PackError if parts have no digests:
+    `file_lengths` are those of all files of the pack. `compared_length` is the bytes of the experts
+    that were read from the copy and had their digests. Raises PackError if parts have no digests:
     nobody could tell a copy that is out of date.
     """
 
@@ -79,6 +80,7 @@ class MirrorCopy:
         ranges = _merge(read for expert in self.experts for read in expert.file_reads)
         self.ranges = dict(sorted(ranges.items()))
         self.length = sum(end - start for of_file in ranges.values() for start, end in of_file)
+        self.compared_length = 0
         self._pack = pack
         self._folder = folder
         self._sources = sorted(paths)
@@ -148,6 +150,7 @@ class MirrorCopy:
             while done < len(reads):
                 try:
                     for _ in batch.completions(in_order=True):
+                        self.compared_length += experts[done].length
                         done += 1
                 except (PackError, MachineError) as error:
                     wrong.append((experts[done], error.with_traceback(None)))

@@ -8,16 +8,17 @@ The order of events is the promise:
 
 Whatever ends it early leaves a partial pack that can be used as far as it goes, and the same
 command goes on from there. The record names the mtime of each file: those that were changed since,
-by a pull that was killed or by anybody else, are read and compared before they are trusted.
+by a pull that was killed or by anybody else, are read and compared before they are trusted. The
+pull that completes the pack reads all that it keeps before it commits, padding included.
+
+A whole pack that is found damaged becomes a partial one before it is mended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from moepack.common import digest
@@ -38,9 +39,17 @@ from moepack.pack.format import manifest
 from moepack.pack.reading import partial as partials
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.partial import PartialRecord, PullRequest
-from moepack.packing.copies.packed_items import PackedItem, packed_items
+from moepack.packing.copies.packed_items import packed_items
+from moepack.packing.copies.present_items import PresentItems
 from moepack.packing.copies.pull_copy import PullCopy, write
-from moepack.packing.writing.commit import TEMPORARY_NAME, commit, settling, write_proven
+from moepack.packing.copies.pull_summary import PullSummary, items_length, summarise
+from moepack.packing.writing.commit import (
+    TEMPORARY_NAME,
+    commit,
+    is_on_drive,
+    settling,
+    write_proven,
+)
 from moepack.storage.atomic import make_folder, require_folder_of, sync_directory
 from moepack.storage.input_file import open_input
 from moepack.storage.lock import locked_folder
@@ -48,28 +57,6 @@ from moepack.storage.space import check_space
 
 DEFAULT_THREADS = 16
 _GO_ON = "run the same command again: it goes on from what is there"
-
-
-@dataclass(frozen=True, slots=True)
-class PullSummary:
-    """The pack at `origin` as far as it is at `path` now; lengths are bytes.
-
-    If it `is_whole`, it is that pack. Else `layers` are those with all their experts here, and
-    `missing_layers` those without any. `kept_length` was there before, `fetched_length` came now,
-    None if that is only planned.
-    """
-
-    path: str
-    origin: str
-    is_whole: bool
-    layers: tuple[int, ...]
-    missing_layers: tuple[int, ...]
-    expert_count: int
-    all_expert_count: int
-    length: int
-    all_length: int
-    kept_length: int
-    fetched_length: int | None
 
 
 def pull(
@@ -88,9 +75,11 @@ def pull(
 
     With `layers` (`0-20`, or numbers) or `hottest` (`40GiB`, or `25%` of the experts) the dense
     part comes, and those experts: a partial pack, which opens as a pack does, and whose other
-    experts are read from `pack`. What is there already is kept; of files that were changed since,
-    as far as it has the right digests, and with `check` of all files. With `resume` the choices are
-    the earlier ones, and `pack` may be None. `threads` are the ranges that are asked for at a time.
+    experts are read from `pack`. What is there already is kept, unread; of files that were changed
+    since, as far as it has the right digests. With `check`, and by the call that completes the
+    pack, everything there is read and compared, and what is wrong comes again. With `resume` the
+    choices are the earlier ones, and `pack` may be None. `threads` are the ranges that are asked
+    for at a time.
 
     `planned` is called with the bytes that will be there before any comes, `progress` with the
     bytes done since its last call and with those to do in all, from one thread at a time.
@@ -112,9 +101,14 @@ def pull(
         hint = "a pack of this machine is copied like any folder"
         raise RequestError("not the address of a pack in a store", path=pack, hint=hint)
     with Pack(pack) as opened:
+        is_whole = (folder / manifest.NAME).exists()
+        if is_whole:  # a record beside it was left by a pull that was killed when it was done
+            record, request, hottest = None, None, None
         work = _Pull(opened, folder, record, request or PullRequest(is_all=True), hottest)
-        if (folder / manifest.NAME).exists():
-            return work.whole()
+        if is_whole:
+            work.check_same()
+            if not check:
+                return work.unread()
         return work.run(threads, check, planned, progress)
 
 
@@ -160,6 +154,7 @@ class _Pull:
         self._files = [
             number for number, file in enumerate(pack.index.files) if self._is_pulled(number)
         ]
+        self._all = set(range(len(self._items)))
         self._chosen = self._choose()
 
     def _is_pulled(self, number: int) -> bool:
@@ -207,14 +202,18 @@ class _Pull:
         for layer, expert in pack.hottest(length):
             yield layer, expert, pack.families(layer)[0]
 
-    def whole(self) -> PullSummary:
-        """Return the summary of a pack that is whole here. Raises RequestError for another pack."""
+    def check_same(self) -> None:
+        """Raise RequestError if the pack that is whole here is another one."""
         path = self._folder / manifest.NAME
         if path.read_bytes() != self._pack.manifest_bytes:
             hint = "choose another directory, or remove it"
             raise RequestError("another pack is here already", path=self._folder, hint=hint)
-        self._remove_record()  # in case that a pull was killed when it was done
-        return self._summary(set(range(len(self._items))), kept=self._length(self._items))
+
+    def unread(self) -> PullSummary:
+        """Return the summary of a pack that is whole here, by its manifest alone."""
+        self._remove_record()
+        present = self._present(self._all)
+        return self._summary(present, kept=items_length(self._items, present.here))
 
     def run(
         self,
@@ -225,9 +224,9 @@ class _Pull:
     ) -> PullSummary:
         """Pull what is missing, and commit the pack if it is all here then."""
         self._check_target()
-        planned_length = self._length(self._items[number] for number in self._chosen)
+        planned_length = items_length(self._items, self._chosen)
         if planned is not None:
-            planned(self._summary(set(self._chosen), kept=0, fetched=None))
+            planned(self._summary(self._present(self._chosen), kept=0, fetched=None))
         if self._record is None and not self._folder.exists():  # so that nothing is left then
             check_space(self._folder, planned_length)
         try:
@@ -240,6 +239,8 @@ class _Pull:
     def _check_target(self) -> None:
         """Raise RequestError if something else is in the directory, or a part of another pack."""
         require_folder_of(self._folder)
+        if self._is_committed:
+            return
         record = self._record
         if record is not None and record.manifest_digest != self._manifest_digest:
             raise PackError(
@@ -275,25 +276,70 @@ class _Pull:
             raise
 
     def _carry_out(self, threads: int, check: bool, phases: Phases) -> PullSummary:
-        record = self._new_record()
+        record, is_committed = self._new_record(), self._is_committed
+        if not is_committed:
+            self._describe(record)
+        present = self._present()
+        mended_length = self._find_present(present, threads, check, phases)
+        missing = [number for number in self._chosen if number not in present.here]
+        was_here = self._all if is_committed else present.named_before(record)
+        mended_length += items_length(self._items, was_here.intersection(missing))
+        kept_length = items_length(self._items, present.here)
+        if is_committed:
+            if not missing and not mended_length:
+                return self._summary(present, kept=kept_length)
+            self._withdraw(record)
+        copy = PullCopy(self._pack, self._folder, self._items, self._files, record, present)
+        runs = list(copy.runs(missing))
+        length = sum(run.length for run in runs)
+        check_space(self._folder, length)
+        advance = phases.begin()
+        copy.fetch(runs, threads, lambda done: advance(done, length))
+        if self._is_complete(present.here):
+            assert present.here <= present.compared, "what is kept is read before the commit"
+            self._commit()
+        return self._summary(present, kept=kept_length, fetched=length, mended=mended_length)
+
+    def _find_present(
+        self, present: PresentItems, threads: int, check: bool, phases: Phases
+    ) -> int:
+        """Find what is here already; return how many bytes other than parts are wrong.
+
+        With `check`, or if nothing would be missing afterwards, everything is read.
+        """
+        later = present.part_length(self._chosen)
+        named = present.named(self._record)
+        present.compare(self._all - named, threads, phases.begin(later=later))
+        if not check and not self._is_complete(present.here.union(named, self._chosen)):
+            present.here |= named
+            return 0
+        present.compare(named, threads, phases.begin(later=later))
+        entry, index_bytes = self._pack.manifest.index_entry, self._pack.index_bytes
+        is_right = is_on_drive(self._folder / entry.name, index_bytes)
+        return present.find_wrong_padding() + (0 if is_right else len(index_bytes))
+
+    @property
+    def _is_committed(self) -> bool:
+        return (self._folder / manifest.NAME).exists()
+
+    def _describe(self, record: PartialRecord) -> None:
+        """Write what makes the folder a partial pack."""
         if self._record is None or self._record.request != record.request:
             write(self._folder, record)
         entry = self._pack.manifest.index_entry
         description = {partials.MANIFEST_NAME: self._pack.manifest_bytes}
         write_proven(self._folder, {**description, entry.name: self._pack.index_bytes})
-        copy = PullCopy(self._pack, self._folder, self._items, self._files, record)
-        chosen_length = self._length(self._items[number] for number in self._chosen)
-        reading = phases.begin(later=chosen_length)
-        copy.find_kept(self._record, threads, reading, check=check)
-        kept_length = self._length(self._items[number] for number in copy.here)
-        runs = list(copy.runs([number for number in self._chosen if number not in copy.here]))
-        length = sum(run.length for run in runs)
-        check_space(self._folder, length)
-        advance = phases.begin()
-        copy.fetch(runs, threads, lambda done: advance(done, length))
-        if self._is_complete(copy.here):
-            self._commit()
-        return self._summary(copy.here, kept=kept_length, fetched=length)
+
+    def _withdraw(self, record: PartialRecord) -> None:
+        """Make a damaged pack a partial one, of which nothing is trusted yet."""
+        self._describe(record)
+        (self._folder / manifest.NAME).unlink()
+        sync_directory(self._folder)
+
+    def _present(self, here: Collection[int] = ()) -> PresentItems:
+        present = PresentItems(self._pack, self._folder, self._items, self._files)
+        present.here.update(here)
+        return present
 
     def _new_record(self) -> PartialRecord:
         """Return the record with this request added to the earlier ones."""
@@ -333,25 +379,16 @@ class _Pull:
                 (self._folder / name).unlink(missing_ok=True)
             sync_directory(self._folder)
 
-    def _length(self, items: Iterable[PackedItem]) -> int:
-        return sum(item.length for item in items)
-
-    def _summary(self, here: set[int], *, kept: int, fetched: int | None = 0) -> PullSummary:
-        counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-        for number, item in enumerate(self._items):
-            if item.key is not None:
-                counts[item.key[0]][0] += number in here
-                counts[item.key[0]][1] += 1
-        return PullSummary(
-            path=os.fspath(self._folder),
-            origin=str(self._pack.path),
-            is_whole=self._is_complete(here),
-            layers=tuple(layer for layer, (some, every) in counts.items() if some == every),
-            missing_layers=tuple(layer for layer, (some, _) in counts.items() if not some),
-            expert_count=sum(some for some, _ in counts.values()),
-            all_expert_count=sum(every for _, every in counts.values()),
-            length=self._length(self._items[number] for number in here),
-            all_length=self._length(self._items),
+    def _summary(
+        self, present: PresentItems, *, kept: int, fetched: int | None = 0, mended: int = 0
+    ) -> PullSummary:
+        return summarise(
+            self._pack,
+            self._folder,
+            self._items,
+            present,
+            is_whole=self._is_complete(present.here),
             kept_length=kept,
             fetched_length=fetched,
+            mended_length=mended,
         )

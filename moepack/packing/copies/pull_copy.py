@@ -17,17 +17,17 @@ from typing import NamedTuple
 
 from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, PackError, remedy
-from moepack.common.phases import Progress
 from moepack.pack.reading import partial
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.partial import PartialFile, PartialRecord
 from moepack.packing.copies.packed_items import PackedItem
+from moepack.packing.copies.present_items import PresentItems
 from moepack.storage.atomic import publish, sync_directory, write_synced
-from moepack.storage.extents import Extent, digests_of
+from moepack.storage.extents import Extent
 from moepack.storage.input_file import InputFile, open_input
-from moepack.storage.ranges import RangeSet, merged
+from moepack.storage.ranges import merged
 from moepack.storage.regular_file import open_regular, write_at
-from moepack.storage.thread_pool import SharedProgress, ThreadPool, run_each
+from moepack.storage.thread_pool import SharedProgress, ThreadPool
 
 RUN_LENGTH = 32 << 20
 """About how many bytes are asked for at a time: the hub limits the count of requests."""
@@ -35,6 +35,7 @@ _MAX_GAP = 64 << 10
 """Bytes between two items that are asked for and dropped."""
 _RECORD_LENGTH = 1 << 30
 """Bytes after which what has come is synced and named."""
+_PIECE_LENGTH = 512 << 10
 _ATTEMPTS = 3
 """How often bytes are asked for that have the wrong digest."""
 
@@ -55,8 +56,8 @@ class PullRun(NamedTuple):
 class PullCopy:
     """The copy in `folder` of the pack that is open as `pack`; `items` are all of that.
 
-    `record` is written with what is there, which are the items of the numbers in `here`. `files`
-    are the numbers of the files to make.
+    `record` is written with the items that are `present`, to which those are added that come.
+    `files` are the numbers of the files to make.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class PullCopy:
         items: Sequence[PackedItem],
         files: Sequence[int],
         record: PartialRecord,
+        present: PresentItems,
     ) -> None:
-        self.here: set[int] = set()
+        self._present = present
         self._record = record
         self._pack = pack
         self._folder = folder
@@ -77,61 +79,8 @@ class PullCopy:
         self._inputs: dict[int, InputFile] = {}
         self._opening = threading.Lock()
 
-    def find_kept(
-        self,
-        record: PartialRecord | None,
-        threads: int,
-        progress: Progress,
-        *,
-        check: bool,
-    ) -> None:
-        """Add to `here` what is there already, by its `record`; by its bytes in changed files.
-
-        With `check`, or without a record, all files are read. Raises OSError.
-        """
-        changed: dict[int, list[int]] = {}
-        for number, item in enumerate(self._items):
-            name = self._names[item.file]
-            file = None if record is None else record.files.get(name)
-            if check or file is None or _mtime_ns(self._folder / name) != file.mtime_ns:
-                changed.setdefault(item.file, []).append(number)
-        if record is not None:
-            ranges = {name: RangeSet(file.ranges) for name, file in record.files.items()}
-            unchanged = set(range(len(self._items))) - {n for of in changed.values() for n in of}
-            for number in unchanged:
-                item = self._items[number]
-                if ranges[self._names[item.file]].covers(item.start, item.end):
-                    self.here.add(number)
-
-        def compare(file: int, advance: Callable[[int], None]) -> list[int]:
-            return self._right(file, changed[file], advance)
-
-        files = [f for f in changed if _allocated_length(self._folder / self._names[f])]
-        total = sum(
-            extent.length
-            for file in files
-            for number in changed[file]
-            for extent in self._items[number].extents
-        )
-        for numbers in run_each(compare, files, threads, lambda done: progress(done, total)):
-            self.here.update(numbers)
-
-    def _right(
-        self, file: int, numbers: Sequence[int], advanced: Callable[[int], None]
-    ) -> list[int]:
-        """Return which items of a file have their digests there."""
-        path = self._folder / self._names[file]
-        extents = [extent for number in numbers for extent in self._items[number].extents]
-        computed = iter(digests_of(path, extents, advanced))
-        right = []
-        for number in numbers:
-            expected = [extent.digest for extent in self._items[number].extents]
-            if [next(computed) for _ in expected] == expected:
-                right.append(number)
-        return right
-
     def fetch(self, runs: Iterable[PullRun], threads: int, advanced: Callable[[int], None]) -> None:
-        """Pull items, and add them to `here`; however it ends, name in the record what has come.
+        """Pull items, and make them present; however it ends, name in the record what has come.
 
         Raises PackError for wrong bytes, MachineError if the store fails, and OSError.
         """
@@ -139,6 +88,7 @@ class PullCopy:
         with ExitStack() as stack:
             stack.callback(self._close_inputs)
             descriptors = self._open_files(stack)
+            self._clear_padding(descriptors)
             try:
                 with ThreadPool(max_workers=threads) as executor:
                     try:
@@ -165,6 +115,11 @@ class PullCopy:
             descriptors[number] = descriptor
         sync_directory(self._folder)
         return descriptors
+
+    def _clear_padding(self, descriptors: Mapping[int, int]) -> None:
+        for file, start, end in self._present.wrong_padding:
+            for offset in range(start, end, _PIECE_LENGTH):
+                write_at(descriptors[file], bytes(min(_PIECE_LENGTH, end - offset)), offset)
 
     def _fetch_runs(
         self,
@@ -193,7 +148,8 @@ class PullCopy:
         for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
             run = in_flight.pop(future)
             future.result()
-            self.here.update(run.numbers)
+            self._present.here.update(run.numbers)
+            self._present.compared.update(run.numbers)
             length += run.length
         return length
 
@@ -217,7 +173,7 @@ class PullCopy:
         ranges: dict[int, list[tuple[int, int]]] = {}
         before = None
         for number, item in enumerate(self._items):
-            if number not in self.here:
+            if number not in self._present.here:
                 before = None
                 continue
             # Between two neighbours there are only zeros, as in a hole.
@@ -360,18 +316,3 @@ def write(folder: Path, record: PartialRecord) -> None:
 def _cannot_read(error: OSError, path: Path, place: str | None) -> MachineError:
     problem = f"cannot read: {error.strerror}"
     return MachineError(problem, path=path, place=place, hint=remedy(error))
-
-
-def _mtime_ns(path: Path) -> int | None:
-    try:
-        return os.stat(path, follow_symlinks=False).st_mtime_ns
-    except FileNotFoundError:
-        return None
-
-
-def _allocated_length(path: Path) -> int:
-    """Return the bytes that a file takes on its drive, 0 if there is none."""
-    try:
-        return os.stat(path, follow_symlinks=False).st_blocks * 512
-    except FileNotFoundError:
-        return 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from moepack.common.digest_counts import DigestCounts
 from moepack.common.paths import AnyPath
 from moepack.common.remote_path import is_remote
 from moepack.pack.format.tables import DataFile
@@ -40,9 +41,10 @@ class PackSummary:
     None for experts alone, and `measured_blob_count` is how many blobs the hotness covers, None
     without one. `free_space` is that of the target before anything was written, None in a store.
     `written_length` is the bytes of data files written now, `resumed_file_count` how many were
-    finished before, `seconds` how long that took; all three are None for a dry run. After a part of
-    a pack `missing_file_count` is how many others have to write before it can be committed; else
-    it is None.
+    finished before, `seconds` how long that took; all three are None for a dry run. `digests`
+    counts the bytes of those files, which are read again, and `damaged_files` are those that were
+    not as they had been written, and were written anew. After a part of a pack `missing_file_count`
+    is how many others have to write before it can be committed; else it is None.
     """
 
     layout: str
@@ -71,18 +73,24 @@ class PackSummary:
     resumed_file_count: int | None = None
     seconds: float | None = None
     missing_file_count: int | None = None
+    digests: DigestCounts = field(default_factory=DigestCounts)
+    damaged_files: tuple[str, ...] = ()
     in_place: InPlaceFacts | None = None
 
 
 class WrittenFiles(NamedTuple):
     """The bytes of data files written by a call, and how many files were finished before.
 
-    `missing_count` is how many are missing after a part, None if the pack is committed.
+    `missing_count` is how many are missing after a part, None if the pack is committed. `digests`
+    counts the bytes of files that were finished before, and `damaged` are those that were not as
+    they had been written: they are among the written ones.
     """
 
     length: int
     resumed_count: int
     missing_count: int | None = None
+    digests: DigestCounts = DigestCounts()
+    damaged: tuple[str, ...] = ()
 
 
 def from_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSummary:

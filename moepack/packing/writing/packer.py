@@ -15,19 +15,20 @@ The order of events is the promise:
 A crash before 5 leaves a directory without a manifest, which no reader opens, and a journal from
 which `resume` continues. A crash after 5 leaves a whole pack, at worst with a journal beside it.
 
-A file that an interrupted pack finished is trusted by its name, kind and length, which the journal
-stands for; from then on it is watched as the new ones are. `verify` proves the rest.
+A file that an interrupted pack finished is read again, and kept if it has the digests that the
+journal states, and zeros between its parts; from then on it is watched as the new ones are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import (
     MachineError,
     MoepackError,
@@ -35,7 +36,7 @@ from moepack.common.errors import (
     write_failure,
 )
 from moepack.common.pack_files import JOURNAL_NAME
-from moepack.common.phases import Progress, advancing
+from moepack.common.phases import Phases, Progress, advancing
 from moepack.pack.format import manifest
 from moepack.packing.plan.pack_summary import WrittenFiles
 from moepack.packing.writing.commit import TEMPORARY_NAME, UnsettledError, commit, settling
@@ -44,9 +45,10 @@ from moepack.packing.writing.journal import Journal
 from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.packing.writing.target_directory import WatchedFiles, prepare
 from moepack.storage.atomic import sync_directory
-from moepack.storage.extents import NewFile
+from moepack.storage.extents import NewFile, is_whole
 from moepack.storage.regular_file import remove
 from moepack.storage.space import check_space
+from moepack.storage.thread_pool import run_each
 
 DEFAULT_THREADS = 4
 
@@ -63,7 +65,9 @@ def pack(
     """Write a planned pack into the directory `target`.
 
     With `strong` all written bytes are read once more, and have a SHA-256 in the index, and the
-    index has one in the manifest. `progress` is called from one thread at a time.
+    index has one in the manifest. With `resume` files that were finished before are read and
+    compared with their digests; a damaged one is written anew. `progress` is called from one thread
+    at a time.
 
     Raises RequestError for an existing target, SourceError for a source that fails or changes,
     MachineError for a machine that cannot (no space, a failing device); `resume` can then go on.
@@ -78,8 +82,9 @@ def pack(
             raise
         unfinished = _UnfinishedPack(planned, path, journal, created)
         try:
-            unfinished.begin(resume)
-            counts = unfinished.write_files(threads, progress)
+            phases = Phases(progress)
+            unfinished.begin(resume, threads, phases)
+            counts = unfinished.write_files(threads, phases.begin())
             unfinished.commit(threads if strong else None)
         except BaseException as error:
             unfinished.abandon(error)
@@ -115,15 +120,17 @@ class _UnfinishedPack:
     def __post_init__(self) -> None:
         self.watched = WatchedFiles(self.path)
         self.files = self.planned.files
+        self.kept_length = 0
+        self.damaged: list[str] = []
 
-    def begin(self, resume: bool) -> None:
+    def begin(self, resume: bool, threads: int, phases: Phases) -> None:
         """Take up the journal, and check that there is space for all missing files."""
         if (self.path / manifest.NAME).exists():  # committed by another packer just now
             raise RequestError("a whole pack is here already", path=self.path)
         identity = self._identity()
         if resume:
             self.journal.resume(identity)
-            self._take_over_finished()
+            self._take_over_finished(threads, phases)
             self._remove_unfinished()
         missing_length = sum(file.length for file in self._missing_files())
         check_space(self.path, missing_length + self.planned.index_length)
@@ -138,12 +145,33 @@ class _UnfinishedPack:
         source = [[entry.header_sha256, *header.stamp] for entry, header in shards]
         return self.planned.identity() | {"source": source}
 
-    def _take_over_finished(self) -> None:
-        """Watch the files that the journal lists; forget any that differ from it."""
+    def _take_over_finished(self, threads: int, phases: Phases) -> None:
+        """Watch and read the files that the journal lists; forget any that differ from it."""
+        there = []
         for finished in list(self.journal.finished.values()):
             file = self.planned.on_disk(finished)
-            if file is None or not self.watched.add(file.name, file.length):
+            if file is None:
                 self.journal.forget(finished.name)
+            elif self.watched.add(file.name, file.length):
+                there.append(file)
+            else:
+                self.damaged.append(file.name)
+
+        def is_right(file: NewFile, advanced: Callable[[int], None]) -> bool:
+            with contextlib.suppress(OSError):  # a bad sector: it is written anew, elsewhere
+                return is_whole(self.path / file.name, file, advanced)
+            return False
+
+        length = sum(file.length for file in there)
+        left = sum(file.length for name, file in self.files.items()) - length
+        advanced = advancing(phases.begin(later=left), length)
+        for file, right in zip(there, run_each(is_right, there, threads, advanced), strict=True):
+            if right:
+                self.kept_length += sum(extent.length for extent in file.extents())
+            else:
+                self.damaged.append(file.name)
+        for name in self.damaged:
+            self.journal.forget(name)
 
     def _remove_unfinished(self) -> None:
         """Remove the half-written files of a killed packer: they only take space."""
@@ -154,7 +182,7 @@ class _UnfinishedPack:
     def _missing_files(self) -> list[NewFile]:
         return [file for file in self.files.values() if file.name not in self.journal.finished]
 
-    def write_files(self, threads: int, progress: Progress | None) -> WrittenFiles:
+    def write_files(self, threads: int, progress: Progress) -> WrittenFiles:
         """Write, sync and record each file that is not finished yet."""
         missing = {file.name: file for file in self._missing_files()}
         advanced = advancing(progress, sum(file.length for file in missing.values()))
@@ -164,7 +192,10 @@ class _UnfinishedPack:
             if len(missing) < len(self.files):
                 self.planned.check_shard_hashes(inputs, self.path, threads)
         written = sum(f.length for name, f in self._finished().items() if name in missing)
-        return WrittenFiles(written, len(self.files) - len(missing))
+        digests = DigestCounts(known_length=self.kept_length, compared_length=self.kept_length)
+        return WrittenFiles(
+            written, len(self.files) - len(missing), digests=digests, damaged=tuple(self.damaged)
+        )
 
     def _finished(self) -> dict[str, NewFile]:
         """Return the finished files, as they lie on the disk."""
@@ -188,7 +219,7 @@ class _UnfinishedPack:
         """
         for name, file in self._finished().items():
             if not self.watched.is_unchanged(file):
-                self.journal.forget(name)  # else `resume` would trust its length
+                self.journal.forget(name)
                 raise MachineError(
                     "the file was changed or removed after it was written",
                     path=self.path / name,

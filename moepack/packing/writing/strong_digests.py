@@ -8,6 +8,7 @@ from moepack.common import digest
 from moepack.common.errors import MachineError
 from moepack.pack.format import records, sections
 from moepack.pack.format.index import Index
+from moepack.pack.reading.shard_map import part_extent, tensor_extent
 from moepack.storage.copying import read_extent
 from moepack.storage.extents import Extent
 from moepack.storage.inputs import Inputs
@@ -19,16 +20,24 @@ _PIECE_LENGTH = 1 << 20
 def add(index: bytes, paths: Sequence[Path], threads: int) -> bytes:
     """Return an index with a SHA-256 of each part, tensor and shard bytes, read from `paths`.
 
-    Raises MachineError for bytes that cannot be read.
+    Raises MachineError for bytes that cannot be read, or have another digest than in the index.
     """
     decoded = Index(index, "index.bin")
     with Inputs(paths, MachineError) as inputs:
 
         def compute(extent: Extent) -> bytes:
-            sha256 = hashlib.sha256()
+            sha256, xxh3 = hashlib.sha256(), digest.stream()
             buffer = memoryview(bytearray(min(_PIECE_LENGTH, extent.length)))
             for piece in read_extent(inputs, extent, lambda left: buffer[:left]):
                 sha256.update(piece)
+                xxh3.update(piece)
+            if xxh3.intdigest() != extent.digest:
+                raise MachineError(
+                    "the file was changed after it was written",
+                    path=paths[extent.input],
+                    place=f"{extent.label} at byte {extent.input_offset:,}",
+                    hint="run the same again with `resume=True`: it is written anew",
+                )
             return sha256.digest()
 
         with ThreadPool(max_workers=threads) as pool:
@@ -39,16 +48,13 @@ def add(index: bytes, paths: Sequence[Path], threads: int) -> bytes:
 def _extents(index: Index) -> Iterator[Extent]:
     """Yield all that has a record, in the order of the section."""
     for family in index.families:
-        kinds = family.part_kinds
         for expert in range(family.expert_count):
-            parts = index.parts(family.first_part + expert * len(kinds), kinds)
-            for kind, (offset, length, _, file, codec) in zip(kinds, parts, strict=True):
-                frame_length = length if codec else 0
-                yield Extent(0, kind.length, file, offset, None, kind.name, frame_length)
+            for number in range(len(family.part_kinds)):
+                yield part_extent(index, family, expert, number, 0)
     for tensor in index.tensors():
-        yield Extent(0, tensor.length, tensor.file, tensor.offset)
-    for shard_range in index.shard_bytes():
-        yield Extent(0, shard_range.length, shard_range.file, shard_range.offset)
+        yield tensor_extent(index, tensor, 0)
+    for one in index.shard_bytes():
+        yield Extent(0, one.length, one.file, one.offset, one.digest, "bytes of a shard")
 
 
 def _with_section(index: bytes, decoded: Index, data: bytes) -> bytes:

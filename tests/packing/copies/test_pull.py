@@ -20,9 +20,10 @@ from moepack.common.remote_path import RemotePath
 from moepack.pack.mounting.mount import mount
 from moepack.pack.reading import partial as partials
 from moepack.packing.copies import pull_copy
-from moepack.packing.copies.pull import PullSummary
+from moepack.packing.copies.pull_summary import PullSummary
 from moepack.storage.remote.stores import forget_stores, store_of
 from tests.support.compressible import compressible
+from tests.support.damages import DAMAGES, Damage, change_a_byte, change_padding
 from tests.support.gguf_builder import write_shards
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.interruptions import CrashError, StopHereError, crash_after, record_calls
@@ -220,6 +221,59 @@ def test_another_pull_adds_to_what_is_there_until_it_is_the_pack(
     assert server.traffic.sent_length - before < 400_000
     assert moepack.pull(None, here, resume=True).fetched_length == 0
     assert moepack.pull(address, here).is_whole
+    assert is_same(here, original)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_part_is_mended_before_it_becomes_the_pack(
+    damage: Damage, address: str, original: Path, tmp_path: Path
+) -> None:
+    """No stamp tells of the damage: everything that is kept is read."""
+    here = tmp_path / "here"
+    moepack.pull(address, here, layers="1")
+    damage(here / "experts-00001.bin")
+    done = moepack.pull(address, here)
+    assert is_same(here, original)
+    assert done.is_whole
+    assert done.mended_length > 0
+    assert done.digests.compared_length == done.digests.known_length
+
+
+@pytest.mark.parametrize("name", ["experts-00001.bin", "index.bin"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_check_of_the_whole_pack_reads_and_mends_it(
+    damage: Damage, name: str, server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    moepack.pull(address, here)
+    assert moepack.pull(address, here).digests.compared_length == 0
+    sound = moepack.pull(address, here, check=True)
+    assert sound.digests.compared_length == sound.digests.known_length > 0
+    assert (sound.mended_length, sound.fetched_length) == (0, 0)
+    if name == "index.bin" and damage is change_padding:
+        return  # it has none
+    damage(here / name)
+    assert moepack.pull(address, here).digests.compared_length == 0
+    done = moepack.pull(address, here, check=True)
+    assert done.mended_length > 0
+    assert is_same(here, original)
+
+
+def test_a_damaged_pack_that_cannot_be_mended_is_a_pack_no_more(
+    server: FileServer, address: str, original: Path, tmp_path: Path
+) -> None:
+    """What is right of it stays, and is used as a part of the pack."""
+    here = tmp_path / "here"
+    moepack.pull(address, here)
+    change_a_byte(here / "experts-00001.bin")
+    before = len(server.traffic.gets()) + 1
+    server.fault = lambda number: "status" if number >= before else None
+    with pytest.raises(MachineError):
+        moepack.pull(address, here, check=True)
+    server.fault = lambda number: None
+    assert not (here / "manifest.json").exists()
+    assert len(check_part(here, original)) == 31
+    moepack.pull(None, here, resume=True)
     assert is_same(here, original)
 
 
