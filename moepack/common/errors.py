@@ -118,12 +118,19 @@ _LOADER_ERRORS = {
 _NO_THREADS = "can't start new thread"
 NO_THREADS_HINT = "use fewer `threads`, or raise the limits on processes and memory (ulimit -a)"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_FAILED_READS = (errno.EIO, errno.EACCES, errno.ECONNRESET, errno.EPROTO)
+"""Failures of a drive, a store or the way to it, and its permissions."""
 _NO_EXCEPTION = ("without setting an exception", "without exception set")
 
 
 def is_shortage(error: OSError) -> bool:
     """Return whether the machine ran out of something, whichever file the call was for."""
     return error.errno in SHORTAGE_HINTS
+
+
+def is_of_machine(error: OSError) -> bool:
+    """Return whether a file could not be read for reasons that say nothing of its bytes."""
+    return is_shortage(error) or error.errno in _FAILED_READS
 
 
 def shortage_behind(error: BaseException) -> MachineError | None:
@@ -166,8 +173,11 @@ def read_failure(
     fault: type[MoepackError],
     place: str | None = None,
 ) -> MoepackError:
-    """Return the error for a file that could not be read: a `fault`, or a shortage's."""
-    kind, hint = (MachineError if is_shortage(error) else fault), remedy(error)
+    """Return the error for a file that could not be read: a `fault`, or MachineError.
+
+    It is the machine's if it ran short of something, if its drive or a store fails, or forbids it.
+    """
+    kind, hint = (MachineError if is_of_machine(error) else fault), remedy(error)
     if isinstance(error, FileNotFoundError):
         from moepack.common.path_hints import missing_hint
 

@@ -6,21 +6,22 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any, ParamSpec, TypeVar
 
 from moepack.common.errors import NO_THREADS_HINT, MachineError
+from moepack.storage.remote.calls import CallGroup, CanceledError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class CanceledError(Exception):
-    """Another thread failed, or the user interrupted: this one stops."""
-
-
 class ThreadPool(ThreadPoolExecutor):
     """A ThreadPoolExecutor that raises MachineError if no thread can be started.
 
-    If its block ends early, what has not begun is cancelled.
+    If its block ends early, what has not begun is cancelled, and calls of stores end at once.
     """
+
+    def __init__(self, max_workers: int, thread_name_prefix: str = "") -> None:
+        self._calls = CallGroup()
+        super().__init__(max_workers, thread_name_prefix, initializer=self._calls.enter)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Do as ThreadPoolExecutor does."""
@@ -30,6 +31,8 @@ class ThreadPool(ThreadPoolExecutor):
             raise MachineError(str(error), hint=NO_THREADS_HINT) from error
 
     def __exit__(self, kind: type[BaseException] | None, *others: Any) -> None:
+        if kind is not None:
+            self._calls.stop()
         self.shutdown(cancel_futures=kind is not None)
 
 

@@ -5,6 +5,7 @@ for them, and end when the backend is closed.
 """
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from queue import Empty, SimpleQueue
 from moepack.storage import aligned_read
 from moepack.storage.backend import Completion, ReadRequest, completed
 from moepack.storage.open_files import OpenFiles, open_buffered, open_direct
+from moepack.storage.remote.calls import CallGroup, CanceledError
 
 MAX_THREADS = 64
 _MAX_CACHED = 1 << 20
@@ -95,13 +97,19 @@ class ThreadedBackend:
         while (work := self._work.get()) is not None:
             queue, number, request = work
             del work
+            queue.calls.enter()
             completion = self._read(queue, number, request)
             del request  # else its buffer would be held for a moment after the owner has the bytes
             self._end(queue, completion)
         self._work.put(None)  # for the next thread
 
     def _read(self, queue: "ThreadedQueue", number: int, request: ReadRequest) -> Completion | None:
-        return self.do(number, request) if queue.begin() else None
+        if not queue.begin():
+            return None
+        try:
+            return self.do(number, request)
+        except CanceledError:
+            return Completion(number, 0, OSError(errno.ECANCELED, os.strerror(errno.ECANCELED)))
 
     def _end(self, queue: "ThreadedQueue", completion: Completion | None) -> None:
         with self._lock:
@@ -111,9 +119,10 @@ class ThreadedBackend:
 
 
 class ThreadedQueue:
-    """The requests of one caller that threads are doing."""
+    """The requests of one caller that threads are doing; `calls` are theirs to stores."""
 
     def __init__(self, backend: ThreadedBackend) -> None:
+        self.calls = CallGroup()
         self._backend = backend
         self._ended: SimpleQueue[Completion] = SimpleQueue()
         self._in_flight = 0
@@ -175,9 +184,10 @@ class ThreadedQueue:
         return self._signal.fileno()
 
     def close(self) -> None:
-        """Drop the requests that no thread has begun, and wait for the others."""
+        """Drop the requests that no thread has begun, stop calls to stores, wait for the others."""
         with self._changed:
             self._is_closing = True
+            self.calls.stop()
             self._changed.wait_for(lambda: not self._reading)
             if self._signal is not None:
                 self._signal.close()

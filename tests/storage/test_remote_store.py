@@ -90,10 +90,41 @@ def test_answers_that_are_cut_off_or_refused_for_a_while_are_gone_on_with(
     assert len(server.traffic.gets()) > 2
 
 
-def test_an_answer_with_too_few_bytes_is_an_error(server: FileServer, path: RemotePath) -> None:
+def test_an_answer_with_too_few_bytes_is_asked_for_again(
+    server: FileServer, path: RemotePath
+) -> None:
+    server.fault = lambda number: None if number % 3 == 2 else "short"
+    assert read(path, 0, len(DATA)) == DATA
+    buffer = bytearray(1000)
+    stamp = open_input(path).stamp
+    assert isinstance(stamp, RemoteStamp)
+    assert store_of(path).read_into(path.key, 7, [memoryview(buffer)], stamp)[0] == 1000
+    assert buffer == DATA[7:1007]
     server.fault = lambda number: "short"
-    with pytest.raises(RemoteError):
+    with pytest.raises(RemoteError, match="the connection was cut off"):
         read(path, 0, len(DATA))
+
+
+def test_interruptions_do_not_count_while_bytes_come(server: FileServer, path: RemotePath) -> None:
+    """Each answer brings some, and there are more than the attempts for one."""
+    server.fault = lambda number: "cut" if number < 20 else None
+    assert read(path, 0, len(DATA)) == DATA
+    assert len(server.traffic.gets()) > 3
+
+
+def test_an_error_in_place_of_a_range_is_said(server: FileServer, path: RemotePath) -> None:
+    server.fault = lambda number: "error inside"
+    with pytest.raises(RemoteError, match="200 OK with something else than the range") as error:
+        read(path, 0, 10)
+    assert "the text of an error" in str(error.value.hint)
+
+
+def test_what_was_allowed_before_has_expired(server: FileServer, path: RemotePath) -> None:
+    read(path, 0, 10)
+    server.fault, server.status = lambda number: "status", 403
+    with pytest.raises(RemoteError, match="403 Forbidden") as refusal:
+        read(path, 10, 10)
+    assert "expired" in str(refusal.value.hint)
 
 
 def test_a_server_that_refuses_for_good_is_named_by_its_answer(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-Fault = Literal["status", "cut", "stall", "short", "other bytes"] | None
+Fault = Literal["status", "cut", "stall", "short", "other bytes", "error inside"] | None
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)\Z")
 
 
@@ -72,6 +72,8 @@ class FileServer:
             return _answer(request, self.status, b"<html>later</html>")
         if not path.is_file():
             return _answer(request, 404, b"none")
+        if fault == "error inside":
+            return _answer(request, 200, b"<Error><Code>InternalError</Code></Error>")
         self._send(request, path, asked, fault)
 
     def _send(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common import digest
-from moepack.common.errors import MachineError, SourceError, is_shortage, read_failure
+from moepack.common.errors import PackError, SourceError, is_of_machine, read_failure
 from moepack.common.remote_path import is_remote
 from moepack.common.tasks import run_tasks
 from moepack.pack.verifying.extents import CheckedRange, Frame, Segment, Where
@@ -89,7 +89,7 @@ def scan(
     """Check segments of a pack's files at `paths`, and gaps of the shards.
 
     `advanced` is called with the bytes read of the pack, from one thread at a time. Raises
-    SourceError and MachineError.
+    SourceError, and MachineError for what cannot be read: that is never a finding.
     """
     pending = deque(work)
     with ExitStack() as stack:
@@ -209,10 +209,9 @@ class _Worker:
             message = "it became shorter while it was read"
             self._find("file", message, {}, work.start, work.file)
         except OSError as error:
-            message = f"cannot read: {error.strerror}"
-            if is_shortage(error):
-                raise MachineError(message, path=self.paths[work.file]) from None
-            self._find("file", message, {}, work.start, work.file)
+            if is_of_machine(error):
+                raise read_failure(error, self.paths[work.file], PackError) from None
+            self._find("file", f"cannot read: {error.strerror}", {}, work.start, work.file)
 
     def _find(
         self, kind: str, message: str, where: Where, offset: int, file: int | None = None

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from moepack.common.errors import SourceError, read_failure
+from moepack.common.errors import PackError, SourceError, read_failure
 from moepack.common.phases import Phases
 from moepack.common.remote_path import is_remote
 from moepack.common.tasks import run_tasks
@@ -103,7 +103,9 @@ def check_restored(
     shards = [shard for shard in map_shards(pack) if shard.name in expected]
     try:
         computed = sha256_of_restored(paths, shards, threads, phases.begin(), executor)
-    except (OSError, EOFError) as error:
+    except OSError as error:
+        raise read_failure(error, pack.path, PackError) from None
+    except EOFError as error:
         findings.add("file", f"cannot read: {error}")
         return None
     names = [shard.name for shard in shards]

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.common.errors import MachineError, PackError, is_shortage
+from moepack.common.errors import PackError, is_of_machine, open_failure
 from moepack.common.shares import Share
 from moepack.common.sizes import gaps
 from moepack.pack.format.index import Index
@@ -143,8 +143,8 @@ class WorkList:
             with closing(open_input(path)) as file:
                 length = file.stamp.length
         except OSError as error:
-            if is_shortage(error):
-                raise MachineError(f"cannot open: {error.strerror}", path=path) from None
+            if is_of_machine(error):
+                raise open_failure(error, path) from None
             self.findings.add("file", f"cannot open: {error.strerror}", file=path.name)
             self._short_files.add(number)
             return 0

@@ -254,7 +254,9 @@ class _UnfinishedPack:
                 self.journal.remove()
                 _remove_if_empty(self.path, self.created)
         hint = "run the same again with `resume=True` to continue"
-        if isinstance(error, MoepackError):
+        if isinstance(error, MachineError) and error.hint and "resume=True" not in error.hint:
+            error.hint = f"{error.hint}; then {hint}"
+        elif isinstance(error, MoepackError):
             error.hint = error.hint or hint
         else:
             error.add_note(hint)

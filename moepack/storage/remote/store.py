@@ -6,13 +6,14 @@ import contextlib
 import errno
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from moepack.storage.remote.calls import pause, wait_for
+
 if TYPE_CHECKING:
-    from obstore import BytesStream, GetOptions
+    from obstore import BytesStream, GetOptions, GetResult
     from obstore.store import ObjectStore
 
 _T = TypeVar("_T")
@@ -25,7 +26,9 @@ UPLOAD_LENGTH = 16 << 20
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z -]*\w)")
 _REASON = re.compile(r".*HTTP error: (.*)")
 _INTERRUPTED = "the connection was cut off"
-_CUT_OFF = "kind: Interrupted"
+_CUT_OFF = re.compile("kind: Interrupted|UnexpectedRange")
+_NO_RANGE = re.compile("NotPartial|RangeNotSupported")
+_INNER_ERROR = re.compile(r"Server returned error response: .*?<Code>(\w+)</Code>")
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _QUERY = re.compile(r"(https?://[^\s?\"')]*)\?[^\s\"')]*")
 _HINTS = {
@@ -33,8 +36,7 @@ _HINTS = {
     "403": "no credentials in the environment allow it (for the hub: HF_TOKEN)",
     "429": "the server limits requests: wait some minutes, then go on with `resume=True`",
 }
-
-
+_EXPIRED_HINT = "it was allowed before: the link, or the credentials, have expired; renew them"
 _NETWORK_HINT = "see whether the address is right and the network is up"
 CERTIFICATE_HINT = (
     "if you trust its certificate authority, name the file of that in SSL_CERT_FILE (PEM)"
@@ -76,6 +78,7 @@ class Store:
         self._retried = retried
         self._stamps = stamps
         self._process = os.getpid()
+        self._allowed: set[str] = set()
 
     def stamp(self, key: str) -> RemoteStamp:
         """Return the length and the identity of an object."""
@@ -85,21 +88,19 @@ class Store:
             return self._stamps[key]
         import obstore
 
-        meta = self._call(lambda: obstore.head(self._client, key))
+        meta = self._call(lambda: wait_for(lambda: obstore.head_async(self._client, key)))
         return RemoteStamp(meta["size"], meta["e_tag"])
 
     def read(self, key: str, limit: int) -> bytes:
         """Return all bytes of an object, at most `limit` and one more."""
-        import obstore
 
         def request() -> bytes:
-            answer = obstore.get(self._client, key, options={"range": (0, limit + 1)})
-            data = bytes(answer.bytes())
-            if len(data) != min(limit + 1, answer.meta["size"]):
-                raise failure_of(errno.EPROTO, "the server sends other bytes than were asked for")
+            answer = self._get(key, 0, limit + 1)
+            data = b"".join(_pieces(answer))
+            _check_length(len(data), min(limit + 1, answer.meta["size"]))
             return data
 
-        return self._call(request)
+        return self._call(request, key)
 
     def read_into(
         self,
@@ -113,20 +114,16 @@ class Store:
         It is one request. Returns the bytes read, fewer only where the object ends, and its stamp.
         Raises RemoteError as well if it has another stamp than `stamp`.
         """
-        import obstore
-
         length = sum(map(len, buffers))
 
         def request() -> tuple[int, RemoteStamp]:
-            options: GetOptions = {"range": (offset, offset + length)}
-            answer = obstore.get(self._client, key, options=options)
+            answer = self._get(key, offset, offset + length)
             current = RemoteStamp(answer.meta["size"], answer.meta["e_tag"])
-            filled = _fill(buffers, answer.stream(min_chunk_size=_CHUNK_LENGTH))
-            if filled != max(0, min(length, current.length - offset)):
-                raise failure_of(errno.EPROTO, "the server sends other bytes than were asked for")
+            filled = _fill(buffers, _pieces(answer))
+            _check_length(filled, max(0, min(length, current.length - offset)))
             return filled, current
 
-        filled, current = self._call(request)
+        filled, current = self._call(request, key)
         if stamp is not None:
             _check_unchanged(current, stamp)
         return filled, current
@@ -134,43 +131,50 @@ class Store:
     def stream(self, key: str, offset: int, length: int, stamp: RemoteStamp) -> Iterator[bytes]:
         """Yield exactly `length` bytes of an object from `offset` on, piece by piece.
 
-        A body that is cut off is gone on with where it ended. Raises RemoteError as well if the
-        object does not have its stamp any more.
+        An interrupted body is resumed where it stopped: interruptions count only if no byte came
+        between them. Raises RemoteError as well if the object does not have its stamp any more.
         """
         end, attempt = offset + length, 0
         while offset < end:
             try:
                 for piece in self._body(key, offset, end, stamp):
-                    offset += len(piece)
+                    offset, attempt = offset + len(piece), 0
                     yield piece
             except Exception as error:
-                wait_after(_translated(error), attempt, self._retried)
+                wait_after(self._translated(error, key), attempt, self._retried)
                 attempt += 1
 
     def _body(self, key: str, offset: int, end: int, stamp: RemoteStamp) -> Iterator[bytes]:
-        """Yield the body of one answer. Raises if it has no byte, or more than were asked for."""
+        """Yield the body of one answer. Raises if it has other bytes than were asked for."""
+        check_process(self._process)
+        answer = self._get(key, offset, end)
+        _check_unchanged(RemoteStamp(answer.meta["size"], answer.meta["e_tag"]), stamp)
+        length = 0
+        for piece in _pieces(answer):
+            length += len(piece)
+            if length > end - offset:
+                break
+            yield piece
+        _check_length(length, end - offset)
+
+    def _get(self, key: str, start: int, end: int) -> GetResult:
+        """Return the beginning of the answer for a range."""
         import obstore
 
-        check_process(self._process)
-        answer = obstore.get(self._client, key, options={"range": (offset, end)})
-        _check_unchanged(RemoteStamp(answer.meta["size"], answer.meta["e_tag"]), stamp)
-        left = end - offset
-        for piece in answer.stream(min_chunk_size=_CHUNK_LENGTH):
-            if len(piece) > left:
-                raise failure_of(errno.EPROTO, "the server sends more bytes than were asked for")
-            left -= len(piece)
-            yield piece
-        if left == end - offset:
-            raise failure_of(errno.ENODATA, f"the file ends at byte {offset:,}")
+        options: GetOptions = {"range": (start, end)}
+        answer = wait_for(lambda: obstore.get_async(self._client, key, options=options))
+        self._allowed.add(key)
+        return answer
 
     def objects(self, prefix: str) -> Iterator[tuple[str, RemoteStamp]]:
         """Yield the objects below a folder, and their stamps."""
         import obstore
 
-        pages = iter(obstore.list(self._client, f"{prefix}/" if prefix else None))
-        while page := self._call(lambda: next(pages, ())):
-            for meta in page:
-                yield meta["path"], RemoteStamp(meta["size"], meta["e_tag"])
+        folder = f"{prefix}/" if prefix else None
+        for meta in self._call(
+            lambda: wait_for(lambda: obstore.list(self._client, folder).collect_async())
+        ):
+            yield meta["path"], RemoteStamp(meta["size"], meta["e_tag"])
 
     def put(self, key: str, data: bytes | memoryview, *, new: bool = False) -> None:
         """Write an object whole; with `new` raise FileExistsError if there is one already."""
@@ -191,7 +195,8 @@ class Store:
                 if not path.exists():
                     raise
                 # Its last answer was lost: the client asks again, and the upload is gone.
-                raise failure_of(errno.ECONNRESET, _INTERRUPTED, _NETWORK_HINT) from None
+                problem = "the end of an upload got no answer that says how it went"
+                raise failure_of(errno.ECONNRESET, problem, _NETWORK_HINT) from None
 
         self._call(request)
         length = path.stat().st_size
@@ -205,15 +210,22 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             self._call(lambda: obstore.delete(self._client, key))
 
-    def _call(self, request: Callable[[], _T]) -> _T:
+    def _call(self, request: Callable[[], _T], key: str | None = None) -> _T:
         check_process(self._process)
         attempt = 0
         while True:
             try:
                 return request()
             except Exception as error:
-                wait_after(_translated(error), attempt, self._retried)
+                wait_after(self._translated(error, key), attempt, self._retried)
                 attempt += 1
+
+    def _translated(self, error: Exception, key: str | None) -> OSError:
+        """Return the error for one of the client's; a key that was allowed before is named so."""
+        failure = _translated(error)
+        if isinstance(failure, RemoteError) and failure.errno == errno.EACCES:
+            failure.hint = _EXPIRED_HINT if key in self._allowed else failure.hint
+        return failure
 
 
 def check_process(process: int) -> None:
@@ -232,10 +244,25 @@ def wait_after(failure: OSError, attempt: int, retried: Sequence[str]) -> None:
     is_passing = failure.errno == errno.ECONNRESET or status in retried
     if attempt == len(PAUSES) or not is_passing:
         raise failure from None
-    time.sleep(PAUSES[attempt])
+    pause(PAUSES[attempt])
 
 
-def _fill(buffers: Sequence[memoryview], pieces: BytesStream) -> int:
+def _pieces(answer: GetResult) -> Iterator[bytes]:
+    """Yield the body of an answer."""
+    stream: BytesStream = answer.stream(min_chunk_size=_CHUNK_LENGTH)
+    while piece := wait_for(lambda: anext(stream, b"")):
+        yield piece
+
+
+def _check_length(length: int, expected: int) -> None:
+    """Raise RemoteError if a body is shorter than its range, as if it was cut off, or longer."""
+    if length < expected:
+        raise failure_of(errno.ECONNRESET, _INTERRUPTED, _NETWORK_HINT)
+    if length > expected:
+        raise failure_of(errno.EPROTO, "the server sends more bytes than were asked for")
+
+
+def _fill(buffers: Sequence[memoryview], pieces: Iterable[bytes]) -> int:
     """Copy pieces into buffers, one after the other; return their bytes, even if they are more."""
     filled = 0
     targets = iter(buffers)
@@ -277,8 +304,14 @@ def _translated(error: Exception) -> OSError:
     if certificate := _CERTIFICATE.search(str(error)):
         problem = f"the certificate of the server is not trusted: {certificate[1]}"
         return failure_of(errno.EACCES, problem, CERTIFICATE_HINT)
-    if _CUT_OFF in str(error):
+    if _CUT_OFF.search(str(error)):
         return failure_of(errno.ECONNRESET, _INTERRUPTED, _NETWORK_HINT)
+    if _NO_RANGE.search(str(error)):
+        problem = "the server answers 200 OK with something else than the range asked for"
+        hint = "it has no ranges, or the answer is the text of an error: open the address to see"
+        return failure_of(errno.EIO, problem, hint)
+    if inner := _INNER_ERROR.search(str(error)):
+        return failure_of(errno.EIO, f"200 OK with an error inside: {inner[1]}")
     reason = _REASON.search(text)
     return failure_of(errno.EIO, reason[1] if reason else text, _NETWORK_HINT)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from moepack.common import extras
 from moepack.storage.remote import hub
+from moepack.storage.remote.calls import wait_for_blocking
 from moepack.storage.remote.store import (
     RemoteError,
     RemoteStamp,
@@ -67,7 +68,7 @@ class XetFiles:
     def stream(self, key: str, offset: int, length: int, stamp: RemoteStamp) -> Iterator[bytes]:
         """Yield exactly `length` bytes of a file from `offset` on, piece by piece.
 
-        What is cut off is gone on with where it ended. Raises RemoteError, FileNotFoundError.
+        An interrupted stream is resumed where it stopped. Raises RemoteError, FileNotFoundError.
         """
         import hf_xet
 
@@ -78,7 +79,7 @@ class XetFiles:
             group = None
             try:
                 group = self._open_group()
-                for piece in group.download_stream(file, start=offset, end=end):
+                for piece in _pieces(group.download_stream(file, start=offset, end=end)):
                     if len(piece) > end - offset:
                         problem = "the store sends more bytes than were asked for"
                         raise failure_of(errno.EPROTO, problem)
@@ -106,6 +107,12 @@ class XetFiles:
         with self._lock:
             if self._group is group:
                 self._group = None
+
+
+def _pieces(stream: Any) -> Iterator[bytes]:
+    """Yield the pieces of a stream, which is cancelled if nobody waits for one any more."""
+    while piece := wait_for_blocking(lambda: next(stream, b""), stream.cancel):
+        yield piece
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from moepack.source.shards import open_source
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.stores import forget_stores
 from tests.support.models import flip, hotness_of, keys_of, shards_of
-from tests.support.remote_servers import FileServer, file_server
+from tests.support.remote_servers import Fault, FileServer, file_server
 
 pytest.importorskip("obstore")
 
@@ -120,6 +120,23 @@ def test_a_sound_pack_in_a_store_is_verified_by_its_own_digests(
     sample = moepack.verify(address, sample="25%")
     assert not sample.findings
     assert 0 < sample.checked_blob_count < report.checked_blob_count
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [("short", "the connection was cut off"), ("error inside", "200 OK with something else")],
+)
+def test_a_read_that_fails_is_never_a_finding(
+    server: FileServer, address: str, fault: Fault, problem: str
+) -> None:
+    if fault == "short":
+        server.fault = lambda number: "short" if number == 3 else None
+        assert moepack.verify(address).passed
+    opened = len(server.traffic.gets()) + 2
+    server.fault = lambda number: fault if number >= opened else None
+    with pytest.raises(MachineError, match=problem) as failure:
+        moepack.verify(address)
+    assert failure.value.hint
 
 
 @pytest.mark.parametrize("backend", ["uring", "direct", "buffered"])

@@ -1,0 +1,72 @@
+"""Commands that read from a store end at once at Ctrl-C and TERM, whatever is on its way."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import moepack
+from tests.support.children import MOEPACK, PATIENCE, Piped, run_command, wait_until
+from tests.support.models import shards_of
+from tests.support.pulls import store_of_packs
+from tests.support.remote_servers import FileServer
+
+pytestmark = pytest.mark.long
+
+AT_ONCE = 8.0
+"""Seconds that a busy machine takes at most; the server says nothing for 60, and is left at 30."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("remote") / "store"
+    folder.mkdir()
+    for shard in shards_of("granite"):
+        shutil.copy(shard, folder)
+    moepack.pack_model(folder, folder / "pack")
+    return folder
+
+
+@pytest.fixture
+def server(store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    with store_of_packs(store, monkeypatch) as one:
+        yield one
+
+
+@pytest.mark.parametrize(
+    ("line", "sent"),
+    [
+        ("pull {url}/pack -o {new}", signal.SIGINT),
+        ("pack {url}/{shard} -o {new}", signal.SIGTERM),
+        ("verify {url}/pack", signal.SIGINT),
+        ("extract {url}/pack --layer 0 --expert 1 -o {new}", signal.SIGINT),
+        ("inspect {url}/{shard}", signal.SIGINT),
+    ],
+)
+def test_a_signal_ends_it_while_the_server_says_nothing(
+    line: str, sent: signal.Signals, server: FileServer, tmp_path: Path
+) -> None:
+    names = {"url": server.url, "shard": Path(shards_of("granite")[0]).name}
+    words = [word.format(**names, new=tmp_path / "new") for word in line.split()]
+    whole = run_command(*MOEPACK, *words)
+    assert whole.returncode == 0, whole.stderr
+    count = len(server.traffic.gets())
+    last = count + count // 2
+    if (tmp_path / "new").is_dir():
+        shutil.rmtree(tmp_path / "new")
+    (tmp_path / "new").unlink(missing_ok=True)
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+    server.fault = lambda number: "stall" if number >= last else None
+    process = Piped(*MOEPACK, *words)
+    wait_until(lambda: len(server.traffic.gets()) > last)
+    time.sleep(0.2)
+    started = time.monotonic()
+    process.send_signal(sent)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert time.monotonic() - started < AT_ONCE
+    assert process.returncode == 130
+    assert "error: interrupted" in errors
