@@ -47,6 +47,12 @@ if TYPE_CHECKING:
     metavar="KEY",
     help="Require this bearer token; other users see it unless it is in MOEPACK_API_KEY.",
 )
+@click.option(
+    "--cors-origins",
+    metavar="ORIGINS",
+    help="Web pages that may use it, and names for it: localhost,https://chat.example; * is all.  "
+    "[default: localhost, for this machine's]",
+)
 @click.option("--name", metavar="NAME", help="Model name for clients; by default the file's name.")
 @context_option
 @threads_option
@@ -59,6 +65,7 @@ def serve(
     host: str,
     port: int,
     api_key: str | None,
+    cors_origins: str | None,
     name: str | None,
     threads: int | None,
     chat_template: str | None,
@@ -90,6 +97,7 @@ def serve(
     alias = name or os.path.basename(os.path.normpath(source_or_pack[0]))
     command = [sys.executable, "-m", "moepack.running.programs.server", "-m", "{}"]
     command += ["--host", host, "--port", str(port), "--alias", one_line(alias)]
+    command += [] if cors_origins is None else ["--cors-origins", cors_origins]
     command += [*template, *passed_on, *(rest or ())]
     sizes = partial(_sizes, command, options.pop("context"), threads)
     run_program_command(source_or_pack, command, is_ours=True, model_words=sizes, **options)

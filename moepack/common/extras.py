@@ -27,7 +27,7 @@ PACKAGES: Mapping[str, Sequence[tuple[str, str | None]]] = MappingProxyType(
         "record": [LLAMA_CPP],
         "remote": [("huggingface_hub", None), ("obstore", None)],
         "report": [("jinja2", None), ("matplotlib", None), ("pillow", None)],
-        "run": [("prompt_toolkit", None), LLAMA_CPP],
+        "run": [("h11", None), ("prompt_toolkit", None), LLAMA_CPP],
     }
 )
 """The packages of each extra, with the version where only one will do."""

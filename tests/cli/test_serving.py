@@ -59,6 +59,14 @@ def test_options_of_the_server_stand_before_or_behind_the_dashes(
             assert "llamacpp:" in client.get("/metrics").text
 
 
+def test_origins_are_named_before_the_dashes_or_behind_them() -> None:
+    for words in (("--cors-origins", "https://a.example"), ("--", "--cors-origins", "*")):
+        with served(SHARD, *SMALL, *words) as (_, url):
+            answer = httpx.get(f"{url}/health", headers={"Origin": "https://a.example"})
+            assert answer.status_code == 200
+            assert answer.headers["access-control-allow-origin"] == "https://a.example"
+
+
 @pytest.mark.parametrize(("key", "note_count"), [((), 1), (("--api-key", "sesame"), 0)])
 def test_who_serves_everybody_is_told_so(
     key: tuple[str, ...], note_count: int, tmp_path: Path

@@ -192,7 +192,7 @@ def test_all_that_is_missing_is_named_at_once(bare_venv: Path, laid_out: Path) -
         "'except Exception as e: print(e); print(e.hint)')"
     )
     problem, hint = told(bare_venv / "bin" / "python", laid_out, code).splitlines()
-    names = ("prompt_toolkit", "xllamacpp", "matplotlib")
+    names = ("h11", "prompt_toolkit", "xllamacpp", "matplotlib")
     assert problem == " and ".join(f"{name} is not installed" for name in names)
     assert hint.endswith("'moepack[run,record,plot]'")
 

@@ -54,7 +54,7 @@ _PASSED_ON_FLAGS = """
 _SERVED = """
     -b --batch-size -ub --ubatch-size -np --parallel -n --predict --n-predict --temp --temperature
     --top-k --top-p --min-p --repeat-penalty -s --seed --api-key-file --ssl-key-file
-    --ssl-cert-file --slot-save-path --cors-origins -to --timeout --threads-http --cache-reuse
+    --ssl-cert-file --slot-save-path -to --timeout --threads-http --cache-reuse
     --cache-ram -cram -sps --slot-prompt-similarity --path --media-path --api-prefix --pooling
     --chat-template --chat-template-file --tools
 """

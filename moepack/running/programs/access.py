@@ -11,45 +11,19 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-ANY = "*"
 THIS_MACHINE = "localhost"
-"""The word of `--cors-origins` for pages of servers on this machine."""
+"""The word of `--cors-origins` for pages and programs on this machine."""
 
-_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*(.*?)[ \t]*")
+_ANY = "*"
+_NAMES_IN_CONTAINERS = {"host.docker.internal", "host.containers.internal"}
+"""Names of the machine around a container. No site has a name under `internal`."""
+_SCHEMES_OF_PROGRAMS = {"app", "tauri", "vscode-webview"}
+"""Pages in programs of this machine; a site's origin begins with http or https."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@?#\s]+)(?::[0-9]+)?")
-
-
-class RequestHead(NamedTuple):
-    """The head of an HTTP request: its first line, and its fields with names in lower case."""
-
-    line: bytes
-    fields: Sequence[tuple[bytes, bytes]]
-
-    def values(self, name: bytes) -> list[str]:
-        """Return the values of all fields with a name."""
-        return [value.decode("latin-1") for key, value in self.fields if key == name]
-
-
-class MalformedError(Exception):
-    """The head of a request could be read in two ways."""
-
-
-def parse_head(data: bytes) -> RequestHead:
-    """Read the head of a request, up to its empty line. Raises MalformedError."""
-    line, *rest = data.removesuffix(b"\r\n\r\n").split(b"\r\n")
-    if len(line.split(b" ")) != 3 or any(byte < 32 for byte in line):
-        raise MalformedError("the request line is malformed")
-    fields = []
-    for text in rest:
-        match = _FIELD.fullmatch(text)
-        if match is None or any(byte in text for byte in (b"\r", b"\n", b"\0")):
-            raise MalformedError("a header field is malformed")
-        fields.append((match[1].lower(), match[2]))
-    return RequestHead(line, fields)
 
 
 class Access(NamedTuple):
@@ -69,36 +43,44 @@ class Access(NamedTuple):
         """Return the rules for a server with such `--cors-origins`, `--host` and `--api-key`."""
         listed = frozenset(text for part in origins.split(",") if (text := part.strip()))
         own = socket.gethostname().lower()
-        names = {own, own.partition(".")[0], f"{own.partition('.')[0]}.local"}
+        short = own.partition(".")[0]
+        names = {own, short, f"{short}.local", *_NAMES_IN_CONTAINERS}
         names |= {host.lower() for host in hosts}
         names |= {name for origin in listed if (name := _hostname(origin)) is not None}
         return cls(listed, frozenset(names), has_key)
 
-    def refusal(self, head: RequestHead) -> str | None:
-        """Return why a request is refused; None if it may pass."""
-        if ANY in self.origins:
+    def refusal(self, fields: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """Return why a request with these header fields is refused; None if it may pass.
+
+        Names are in lower case, and `host` is there once at most: without, in HTTP/1.0, it is the
+        address of the connection.
+        """
+        if _ANY in self.origins:
             return None
-        hosts, origins = head.values(b"host"), head.values(b"origin")
-        if len(hosts) != 1 or (match := _HOST.fullmatch(hosts[0])) is None:
-            return "the request names no host, or several"
-        if len(origins) > 1:
-            return "the request names several origins"
+        values = [(name, value.decode("latin-1")) for name, value in fields]
+        host = dict(values).get(b"host", THIS_MACHINE)
+        origin = ", ".join(value for name, value in values if name == b"origin")
+        if (match := _HOST.fullmatch(host)) is None:
+            return f"{host} is no name of a server"
         name = match[1].lower()
-        is_ours = _is_local(name) or _is_address(name) or name in self.names
-        if not self.has_key and not is_ours:
-            return (
-                f"this server is not called {match[1]}; use its address, or name it by "
-                f"--cors-origins http://{match[1]}"
-            )
-        if origins and not self._is_allowed(origins[0], hosts[0]):
-            return f"pages of {origins[0]} may not use this server; --cors-origins allows them"
+        if not (self.has_key or _is_local(name) or _is_address(name) or name in self.names):
+            option = self._option(f"http://{name}")
+            return f"this server is not called {host}; use its address, or name it by {option}"
+        if origin and not self._is_allowed(origin, host):
+            return f"pages of {origin} may not use this server; {self._option(origin)} allows them"
         return None
+
+    def _option(self, origin: str) -> str:
+        return f"--cors-origins {','.join([*sorted(self.origins), origin])}"
 
     def _is_allowed(self, origin: str, host: str) -> bool:
         if origin in self.origins or origin.lower() in (f"http://{host}", f"https://{host}"):
             return True
+        if THIS_MACHINE not in self.origins:
+            return False
         name = _hostname(origin)
-        return THIS_MACHINE in self.origins and name is not None and _is_local(name)
+        is_program = origin.partition("://")[0] in _SCHEMES_OF_PROGRAMS and "," not in origin
+        return is_program or (name is not None and _is_local(name))
 
 
 def _hostname(origin: str) -> str | None:

@@ -1,25 +1,33 @@
 """A gate before llama.cpp's server: refuses requests of other sites, and clients that are too slow.
 
-It reads the head of each request, and forwards those that may pass. So that no second request comes
-through unread, a connection is for one request.
+h11 reads and writes HTTP on both sides, so that the server gets each request as it was checked
+here. What is decided here is who may pass, how much of it, and how many at a time.
 """
 
 import asyncio
 import contextlib
 import json
-import re
-from collections.abc import Awaitable, Callable
+import select
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from typing import NamedTuple
 
-from moepack.running.programs.access import Access, MalformedError, RequestHead, parse_head
+import h11
+
+from moepack.running.programs.access import Access
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _PIECE_LENGTH = 1 << 16
-_OF_CONNECTIONS = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade", b"expect")
-_OF_LENGTHS = (b"content-length", b"transfer-encoding")
-_CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?\r\n")
+_QUEUE_LENGTH = 1024
+_HOP_FIELDS = {b"connection", b"keep-alive", b"transfer-encoding"}
+_REQUEST_FIELDS = _HOP_FIELDS | {b"upgrade", b"expect", b"content-length", b"origin"}
+"""Fields that are not forwarded: of one connection, and those that the gate answers itself."""
 _KINDS = {403: "permission_error", 503: "unavailable_error"}
+_SECONDS_WITHOUT_DESCRIPTORS = 0.2
+_SECONDS_TO_LEAVE = 5.0
+_MOST_SECONDS_TO_PROBE = 30.0
 
 
 class GateLimits(NamedTuple):
@@ -27,16 +35,19 @@ class GateLimits(NamedTuple):
 
     `head_length` and `body_length` in bytes; `head_seconds` to send the head, `body_seconds` to
     send a body and a second more for each `body_speed` bytes of it. `held_length` bytes of bodies
-    are in memory at a time, and `open_count` requests open.
+    are in memory at a time, `connection_count` clients connected, and `open_count` requests open.
+    A client that ends its sending is probed after `probe_seconds`, and then less and less often.
     """
 
     head_length: int = 1 << 16
     head_seconds: float = 20.0
-    body_length: int = 100 << 20
+    body_length: int = 1 << 20
     body_seconds: float = 30.0
     body_speed: int = 1 << 16
-    held_length: int = 256 << 20
+    held_length: int = 64 << 20
+    connection_count: int = 1024
     open_count: int = 512
+    probe_seconds: float = 0.5
 
 
 class _RefusedError(Exception):
@@ -47,180 +58,234 @@ class _RefusedError(Exception):
         self.status = status
 
 
+class _Peer:
+    """One side of the gate: HTTP on a connection."""
+
+    def __init__(self, http: h11.Connection, connection: Connection) -> None:
+        self.http = http
+        self.reader, self.writer = connection
+
+    async def next_event(self) -> object:
+        """Return what h11 reads next. Raises h11.RemoteProtocolError, OSError."""
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            if self.http.they_are_waiting_for_100_continue:
+                self.send_continue()
+            self.http.receive_data(await self.reader.read(_PIECE_LENGTH))
+        return event
+
+    def send(self, *events: h11.Event) -> None:
+        """Send events, without waiting until they have left."""
+        self.writer.writelines(self.http.send(event) or b"" for event in events)
+
+    def send_continue(self) -> None:
+        """Send `100 Continue`, which all clients of HTTP/1.1 expect at any time."""
+        self.send(h11.InformationalResponse(status_code=100, headers=[], reason="Continue"))
+
+    async def wait_until_gone(self, most: int, pause: float) -> None:
+        """Wait until a client that has sent a request closes the connection.
+
+        One that ends only its sending side still reads its answer. The two differ once something
+        is sent to them, after a `pause`; to a client of HTTP/1.0 that is the answer alone. More
+        than `most` bytes that are sent in advance count as the end.
+        """
+        while data := await self.reader.read(_PIECE_LENGTH):
+            self.http.receive_data(data)
+            if len(self.http.trailing_data[0]) > most:
+                return
+        self.http.receive_data(b"")
+        poll = select.poll()
+        poll.register(self.writer.get_extra_info("socket"), 0)
+        while not self.writer.is_closing() and not poll.poll(0):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MOST_SECONDS_TO_PROBE)
+            if self.http.their_http_version != b"1.0" and self.http.our_state is h11.SEND_RESPONSE:
+                self.send_continue()
+
+    async def leave(self) -> None:
+        """Close the connection when the other side has, or is too slow.
+
+        If something was unread, the system would reset the connection, and the answer be lost.
+        """
+        try:
+            async with asyncio.timeout(_SECONDS_TO_LEAVE):
+                if self.writer.can_write_eof():
+                    self.writer.write_eof()
+                while await self.reader.read(_PIECE_LENGTH):
+                    pass
+        finally:
+            self.writer.transport.abort()
+
+
 class Gate:
-    """Answers connections through those of `connect`, as `access` and `limits` allow."""
+    """Answers clients through connections of `connect`, as `access` and `limits` allow.
+
+    `log` is called with a sentence for each request that `access` refuses.
+    """
 
     def __init__(
         self,
         connect: Callable[[], Awaitable[Connection]],
         access: Access,
         limits: GateLimits,
+        log: Callable[[str], None],
     ) -> None:
-        self._connect = connect
-        self._access = access
-        self._limits = limits
+        self._connect, self._access = connect, access
+        self._limits, self._log = limits, log
+        self._places = asyncio.Semaphore(limits.connection_count)
         self._open_count = self._held_length = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection, and close it. The reader's limit has to be `head_length`."""
+    def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Begin to answer all who connect to a bound socket; without a place they wait there."""
+        listener.setblocking(False)
+        listener.listen(_QUEUE_LENGTH)
+        self._start(self._accept(listener, tls))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+        while True:
+            await self._places.acquire()
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:  # mostly out of descriptors, until something is closed
+                self._places.release()
+                await asyncio.sleep(_SECONDS_WITHOUT_DESCRIPTORS)
+            else:
+                self._start(self._serve(connection, tls))
+
+    async def _serve(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Answer the requests of one connection, and close it."""
+        loop = asyncio.get_running_loop()
+        http = h11.Connection(h11.SERVER, self._limits.head_length)
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                await self._answer(reader, writer)
+            with connection, contextlib.suppress(OSError):
+                async with asyncio.timeout(self._limits.head_seconds):
+                    transport, _ = await loop.connect_accepted_socket(
+                        lambda: protocol, connection, ssl=tls
+                    )
+                writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+                client = _Peer(http, (reader, writer))
+                try:
+                    while await self._answer(client):
+                        http.start_next_cycle()
+                finally:
+                    await client.leave()
         finally:
-            writer.close()
+            self._places.release()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, client: _Peer) -> bool:
+        """Answer one request; return whether another may follow."""
         body = bytearray()
         try:
-            head = await self._head(reader)
-            if head.values(b"expect") == ["100-continue"]:
-                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            await self._read_body(head, reader, body)
+            request = await self._read_head(client)
+            if request is None:
+                return False
+            await self._read_body(request, client, body)
             if self._open_count >= self._limits.open_count:
                 raise _RefusedError(503, "too many requests at once")
             self._open_count += 1
             try:
-                await self._forward(head, body, reader, writer)
+                await self._forward(request, body, client)
             finally:
                 self._open_count -= 1
-        except _RefusedError as error:
-            writer.write(_refusal(error.status, str(error)))
-            await writer.drain()
+        except (_RefusedError, h11.RemoteProtocolError) as error:
+            if client.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                _refuse(client, error)
+            return False
         finally:
             self._held_length -= len(body)
+        return client.http.our_state is client.http.their_state is h11.DONE
 
-    async def _head(self, reader: asyncio.StreamReader) -> RequestHead:
+    async def _read_head(self, client: _Peer) -> h11.Request | None:
+        """Read the head of a request; None if none comes."""
         try:
             async with asyncio.timeout(self._limits.head_seconds):
-                head = parse_head(await reader.readuntil(b"\r\n\r\n"))
+                event = await client.next_event()
         except TimeoutError:
+            if not client.http.trailing_data[0]:
+                return None
             raise _RefusedError(408, "the request took too long to arrive") from None
-        except asyncio.LimitOverrunError:
-            raise _RefusedError(431, "the request's header is too long") from None
-        except MalformedError as error:
-            raise _RefusedError(400, str(error)) from None
-        if (problem := self._access.refusal(head)) is not None:
+        if not isinstance(event, h11.Request):
+            return None
+        if (problem := self._access.refusal(event.headers)) is not None:
+            self._log(f"a request is refused: {problem}")
             raise _RefusedError(403, problem)
-        return head
+        return event
 
-    async def _read_body(
-        self, head: RequestHead, reader: asyncio.StreamReader, body: bytearray
-    ) -> None:
+    async def _read_body(self, request: h11.Request, client: _Peer, body: bytearray) -> None:
         """Read a request's whole body into `body`: a slow one takes no thread of the server's."""
-        length = _body_length(head)
+        most = self._limits.body_length
+        length = int(dict(request.headers).get(b"content-length", 0))
         try:
             async with asyncio.timeout(self._limits.body_seconds) as limit:
-                if length is None:
-                    await self._read_chunks(reader, body, limit)
-                else:
-                    await self._read_bytes(length, reader, body, limit)
-        except (TimeoutError, asyncio.LimitOverrunError):
+                while max(length, len(body)) <= most:
+                    event = await client.next_event()
+                    if not isinstance(event, h11.Data):
+                        return
+                    if self._held_length + len(event.data) > self._limits.held_length:
+                        raise _RefusedError(503, "too many large requests at once")
+                    self._held_length += len(event.data)
+                    body += event.data
+                    seconds = len(event.data) / self._limits.body_speed
+                    limit.reschedule((limit.when() or 0) + seconds)
+        except TimeoutError:
             raise _RefusedError(408, "the request's body took too long to arrive") from None
+        message = f"the request has more than {most:,} bytes; a longer context (-c) allows more"
+        raise _RefusedError(413, message)
 
-    async def _read_chunks(
-        self, reader: asyncio.StreamReader, body: bytearray, limit: asyncio.Timeout
-    ) -> None:
-        """Read a body that comes in chunks (RFC 9112, 7.1)."""
-        length = None
-        while length != 0:
-            line = await reader.readuntil(b"\r\n")
-            match = _CHUNK.match(line)
-            if match is None:
-                raise _RefusedError(400, "a chunk of the request's body is malformed")
-            length = int(match[1], 16)
-            await self._read_bytes(length, reader, body, limit)
-            if length and await reader.readexactly(2) != b"\r\n":
-                raise _RefusedError(400, "a chunk of the request's body is malformed")
-        while await reader.readuntil(b"\r\n") != b"\r\n":  # fields after the last chunk
-            pass
-
-    async def _read_bytes(
-        self,
-        length: int,
-        reader: asyncio.StreamReader,
-        body: bytearray,
-        limit: asyncio.Timeout,
-    ) -> None:
-        if len(body) + length > self._limits.body_length:
-            most = self._limits.body_length
-            raise _RefusedError(413, f"the request is larger than {most:,} bytes")
-        limit.reschedule((limit.when() or 0) + length / self._limits.body_speed)
-        while length:
-            data = await reader.read(min(length, _PIECE_LENGTH))
-            if not data:
-                raise ConnectionError
-            if self._held_length + len(data) > self._limits.held_length:
-                raise _RefusedError(503, "too many large requests at once")
-            self._held_length += len(data)
-            length -= len(data)
-            body += data
-
-    async def _forward(
-        self,
-        head: RequestHead,
-        body: bytearray,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    async def _forward(self, request: h11.Request, body: bytearray, client: _Peer) -> None:
         """Forward a request, and its answer, until either side is gone."""
+        fields = [field for field in request.headers if field[0] not in _REQUEST_FIELDS]
+        fields += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        fields += [] if b"host" in dict(fields) else [(b"host", b"localhost")]
+        head = h11.Request(method=request.method, target=request.target, headers=fields)
         try:
-            ours, theirs = await self._connect()
-        except OSError:
-            raise _RefusedError(503, "the server is ending") from None
-        theirs.write(_forwarded_head(head, len(body)) + body)
-        tasks = (
-            asyncio.ensure_future(_copy(ours, writer)),
-            asyncio.ensure_future(_wait_for_end(reader)),
+            server = _Peer(h11.Connection(h11.CLIENT), await self._connect())
+            watching = asyncio.create_task(
+                client.wait_until_gone(self._limits.head_length, self._limits.probe_seconds)
+            )
+            watching.add_done_callback(lambda _: server.writer.close())
+            try:
+                server.send(head, h11.Data(data=bytes(body)), h11.EndOfMessage())
+                await self._pass_answer(server, client, dict(request.headers).get(b"origin"))
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+        except (OSError, h11.RemoteProtocolError):
+            raise _RefusedError(503, "the server has ended the connection") from None
+
+    async def _pass_answer(self, server: _Peer, client: _Peer, origin: bytes | None) -> None:
+        """Forward an answer, piece by piece, which pages of `origin` may read."""
+        while not isinstance(event := await server.next_event(), h11.Response):
+            pass
+        fields = [field for field in event.headers if field[0] not in _HOP_FIELDS]
+        if origin is not None:
+            fields += [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+        if self._places.locked():
+            fields.append((b"connection", b"close"))
+        client.send(
+            h11.Response(status_code=event.status_code, headers=fields, reason=event.reason)
         )
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            # One side is gone, or the answer is whole: there is nobody to be told of an error.
-            await asyncio.gather(*tasks, return_exceptions=True)
-            theirs.close()
+        while isinstance(data := await server.next_event(), h11.Data):
+            client.send(data)
+            await client.writer.drain()
+        client.send(h11.EndOfMessage())
+        await client.writer.drain()
 
 
-def _forwarded_head(head: RequestHead, length: int) -> bytes:
-    """Return the head for the server: with the body's length, for one request."""
-    dropped = (*_OF_CONNECTIONS, *_OF_LENGTHS)
-    fields = [b": ".join(field) for field in head.fields if field[0] not in dropped]
-    ours = (b"content-length: %d" % length, b"connection: close")
-    return b"\r\n".join((head.line, *fields, *ours, b"", b""))
-
-
-async def _wait_for_end(reader: asyncio.StreamReader) -> None:
-    while await reader.read(_PIECE_LENGTH):
-        pass
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(_PIECE_LENGTH):
-        writer.write(data)
-        await writer.drain()
-
-
-def _body_length(head: RequestHead) -> int | None:
-    """Return the bytes of a request's body; None if it comes in chunks."""
-    lengths, encodings = head.values(b"content-length"), head.values(b"transfer-encoding")
-    if len(lengths) + len(encodings) > 1:
-        raise _RefusedError(400, "the request gives several lengths of its body")
-    if encodings:
-        if encodings[0].lower() != "chunked":
-            raise _RefusedError(400, f"a body in {encodings[0]} cannot be read")
-        return None
-    if lengths and not (lengths[0].isascii() and lengths[0].isdigit() and len(lengths[0]) < 16):
-        raise _RefusedError(400, "the length of the request's body is not a number")
-    return int(lengths[0]) if lengths else 0
-
-
-def _refusal(status: int, message: str) -> bytes:
-    """Return an answer with an error, as llama.cpp's server writes them."""
+def _refuse(client: _Peer, error: _RefusedError | h11.RemoteProtocolError) -> None:
+    """Send an answer with an error, as llama.cpp's server writes them."""
+    status = error.status if isinstance(error, _RefusedError) else error.error_status_hint
     kind = _KINDS.get(status, "invalid_request_error")
-    body = json.dumps({"error": {"code": status, "message": message, "type": kind}}).encode()
-    head = (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+    body = json.dumps({"error": {"code": status, "message": str(error), "type": kind}}).encode()
+    fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    fields.append((b"connection", b"close"))
+    reason = HTTPStatus(status).phrase
+    head = h11.Response(status_code=status, headers=fields, reason=reason)
+    client.send(head, h11.Data(data=body), h11.EndOfMessage())

@@ -6,25 +6,36 @@ address; clients reach the gate before it.
 
 import asyncio
 import contextlib
+import functools
 import os
 import resource
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
-from moepack.running.programs.access import Access
+from moepack.common.escaping import one_line
+from moepack.running.programs.access import THIS_MACHINE, Access
 from moepack.running.programs.gate import Connection, Gate, GateLimits
 from moepack.running.programs.llama_server_options import parse_options
 
 ENDS_WITH_INPUT = "MOEPACK_ENDS_WITH_INPUT"
 """If this variable is set, the server ends when its standard input does."""
 
-LIMITS = GateLimits()
+_BYTES_PER_TOKEN = 32
+"""Several times what JSON takes for a token. Before it sees that a text is too long, llama.cpp
+tokenizes all of it, in some sixty times its memory."""
+_LEAST_BODY_LENGTH = 1 << 20
+_MEDIA_LENGTH = 64 << 20
+"""Of pictures and sounds, which are no text."""
+_TRAINED_CONTEXT = 1 << 18
+"""Tokens of a context that is the model's own: it is not known here."""
+_SPARE_DESCRIPTORS = 8
+"""For what llama.cpp opens besides connections."""
 _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
 
 
@@ -67,6 +78,7 @@ def _serve(params: Any) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     tls = _tls(params)
     access = Access.from_options(params.cors_origins, params.hostnames, bool(params.api_keys))
+    params.cors_origins = THIS_MACHINE  # the gate decides, and hides origins
     listeners = [_bound(host, params.port, params.reuse_port) for host in params.hostnames]
     # An abstract socket: no file is left behind, and no browser can reach it.
     inner = f"\0moepack-server-{os.getpid()}.sock"
@@ -76,8 +88,31 @@ def _serve(params: Any) -> None:
     async def connect() -> Connection:
         return await asyncio.open_unix_connection(inner)
 
-    asyncio.run(_answer(Gate(connect, access, LIMITS), listeners, tls))
+    asyncio.run(_answer(Gate(connect, access, _limits(params), _note), listeners, tls))
     del server
+
+
+def _limits(params: Any) -> GateLimits:
+    """Return limits by the context, and by the descriptors that this process may still open.
+
+    A connection takes one of them, and a request two more: here, and in llama.cpp.
+    """
+    body_length = _LEAST_BODY_LENGTH + _BYTES_PER_TOKEN * (params.n_ctx or _TRAINED_CONTEXT)
+    body_length += _MEDIA_LENGTH if params.mmproj.path else 0
+    usual, (most, _) = GateLimits(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    free_count = most - len(os.listdir("/proc/self/fd")) - _SPARE_DESCRIPTORS
+    return usual._replace(
+        body_length=body_length,
+        held_length=usual.held_length + body_length,
+        connection_count=max(2, min(usual.connection_count, free_count // 2)),
+        open_count=max(1, min(usual.open_count, free_count // 4)),
+    )
+
+
+@functools.cache
+def _note(text: str) -> None:
+    """Print a note once."""
+    sys.stderr.write(f"note: {one_line(text)}\n")
 
 
 def _load(params: Any) -> Any:
@@ -110,11 +145,7 @@ async def _answer(
     if os.environ.get(ENDS_WITH_INPUT):
         loop.add_reader(sys.stdin.fileno(), _end_with_input, ended)
     for listener in listeners:
-        options: Mapping[str, Any] = {"limit": LIMITS.head_length, "backlog": 1024}
-        if listener.family == socket.AF_UNIX:
-            await asyncio.start_unix_server(gate.answer, sock=listener, **options)
-        else:
-            await asyncio.start_server(gate.answer, sock=listener, ssl=tls, **options)
+        gate.listen(listener, None if listener.family == socket.AF_UNIX else tls)
         sys.stdout.write(f"listening on {_url(listener, tls is not None)}\n")
     sys.stdout.flush()
     await ended.wait()
@@ -138,7 +169,8 @@ def _bound(host: str, port: int, shares_port: bool) -> socket.socket:
     try:
         kind = socket.SOCK_STREAM
         family = socket.AF_UNIX if is_path else socket.getaddrinfo(host, None, type=kind)[0][0]
-        listener = socket.socket(family)
+        # With its protocol named, asyncio sends each piece of a stream at once.
+        listener = socket.socket(family, kind, 0 if is_path else socket.IPPROTO_TCP)
         if not is_path:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

@@ -77,6 +77,43 @@ def test_slow_clients_leave_others_their_answers(server: ServerProcess) -> None:
         assert time.monotonic() - began < PATIENCE / 2
 
 
+def test_few_descriptors_are_neither_used_up_nor_asked_for_again_and_again(
+    chat_path: Path,
+) -> None:
+    """The gate waits until a client is gone, without a word, and with the processor at rest."""
+    limited = ("sh", "-c", 'ulimit -n 40; exec "$@"', "sh")
+    with ServerProcess(str(chat_path), options=OPTIONS, prefix=limited) as server:
+        port = int(server.url.rpartition(":")[2])
+        before = server.processor_seconds()
+        with contextlib.ExitStack() as stack:
+            for _ in range(200):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                client.sendall(b"POST / HTTP/1.1\r\nHost: ")
+            time.sleep(1)
+        assert ask(server.url, "Host: localhost")[0] == 200
+        assert server.processor_seconds() - before < 1
+        assert len(server.log()) < 2000, server.log()
+
+
+def test_the_longest_request_follows_from_the_context(server: ServerProcess) -> None:
+    most = (1 << 20) + 32 * 2048
+    prompt = json.dumps({"prompt": "x" * most}).encode()
+    for body in (prompt, prompt[: most - 10]):
+        status, answer = ask(server.url, "Host: localhost", body=body)
+        message = answer["error"]["message"]
+        assert status == (413 if body is prompt else 400)
+        assert (f"more than {most:,} bytes" in message) == (body is prompt)
+
+
+def test_a_refusal_is_noted_once_with_what_to_give(chat_path: Path) -> None:
+    with serving(chat_path) as server:
+        for _ in range(2):
+            assert ask(server.url, "Host: b\x1box.example")[0] == 403
+        (line,) = (line for line in server.log().splitlines() if line.startswith("note: "))
+        assert r"b\x1box.example" in line
+        assert "--cors-origins localhost,http://b" in line
+
+
 def test_what_clients_are_told_is_the_servers_own(chat_path: Path) -> None:
     options = ("--cors-origins", "https://chat.example", "--alias", "tiny", "-np", "2")
     with serving(chat_path, *options, api_key="sesame") as server:
