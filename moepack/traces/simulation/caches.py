@@ -15,7 +15,7 @@ from moepack.traces.simulation.curves import LruCurves
 from moepack.traces.simulation.facts import CacheFacts, PrefetchFacts
 from moepack.traces.simulation.lookups import LookupStream
 from moepack.traces.simulation.replay import Belady, add_next_uses, replay, replay_prefetching
-from moepack.traces.simulation.spool import Spool
+from moepack.traces.spool import Spool
 
 BELADY, STATIC, PROMPT_STATIC = "belady", "static", "static-prompt"
 _LRU, _LAYER, _SLOTS = "lru", "layer", "slots"

@@ -11,7 +11,7 @@ from moepack.common.keys import ExpertKey
 from moepack.traces.caching.cache import ExpertCache, Tally
 from moepack.traces.caching.policies import Ranking
 from moepack.traces.simulation.lookups import Lookups
-from moepack.traces.simulation.spool import Arrays, Spool
+from moepack.traces.spool import Arrays, Spool
 
 NEVER = int(np.iinfo(np.int64).max)
 

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from moepack.traces.simulation.lookups import Lookups, joined, steps_of
-from moepack.traces.simulation.spool import Spool
+from moepack.traces.spool import Spool
 
 _CALL_COUNT = 1024
 """Calls that are passed on at once."""

@@ -25,7 +25,7 @@ from moepack.traces.simulation.facts import (
 )
 from moepack.traces.simulation.lookups import Lookups, LookupStream
 from moepack.traces.simulation.sessions import interleaved
-from moepack.traces.simulation.spool import Spool
+from moepack.traces.spool import Spool
 
 Facts = TypeVar("Facts")
 

@@ -10,7 +10,7 @@ from moepack.traces.caching.cache import Tally
 from moepack.traces.hotness.ranking import hottest_within
 from moepack.traces.model import Ints
 from moepack.traces.simulation.lookups import Lookups
-from moepack.traces.simulation.spool import Spool
+from moepack.traces.spool import Spool
 
 
 def held_out(
