@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from moepack.traces.analysis.concentration import concentration as concentration
     from moepack.traces.analysis.statistics import trace_statistics as trace_statistics
     from moepack.traces.formats.importing import import_trace as import_trace
+    from moepack.traces.formats.reading import read_trace as read_trace
     from moepack.traces.formats.registry import ReadOptions as ReadOptions
     from moepack.traces.formats.routing import Routing as Routing
     from moepack.traces.formats.routing import Token as Token
@@ -121,6 +122,7 @@ _NAMES = {
     "traces.analysis.statistics": "trace_statistics",
     "traces.formats.importing": "import_trace",
     "traces.formats.registry": "ReadOptions",
+    "traces.formats.reading": "read_trace",
     "traces.formats.routing": "Routing Token Trace open_trace",
     "traces.formats.traced_model": "shape_of",
     "traces.hotness.measure": "measure_hotness",

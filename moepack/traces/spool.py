@@ -56,7 +56,7 @@ class Spool(Closing):
 
 def _no_space(error: OSError) -> MachineError:
     return MachineError(
-        f"cannot keep the lookups of a trace: {error.strerror}",
+        f"cannot keep a trace: {error.strerror}",
         path=tempfile.gettempdir(),
         hint="TMPDIR names a folder with more space",
     )

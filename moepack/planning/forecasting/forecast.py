@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from moepack.common.errors import RequestError
-from moepack.common.paths import AnyPath, PathOrPaths, path_texts
+from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.sizes import Size, parse_size, rate_text, size_text
 from moepack.planning.forecasting.calibration import (
     RUN_REL_STD,
@@ -17,7 +17,7 @@ from moepack.planning.forecasting.calibration import (
     next_receipt,
 )
 from moepack.planning.forecasting.facts import ForecastFacts, ReceiptFacts, SpeedFacts, TermFacts
-from moepack.planning.forecasting.measured_runs import MeasuredRun, read_runs
+from moepack.planning.forecasting.measured_runs import AnyReceipts, MeasuredRun, read_runs
 from moepack.planning.forecasting.misses import Misses, WorkingSet, cache_misses
 from moepack.planning.forecasting.modes import ExecutionMode, ModelProfile
 from moepack.planning.forecasting.prompts import forecast_prompt
@@ -27,6 +27,8 @@ from moepack.planning.forecasting.touched import Touched, touched_of
 from moepack.planning.forecasting.warnings import warnings_of
 from moepack.planning.machine.file import read_machine
 from moepack.planning.machine.model import Machine
+from moepack.traces.formats.reading import spooled
+from moepack.traces.formats.registry import AnyTrace, ReadOptions
 
 _BUDGET_COUNT = 12
 _NO_CACHE = (
@@ -46,12 +48,12 @@ def forecast(
     budget: Size | None = None,
     sweep: bool = False,
     dense_in_memory: bool = False,
-    traces: PathOrPaths = (),
+    traces: AnyTrace = (),
     working_set: WorkingSet | None = None,
     vram_cache: Size | None = None,
     micro_batch: int | None = None,
     prompt: int = 1000,
-    receipts: PathOrPaths = (),
+    receipts: AnyReceipts = (),
     context: int = 4096,
     depth: int = 0,
 ) -> ForecastFacts:
@@ -64,10 +66,11 @@ def forecast(
     is only for these layers. With `vram_cache` a GPU caches this many bytes of the experts that are
     not permanently there. With `sweep` every count of layers is forecast if the machine has a GPU
     and any of them fits, else a dozen budgets. By default it is the fastest mode that fits. Cache
-    misses are simulated with `traces`, or follow from `working_set`, else from a uniform router.
-    Prompts, those of traces too, are computed in batches of `micro_batch` tokens, by default of as
-    many as suit the mode; one of `prompt` tokens is forecast. `receipts` are files of measured
-    runs. The context is `context` tokens long, of which `depth` are there already.
+    misses are simulated with `traces` (files, or what `read_trace` returned), or follow from
+    `working_set`, else from a uniform router. Prompts, those of traces too, are computed in batches
+    of `micro_batch` tokens, by default of as many as suit the mode; one of `prompt` tokens is
+    forecast. `receipts` are files of measured runs. The context is `context` tokens long, of which
+    `depth` are there already.
 
     Raises RequestError for invalid options, for too little memory, for a machine that lacks a
     needed part, and for invalid receipts and those of another model; and what opening the model,
@@ -80,7 +83,6 @@ def forecast(
             expected=f"up to {context:,}",
             found=f"{depth:,}",
         )
-    traces, receipts = path_texts(traces), path_texts(receipts)
     if traces and working_set is not None:
         raise RequestError("give either traces or a working set")
     machine = machine if isinstance(machine, Machine) else read_machine(machine)
@@ -95,8 +97,9 @@ def forecast(
         modes = [_with_cache(mode, cache_length) for mode in modes]
     runs = read_runs(receipts)
     check_model(runs, weights, model.path)
-    misses = cache_misses(model, modes, traces, working_set, micro_batch)
-    touched = touched_of(weights.shape.without_mtp(), traces)
+    with spooled(traces, ReadOptions(shape=weights.shape)) as trace:
+        misses = cache_misses(model, modes, trace, working_set, micro_batch)
+        touched = touched_of(weights.shape.without_mtp(), trace)
     forecasts = _Forecasts(model, machine, runs, depth)
     speeds = tuple(
         forecasts.speed(mode, *missed, touched, prompt)

@@ -10,9 +10,10 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
-from moepack.common.errors import RequestError
+from moepack.common.errors import RequestError, read_failure
+from moepack.common.paths import PathOrPaths, path_texts
 from moepack.planning.forecasting.reads import Kind
 
 _MAX_LENGTH = 64 << 20
@@ -76,19 +77,46 @@ class MeasuredRun(NamedTuple):
         )
 
 
-def read_runs(paths: Sequence[str]) -> list[MeasuredRun]:
-    """Read measured runs from files, each with one or more.
+class ReceiptFile(NamedTuple):
+    """The bytes of a file of measured runs, and its path, for messages."""
+
+    path: str
+    data: bytes
+
+
+AnyReceipts = PathOrPaths | Sequence[ReceiptFile]
+"""Files of measured runs, by their paths, or read already."""
+
+
+def read_receipt(path: str) -> ReceiptFile:
+    """Read a file. Raises RequestError for one that cannot be read, or is too long."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_LENGTH + 1)
+    except OSError as error:
+        raise read_failure(error, path, RequestError) from None
+    if len(data) > _MAX_LENGTH:
+        raise RequestError("too long for a file of measurements", path=path)
+    return ReceiptFile(path, data)
+
+
+def read_runs(receipts: AnyReceipts) -> list[MeasuredRun]:
+    """Return the measured runs in files, each with one or more.
 
     Raises RequestError for files without runs, without their model, and without a test of
     generating tokens.
     """
-    return [run for path in paths for run in _read(path)]
+    several = receipts if isinstance(receipts, Sequence) else ()
+    files = [one for one in several if isinstance(one, ReceiptFile)]
+    if not files:
+        files = list(map(read_receipt, path_texts(cast(PathOrPaths, receipts))))
+    return [run for file in files for run in _runs_in(file)]
 
 
-def _read(path: str) -> list[MeasuredRun]:
-    runs = []
+def _runs_in(file: ReceiptFile) -> list[MeasuredRun]:
+    path, runs = file.path, []
     prompts: dict[tuple[Kind, int, tuple[str, ...]], float] = {}
-    for place, body in _entries(path):
+    for place, body in _entries(file):
         entry = _Entry(path, place, body)
         if "read_length" in body and "memory" in body:
             runs.append(_from_run(entry))
@@ -112,15 +140,9 @@ def _read(path: str) -> list[MeasuredRun]:
     ]
 
 
-def _entries(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _entries(file: ReceiptFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the objects in a file, with their places: one, an array, or one a line."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_LENGTH + 1)
-    except OSError as error:
-        raise RequestError(f"cannot read: {error.strerror}", path=path) from None
-    if len(data) > _MAX_LENGTH:
-        raise RequestError("too long for a receipt", path=path, expected=_EXPECTED)
+    path, data = file
     entries: list[tuple[str, Any]] = []
     try:
         body = json.loads(data)

@@ -10,9 +10,9 @@ from moepack.common.errors import RequestError, TraceError
 from moepack.common.shape import ModelShape
 from moepack.common.sizes import size_text
 from moepack.planning.forecasting.modes import ExecutionMode, ModelProfile
-from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.simulation.facts import Simulation
 from moepack.traces.simulation.simulate import simulate
+from moepack.traces.spooled import SpooledTrace
 
 Source = Literal["trace", "working set", "even router"]
 
@@ -59,7 +59,7 @@ _FORMULA_FAULTS = ((0.4, 3.1), (0.7, 2.1), (0.95, 1.6), (math.inf, 1.1))
 def cache_misses(
     model: ModelProfile,
     modes: Sequence[ExecutionMode],
-    traces: Sequence[str],
+    trace: SpooledTrace | None,
     working_set: WorkingSet | None,
     micro_batch: int | None,
 ) -> list[tuple[Misses | None, Misses | None]]:
@@ -74,13 +74,12 @@ def cache_misses(
         step, part = model.step_of(layers), shape.of_layers(layers)
         if budget is None or step is None:
             return None
-        if traces:
+        if trace is not None:
             if layers not in simulated:
                 alike = [mode for mode in modes if model.cached_layers(mode) == layers]
                 lengths = (length for mode in alike for length in (mode.budget, mode.vram_cache))
                 budgets = sorted({length for length in lengths if length is not None})
-                options = ReadOptions(shape=shape)
-                simulated[layers] = by_trace(traces, budgets, options, micro_batch, layers)
+                simulated[layers] = by_trace(trace, budgets, micro_batch, layers)
             return simulated[layers][budget]
         if working_set is None:
             return by_uniform_router(part, step, budget)
@@ -97,34 +96,25 @@ def cache_misses(
 
 
 def by_trace(
-    paths: Sequence[str],
+    trace: SpooledTrace,
     budgets: Sequence[int],
-    options: ReadOptions,
     batch_count: int | None,
     layers: Collection[int] | None = None,
 ) -> dict[int, Misses]:
-    """Return LRU's misses on traces at each budget, in some layers or in all.
+    """Return LRU's misses on a trace at each budget, in some layers or in all.
 
     Raises what `simulate` raises, and TraceError for a trace of another model.
     """
     facts = simulate(
-        paths,
-        budgets=budgets,
-        policies=("lru",),
-        batch_count=batch_count,
-        layers=layers,
-        options=options,
+        trace, budgets=budgets, policies=("lru",), batch_count=batch_count, layers=layers
     )
-    shape = options.shape
-    if shape is not None and layers is not None:
-        shape = shape.of_layers(layers)
-    check_trace(facts, shape, paths[0])
+    check_trace(facts, trace, layers)
     spread = _TRACE_SPREAD if facts.is_long_enough else _SHORT_SPREAD
     by_budget = {}
     for one in facts.results:
         length = one.bytes_per_token
         if length is None:
-            raise RequestError("the trace has no decoded token", path=paths[0])
+            raise RequestError("the trace has no decoded token", path=trace.paths[0])
         by_budget[one.budget_length] = Misses(
             budget=one.budget_length,
             length=length,
@@ -152,18 +142,22 @@ def check_working_set(shape: ModelShape, working_set: WorkingSet) -> None:
         )
 
 
-def check_trace(facts: Simulation, shape: ModelShape | None, path: str) -> None:
-    """Raise TraceError if a token uses far less than one of the model does.
+def check_trace(
+    facts: Simulation, trace: SpooledTrace, layers: Collection[int] | None = None
+) -> None:
+    """Raise TraceError if a token uses far less of `layers`, or of all, than one of the model does.
 
     Then layers are missing: it is another model's. Fewer experts a token are a setting of engines.
     """
-    families = shape.routed.values() if shape is not None else ()
+    assert trace.shape is not None, "it was read for a model"
+    shape = trace.shape.without_mtp()
+    families = (shape if layers is None else shape.of_layers(layers)).routed.values()
     used = [family.expert_length * (family.experts_used or 0) for family in families]
     step = facts.step_length
     if used and all(used) and step is not None and step < _LEAST_SHARE * sum(used):
         raise TraceError(
             "its tokens use far less of the experts than those of this model",
-            path=path,
+            path=trace.paths[0],
             expected=f"{size_text(sum(used))} a token",
             found=size_text(step),
             hint="was it recorded on another model, or without some of the layers?",

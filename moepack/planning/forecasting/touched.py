@@ -9,15 +9,15 @@ tokens, 42 %; DeepSeek V4 Flash); a trace of Qwen3-30B-A3B has 0.60 at 130 token
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from moepack.common.errors import TraceError
 from moepack.common.shape import ModelShape
-from moepack.traces.formats.registry import ReadOptions, feed
 from moepack.traces.model import Ints, Item
+from moepack.traces.spooled import SpooledTrace
 from moepack.traces.steps import ALL_PHASES, Steps, StepStream
 
 TouchedFrom = Literal["trace", "published texts"]
@@ -76,7 +76,7 @@ class Touched:
         return max(0.0, math.log(max(uniform_tokens, 1.0)) / math.log(tokens))
 
 
-def touched_of(shape: ModelShape, traces: Sequence[str]) -> Touched | None:
+def touched_of(shape: ModelShape, trace: SpooledTrace | None) -> Touched | None:
     """Return the shares of a model; None if it is not known how many experts a token uses.
 
     Raises what `touched_shares` raises.
@@ -84,19 +84,19 @@ def touched_of(shape: ModelShape, traces: Sequence[str]) -> Touched | None:
     used, counts = shape.experts_used, shape.expert_counts
     if used is None:
         return None
-    shares = touched_shares(traces, ReadOptions(shape=shape)) if traces else None
+    shares = None if trace is None else touched_shares(trace)
     return Touched(used, max(counts.values()), shares)
 
 
-def touched_shares(paths: Sequence[str], options: ReadOptions) -> dict[int, float]:
+def touched_shares(trace: SpooledTrace) -> dict[int, float]:
     """Return the share of a layer's experts that so many tokens in a row are routed to.
 
     By powers of two of tokens, up to the longest request of the trace, and by all tokens of that
     one. It is the mean over layers and over windows within a request, prompts included. Raises
-    what reading raises, and TraceError if there is no token.
+    TraceError if there is no token.
     """
-    assert options.shape is not None, "callers know the model"
-    counts = options.shape.without_mtp().expert_counts
+    assert trace.shape is not None, "it was read for a model"
+    counts = trace.shape.without_mtp().expert_counts
     stream = StepStream(ALL_PHASES, _MOST_TOKENS)
     pieces: list[Steps] = []
 
@@ -105,9 +105,9 @@ def touched_shares(paths: Sequence[str], options: ReadOptions) -> dict[int, floa
         if steps is not None:
             pieces.append(steps)
 
-    feed(paths, options, add)
+    trace.feed(add)
     if not pieces:
-        raise TraceError("no tokens in it", path=paths[0])
+        raise TraceError("no tokens in it", path=trace.paths[0])
     request = np.concatenate([steps.request for steps in pieces])
     position = _positions(request)
     rows = np.repeat(np.arange(len(request)), np.concatenate([np.diff(s.starts) for s in pieces]))

@@ -2,47 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
 
 from moepack.common.keys import ExpertKey
+from moepack.common.paths import AnyPath
 from moepack.common.shape import ModelShape
 from moepack.planning.forecasting.misses import check_trace
 from moepack.planning.placing.facts import PinFacts
-from moepack.traces.analysis.concentration import concentration
+from moepack.traces.analysis.concentration import Concentration, RoutingSample
 from moepack.traces.analysis.verdict import CLEAR
-from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness import measure
+from moepack.traces.hotness.file import items_of
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.hotness.ranking import covered_count
 from moepack.traces.simulation.simulate import simulate
+from moepack.traces.spooled import SpooledTrace
 
 
-def pins_by_trace(
-    traces: Sequence[str], shape: ModelShape, budget: int, most: int, layers: Collection[int]
-) -> PinFacts:
-    """Judge by traces whether to pin up to `most` bytes of a budget.
+class JudgedHotness(NamedTuple):
+    """Hotness that was read, and the verdict of the concentration gate on its counts."""
+
+    hotness: Hotness
+    gate: Concentration
+
+
+def judge_hotness(hotness: AnyPath | Hotness, shape: ModelShape) -> JudgedHotness:
+    """Read hotness from a file, once, and judge it.
+
+    Raises as reading it does, and TraceError if it is another model's.
+    """
+    sample = RoutingSample(shape.without_mtp())
+    if isinstance(hotness, Hotness):
+        for item in items_of(hotness):
+            sample.add(item)
+    else:
+        hotness = measure.load(hotness, shape, sample.add)
+    hotness.check_fits(shape)
+    sample.path = hotness.path
+    return JudgedHotness(hotness, sample.concentration())
+
+
+def pins_by_trace(trace: SpooledTrace, budget: int, most: int, layers: Collection[int]) -> PinFacts:
+    """Judge by a trace whether to pin up to `most` bytes of a budget.
 
     Experts of `layers` alone are cached. Raises what `simulate` and `concentration` raise, and
     TraceError for a trace of another model.
     """
-    options = ReadOptions(shape=shape)
-    gate = concentration(traces, options)
-    facts = simulate(
-        traces, budgets=[budget], policies=("lru", "static"), layers=layers, options=options
-    )
-    check_trace(facts, shape.of_layers(layers), traces[0])
+    assert trace.shape is not None, "it was read for a model"
+    sample = RoutingSample(trace.shape.without_mtp())
+    trace.feed(sample.add)
+    gate = sample.concentration()
+    facts = simulate(trace, budgets=[budget], policies=("lru", "static"), layers=layers)
+    check_trace(facts, trace, layers)
     rates = {one.policy: one.decode_hit_rate for one in facts.results}
     return judge(gate.verdict, gate.reason, rates["static"], rates["lru"], most)
 
 
 def pins_by_hotness(
-    path: str, shape: ModelShape, budget: int, most: int, layers: Collection[int]
+    judged: JudgedHotness, shape: ModelShape, budget: int, most: int, layers: Collection[int]
 ) -> PinFacts:
-    """Judge by hotness, without the hits of an LRU cache. Raises as reading it does."""
-    gate = concentration([path], ReadOptions(shape=shape))
-    coverage = held_out_coverage(measure.load(path, shape), shape.of_layers(layers), budget)
+    """Judge by hotness, without the hits of an LRU cache."""
+    hotness, gate = judged
+    coverage = held_out_coverage(hotness, shape.of_layers(layers), budget)
     return judge(gate.verdict, gate.reason, coverage, None, most)
 
 

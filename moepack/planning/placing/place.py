@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from moepack.common.errors import RequestError
-from moepack.common.paths import AnyPath, PathOrPaths, path_list, path_texts
+from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.sizes import Size, as_list, parse_size
 from moepack.pack.reading.directory import named_pack
 from moepack.planning.footprint.context import (
@@ -23,9 +22,14 @@ from moepack.planning.machine.file import read_machine
 from moepack.planning.machine.model import Figure, Gpu, Machine
 from moepack.planning.placing.facts import OptionFacts, PlacementFacts
 from moepack.planning.placing.offload import offload
+from moepack.planning.placing.pins import judge_hotness
 from moepack.planning.placing.request import PlacementRequest, model_lengths
 from moepack.planning.placing.stock import IK_LLAMA, LLAMA, place_stock
 from moepack.planning.placing.streamed import PACK, place_streamed
+from moepack.traces.formats.reading import spooled
+from moepack.traces.formats.registry import AnyTrace, ReadOptions
+from moepack.traces.hotness.model import Hotness
+from moepack.traces.spooled import SpooledTrace
 
 _CONTEXTS = {LLAMA: LLAMA_SERVER, IK_LLAMA: IK_LLAMA_SERVER, PACK: MOEPACK_RUN}
 ENGINES = tuple(_CONTEXTS)
@@ -46,8 +50,8 @@ def place(
     vram: Size | Sequence[Size] = (),
     memory: Size | None = None,
     margin: Size = 1 << 30,
-    hotness: AnyPath | None = None,
-    traces: PathOrPaths = (),
+    hotness: AnyPath | Hotness | None = None,
+    traces: AnyTrace = (),
     cache_types: tuple[str, str] = ("f16", "f16"),
     prompt: int = 1000,
     micro_batch: int | None = None,
@@ -58,18 +62,17 @@ def place(
     llama.cpp. `machine` is one or the path of its file; `vram` (bytes of each GPU) and `memory`
     replace its figures. `margin` bytes of each are left free. `context` is in tokens, by default
     32,768, or the length the model was trained for if that is less; its keys and values are of
-    `cache_types`. `traces`, or a file of `hotness`, decide whether single experts are worth
-    pinning. Prompts are computed in batches of `micro_batch` tokens, by default of as many as suit
-    the placement; one of `prompt` tokens is forecast.
+    `cache_types`. `traces` (files, or what `read_trace` returned), or `hotness` (a file, or one
+    that was read), decide whether single experts are worth pinning. Prompts are computed in batches
+    of `micro_batch` tokens, by default of as many as suit the placement; one of `prompt` tokens is
+    forecast.
 
     Raises RequestError for invalid options and below the floor, with the missing bytes; and what
     opening the model, the machine and the traces raises.
     """
     engine = engine or (PACK if named_pack(paths) else LLAMA)
-    hotness = None if hotness is None else os.fspath(hotness)
-    traces = path_texts(traces)
     margin = parse_size(margin, "margin")
-    _check(paths, engine, hotness, traces)
+    _check(paths, engine, bool(hotness), bool(traces))
     box = _machine(machine, vram, memory)
     type_k, type_v = cache_types
     if context is None:
@@ -87,17 +90,20 @@ def place(
 
     has_server = engine == PACK and bool(box.gpus)
     request = request_for(box, _CONTEXTS[LLAMA if has_server else engine])
-    facts = place_streamed(request, hotness, traces) if engine == PACK else place_stock(request)
-    options = [facts.option, *facts.alternatives]
-    if has_server and facts.option.cpu_layer_count is not None:
-        plain = request_for(box._replace(gpus=()), _CONTEXTS[PACK])
-        if _fits(plain, is_offloaded=False):
-            options.append(place_streamed(plain, hotness, traces).option)
-    if machine is not None:
-        options = [
-            replace(one, forecast=_forecast(paths, box, engine, one, traces, context, prompt))
-            for one in options
-        ]
+    shape = request.model.weights.shape
+    judged = None if hotness is None else judge_hotness(hotness, shape)
+    with spooled(traces, ReadOptions(shape=shape)) as trace:
+        facts = place_streamed(request, judged, trace) if engine == PACK else place_stock(request)
+        options = [facts.option, *facts.alternatives]
+        if has_server and facts.option.cpu_layer_count is not None:
+            plain = request_for(box._replace(gpus=()), _CONTEXTS[PACK])
+            if _fits(plain, is_offloaded=False):
+                options.append(place_streamed(plain, judged, trace).option)
+        if machine is not None:
+            options = [
+                replace(one, forecast=_forecast(paths, box, engine, one, trace, context, prompt))
+                for one in options
+            ]
     return replace(facts, option=options[0], alternatives=tuple(options[1:]))
 
 
@@ -137,7 +143,7 @@ def _forecast(
     machine: Machine,
     engine: str,
     option: OptionFacts,
-    traces: Sequence[str],
+    trace: SpooledTrace | None,
     context: int,
     prompt: int,
 ) -> SpeedFacts | None:
@@ -152,7 +158,7 @@ def _forecast(
         cpu_layer_count=option.cpu_layer_count,
         budget=option.memory_expert_length if streams else None,
         dense_in_memory=engine == PACK and not has_gpu,
-        traces=traces,
+        traces=trace or (),
         vram_cache=option.vram_cache_length,
         micro_batch=option.micro_batch,
         prompt=prompt,
@@ -185,14 +191,14 @@ def _machine(
     return box
 
 
-def _check(paths: PathOrPaths, engine: str, hotness: str | None, traces: Sequence[str]) -> None:
+def _check(paths: PathOrPaths, engine: str, has_hotness: bool, has_traces: bool) -> None:
     if engine not in ENGINES:
         raise RequestError("no such engine", expected=", ".join(ENGINES), found=engine)
     if engine != PACK and named_pack(paths):
         hint = "name the source, or place for `engine=pack`"
         raise RequestError(f"{engine} reads GGUF, not packs", path=path_list(paths)[0], hint=hint)
-    if engine != PACK and (hotness or traces):
+    if engine != PACK and (has_hotness or has_traces):
         hint = "`engine=pack` places single experts"
         raise RequestError(f"{engine} places whole layers: hotness is of no use", hint=hint)
-    if hotness and traces:
+    if has_hotness and has_traces:
         raise RequestError("either traces or hotness")

@@ -13,7 +13,7 @@ from moepack.common.escaping import shell_words
 from moepack.common.sizes import size_text
 from moepack.planning.placing.facts import OptionFacts, PinFacts, PlacementFacts
 from moepack.planning.placing.offload import Offload, missing_length, offload
-from moepack.planning.placing.pins import pins_by_hotness, pins_by_trace
+from moepack.planning.placing.pins import JudgedHotness, pins_by_hotness, pins_by_trace
 from moepack.planning.placing.request import PlacementRequest
 from moepack.planning.placing.stock import (
     cache_length,
@@ -25,6 +25,7 @@ from moepack.planning.placing.stock import (
     notes_of_order,
     unused_gpus,
 )
+from moepack.traces.spooled import SpooledTrace
 
 PACK = "pack"
 
@@ -35,11 +36,11 @@ _BUILD = (
 
 
 def place_streamed(
-    request: PlacementRequest, hotness: str | None, traces: Sequence[str]
+    request: PlacementRequest, hotness: JudgedHotness | None, trace: SpooledTrace | None
 ) -> PlacementFacts:
     """Place a model for `moepack run`, which reads experts from the drive as they are needed.
 
-    Raises RequestError below the floor, and what reading hotness and traces raises.
+    Raises RequestError below the floor, and what `pins_by_trace` raises.
     """
     model, capacities = request.model, request.gpu_capacities
     placed = offload(model, capacities) if capacities else None
@@ -49,10 +50,10 @@ def place_streamed(
     budget = _budget(request, working, kept)
     pins = None
     layers = [layer.layer for layer in model.layers if layer.layer < end]
-    if budget != kept and (traces or hotness is not None):
+    if budget != kept:
         shape, most = model.weights.shape.without_mtp(), budget - model.floor
-        if traces:
-            pins = pins_by_trace(traces, shape, budget, most, layers)
+        if trace is not None:
+            pins = pins_by_trace(trace, budget, most, layers)
         elif hotness is not None:
             pins = pins_by_hotness(hotness, shape, budget, most, layers)
     memory = _memory_words(budget, kept, pins)

@@ -12,9 +12,9 @@ import numpy as np
 
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.escaping import one_line
-from moepack.common.paths import AnyPath, PathOrPaths, path_list
+from moepack.common.paths import AnyPath, PathOrPaths, path_list, path_texts
 from moepack.common.remote_path import is_remote
-from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.shape import ROUTED_FAMILY, ModelShape
 from moepack.common.sizes import Size, parse_size
 from moepack.inspection.describe import inspect
 from moepack.inspection.facts import PackFacts, SourceFacts
@@ -23,20 +23,23 @@ from moepack.pack.reading.directory import named_pack
 from moepack.pack.verifying.report import Report
 from moepack.planning.forecasting.facts import ForecastFacts
 from moepack.planning.forecasting.forecast import forecast
+from moepack.planning.forecasting.measured_runs import ReceiptFile, read_receipt
 from moepack.planning.machine.file import read_machine
 from moepack.planning.machine.model import Machine
 from moepack.planning.placing.facts import PlacementFacts
 from moepack.planning.placing.place import place
 from moepack.planning.placing.streamed import PACK
-from moepack.report.html.facts import CountTable, ReportFacts, RoutingFacts, RunFile
-from moepack.report.html.run_files import read_run_file
+from moepack.report.html.facts import CountTable, ReportFacts, RoutingFacts
+from moepack.report.html.run_files import run_file_of
 from moepack.report.printable import with_texts
 from moepack.running.programs.run_facts import RunFacts
 from moepack.traces.analysis.concentration import RoutingSample, read_sample
-from moepack.traces.formats.registry import ReadOptions
-from moepack.traces.formats.traced_model import options_of, shape_of
+from moepack.traces.formats.reading import spooled
+from moepack.traces.formats.registry import AnyTrace, ReadOptions
+from moepack.traces.formats.traced_model import shape_of
 from moepack.traces.simulation.facts import Simulation
 from moepack.traces.simulation.simulate import simulate
+from moepack.traces.spooled import SpooledTrace
 
 STAGE_COUNT = 4
 """The calls of `advance` for a page; the last follows its drawing."""
@@ -50,7 +53,7 @@ class ReportInputs:
     """
 
     paths: PathOrPaths
-    traces: list[str] = field(default_factory=list)
+    traces: AnyTrace = ()
     machine: Machine | AnyPath | None = None
     runs: list[str] = field(default_factory=list)
     budget: Size | None = None
@@ -58,9 +61,15 @@ class ReportInputs:
     options: ReadOptions = field(default_factory=ReadOptions)
 
     @property
+    def paths_of_traces(self) -> Sequence[str]:
+        """The paths of all traces."""
+        traces = self.traces
+        return traces.paths if isinstance(traces, SpooledTrace) else path_texts(traces)
+
+    @property
     def paths_of_files(self) -> tuple[str, ...]:
         """The paths of all files, as they were given."""
-        named = [*path_list(self.paths), *self.traces, *self.runs]
+        named = [*path_list(self.paths), *self.paths_of_traces, *self.runs]
         if self.verification is not None:
             named.append(self.verification.path)
         if self.machine is not None and not isinstance(self.machine, Machine):
@@ -74,27 +83,42 @@ def gather(inputs: ReportInputs, advance: Callable[[], None]) -> ReportFacts:
     Raises what the calls raise for their files. A placement or a forecast that is refused, such as
     for too little memory, is one of `problems`.
     """
+    shape = shape_of(inputs.paths)
+    with spooled(inputs.traces, inputs.options._replace(shape=shape)) as trace:
+        facts = _gather(inputs, shape, trace, advance)
+    return _for_page(facts, inputs.paths_of_files)
+
+
+def _gather(
+    inputs: ReportInputs,
+    shape: ModelShape,
+    trace: SpooledTrace | None,
+    advance: Callable[[], None],
+) -> ReportFacts:
+    """Return the facts of a page, with texts and paths as they are."""
     problems: dict[str, str] = {}
     model = inspect(inputs.paths)
-    shape = shape_of(inputs.paths)
     rows = list(list_pack(inputs.paths))
     blobs = tuple(row for row in rows if isinstance(row, BlobRow))
-    runs = tuple(map(read_run_file, inputs.runs))
-    sample = None
-    if inputs.traces:
-        sample = read_sample(inputs.traces, options_of(inputs.options, shape))
-    ordered = inputs.traces if sample is not None and sample.has_tokens else []
+    receipts = list(map(read_receipt, inputs.runs))
+    runs = tuple(map(run_file_of, receipts))
+    sample = None if trace is None else read_sample(trace)
     advance()
-    placement, best, sweep = _plans(inputs, ordered, runs, problems)
+    usable = [
+        receipt
+        for receipt, run in zip(receipts, runs, strict=True)
+        if isinstance(run.facts, RunFacts | tuple)
+    ]
+    placement, best, sweep = _plans(inputs, trace, usable, problems)
     budget = None
     if inputs.budget is not None:
         budget = parse_size(inputs.budget, "budget", whole=shape.expert_length)
     elif placement is not None and placement.option.streamed_length:
         budget = placement.option.memory_expert_length
     advance()
-    caches, at_budget = _simulations(inputs, sample, budget, problems)
+    caches, at_budget = _simulations(inputs, trace, budget, problems)
     advance()
-    facts = ReportFacts(
+    return ReportFacts(
         name=_name(inputs.paths, model),
         model=model,
         blobs=blobs,
@@ -112,7 +136,6 @@ def gather(inputs: ReportInputs, advance: Callable[[], None]) -> ReportFacts:
         inputs=tuple(dict.fromkeys(map(_base_name, inputs.paths_of_files))),
         problems=problems,
     )
-    return _for_page(facts, inputs.paths_of_files)
 
 
 def _for_page(facts: ReportFacts, paths: Iterable[str]) -> ReportFacts:
@@ -163,7 +186,7 @@ def _counts(
 ) -> CountTable | None:
     """Return the counts of traces, else those that a pack was ranked by."""
     if sample is not None:
-        names = ", ".join(_base_name(path) for path in inputs.traces)
+        names = ", ".join(_base_name(path) for path in inputs.paths_of_traces)
         return CountTable(names, *sample.count_table())
     ranked = [one for one in blobs if one.family == ROUTED_FAMILY and one.hotness is not None]
     if not any(one.hotness for one in ranked):
@@ -181,22 +204,21 @@ def _routing(sample: RoutingSample | None) -> RoutingFacts | None:
 
 def _simulations(
     inputs: ReportInputs,
-    sample: RoutingSample | None,
+    trace: SpooledTrace | None,
     budget: int | None,
     problems: dict[str, str],
 ) -> tuple[Simulation | None, Simulation | None]:
     """Return the simulation of a dozen budgets, and that of the requested one."""
-    if sample is None:
+    if trace is None:
         return None, None
-    if not sample.has_tokens:
+    if not trace.has_tokens:
         problems["caches"] = "counts alone do not tell the order of tokens"
         return None, None
-    paths, options = inputs.traces, inputs.options
-    caches = simulate(paths, model=inputs.paths, options=options)
+    caches = simulate(trace)
     if budget is None:
         return caches, None
     try:
-        at_budget = simulate(paths, model=inputs.paths, budgets=budget, options=options)
+        at_budget = simulate(trace, budgets=budget)
     except RequestError:
         if inputs.budget is not None:
             raise
@@ -205,18 +227,17 @@ def _simulations(
 
 
 def _plans(
-    inputs: ReportInputs, traces: Sequence[str], runs: Sequence[RunFile], problems: dict[str, str]
+    inputs: ReportInputs,
+    trace: SpooledTrace | None,
+    receipts: Sequence[ReceiptFile],
+    problems: dict[str, str],
 ) -> tuple[PlacementFacts | None, ForecastFacts | None, ForecastFacts | None]:
     """Return the placement, the forecast of the best mode that fits, and that of all."""
     if inputs.machine is None:
         return None, None, None
     machine = inputs.machine
     machine = machine if isinstance(machine, Machine) else read_machine(machine)
-    receipts = [
-        path
-        for path, run in zip(inputs.runs, runs, strict=True)
-        if isinstance(run.facts, RunFacts | tuple)
-    ]
+    traces: AnyTrace = () if trace is None or not trace.has_tokens else trace
     placement = _placement(inputs, machine, traces, problems)
     forecast_for = partial(forecast, inputs.paths, machine, traces=traces, receipts=receipts)
     if placement is not None:
@@ -233,7 +254,7 @@ def _plans(
 
 
 def _placement(
-    inputs: ReportInputs, machine: Machine, traces: Sequence[str], problems: dict[str, str]
+    inputs: ReportInputs, machine: Machine, traces: AnyTrace, problems: dict[str, str]
 ) -> PlacementFacts | None:
     """Return the placement for llama.cpp, or for `moepack run` if that does not fit."""
     engines = (PACK,) if named_pack(inputs.paths) else (None, PACK)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from moepack.common.errors import RequestError
 from moepack.common.extras import require
-from moepack.common.paths import AnyPath, PathOrPaths, path_list, path_texts
+from moepack.common.paths import AnyPath, PathOrPaths, path_texts
 from moepack.common.phases import Progress
 from moepack.common.sizes import Size
 from moepack.pack.reading.directory import named_pack
@@ -19,7 +19,7 @@ from moepack.report.html.gather import STAGE_COUNT, ReportInputs, gather
 from moepack.report.html.page import render
 from moepack.report.html.section import MissingSection
 from moepack.storage.atomic import write_whole
-from moepack.traces.formats.registry import ReadOptions
+from moepack.traces.formats.registry import AnyTrace, ReadOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def make_report(
     paths: PathOrPaths,
     output: AnyPath | None = None,
     *,
-    traces: PathOrPaths = (),
+    traces: AnyTrace = (),
     machine: Machine | AnyPath | None = None,
     runs: PathOrPaths = (),
     budget: Size | None = None,
@@ -57,13 +57,13 @@ def make_report(
 ) -> ReportPage:
     """Make a page about a model: one file of HTML, which needs no network.
 
-    `paths` is a source or a pack. `traces` (of all formats) add routing, coverage and caches, a
-    `machine`, or the path of its file, the placement and the forecast, `runs` (JSON of `bench` and
-    `run`, and of llama-bench) the measurements; runs also calibrate the forecast. `budget` is the
-    memory for experts to mark (bytes, `8GiB`, or `25%` of the experts), by default that of a
-    placement. A `verification` is what `verify` returned for the pack. The page is written to the
-    file `output`, if there is one, and returned. The same inputs give the same page, whatever
-    their folders.
+    `paths` is a source or a pack. `traces` (files, or what `read_trace` returned) add routing,
+    coverage and caches, a `machine`, or the path of its file, the placement and the forecast,
+    `runs` (JSON of `bench` and `run`, and of llama-bench) the measurements; runs also calibrate the
+    forecast. `budget` is the memory for experts to mark (bytes, `8GiB`, or `25%` of the experts),
+    by default that of a placement. A `verification` is what `verify` returned for the pack. The
+    page is written to the file `output`, if there is one, and returned. The same inputs give the
+    same page, whatever their folders.
 
     Raises MachineError without the extra `report`, and if the file cannot be written; RequestError
     for invalid options, and for files without measurements; and what `inspect`, `concentration` and
@@ -73,11 +73,11 @@ def make_report(
     if verification is not None and named_pack(paths) is None:
         problem = "the verification of a pack, but not its page"
         raise RequestError(problem, path=path_texts(paths)[0])
-    if budget is not None and not path_list(traces):
+    if budget is not None and not traces:
         raise RequestError("a budget to mark, but no trace", hint="`traces` give the hit rates")
     inputs = ReportInputs(
         paths=paths,
-        traces=path_texts(traces),
+        traces=traces,
         machine=machine,
         runs=path_texts(runs),
         budget=budget,

@@ -11,12 +11,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from moepack.bench.engine_speed import EngineSpeed
 from moepack.bench.run import BenchReport
-from moepack.common.errors import RequestError, read_failure
-from moepack.planning.forecasting.measured_runs import read_runs
+from moepack.common.errors import RequestError
+from moepack.planning.forecasting.measured_runs import ReceiptFile, read_runs
 from moepack.report.html.facts import RunFile
 from moepack.running.programs.run_facts import RunFacts
 
-MAX_LENGTH = 64 << 20
 _KINDS: Mapping[type, tuple[str, ...]] = {
     BenchReport: ("surface", "readings", "verdict"),
     EngineSpeed: ("sides", "memory_limit"),
@@ -25,27 +24,20 @@ _KINDS: Mapping[type, tuple[str, ...]] = {
 """The kinds of facts that moepack writes, and fields by which each is told from the others."""
 
 
-def read_run_file(path: str) -> RunFile:
-    """Read the measurements in a file. Raises RequestError for any other file."""
-    name = os.path.basename(path)
+def run_file_of(file: ReceiptFile) -> RunFile:
+    """Return the measurements in a file. Raises RequestError for any other file."""
+    name = os.path.basename(file.path)
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_LENGTH + 1)
-    except OSError as error:
-        raise read_failure(error, path, RequestError) from None
-    if len(data) > MAX_LENGTH:
-        raise RequestError("too long for a file of measurements", path=path)
-    try:
-        value = json.loads(data)
+        value = json.loads(file.data)
     except (ValueError, RecursionError):
         value = None  # llama-bench writes several objects, too
     for kind, names in _KINDS.items():
         if isinstance(value, dict) and value.keys() >= set(names):
-            facts = _Reader(path).read(kind, value, "")
+            facts = _Reader(file.path).read(kind, value, "")
             if isinstance(facts, RunFacts):  # nobody posts what was asked and answered
                 facts = replace(facts, text="", thoughts="")
             return RunFile(name, facts)
-    return RunFile(name, tuple(read_runs([path])))
+    return RunFile(name, tuple(read_runs([file])))
 
 
 class _Reader:

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
-from moepack.common.paths import PathOrPaths, path_texts
 from moepack.common.shape import ModelShape
 from moepack.traces.analysis.division import (
     CURVE_POINTS,
@@ -26,10 +25,18 @@ from moepack.traces.analysis.division import (
 )
 from moepack.traces.analysis.lru import LayerLru
 from moepack.traces.analysis.verdict import GATE_PERCENT, explain, judge
-from moepack.traces.formats.registry import ReadOptions, feed
+from moepack.traces.formats.registry import (
+    AnyTrace,
+    ReadOptions,
+    TraceFiles,
+    feed,
+    files_of,
+    first_path,
+)
 from moepack.traces.formats.traced_model import TracedModel, options_of
 from moepack.traces.hotness.counter import Half, Halves, SelectionCounter
 from moepack.traces.model import Ints, Item, Origin
+from moepack.traces.spooled import SpooledTrace
 from moepack.traces.steps import DECODE_PHASES
 
 TOP_PERCENTS = (5, 10, 25, 50)
@@ -292,26 +299,27 @@ class RoutingSample:
         return self._lru.hit_rate(capacities)
 
 
-def read_sample(paths: Sequence[str], options: ReadOptions = ReadOptions()) -> RoutingSample:
+def read_sample(files: TraceFiles, options: ReadOptions = ReadOptions()) -> RoutingSample:
     """Read traces, imatrices and hotness files together. Raises the errors of reading them."""
-    sample = RoutingSample(options.shape)
-    sample.path = paths[0] if paths else None
-    sample.warnings = feed(paths, options, sample.add)
+    sample = RoutingSample(files.shape if isinstance(files, SpooledTrace) else options.shape)
+    sample.path = first_path(files)
+    sample.warnings = feed(files, options, sample.add)
     return sample
 
 
 def concentration(
-    paths: PathOrPaths,
+    paths: AnyTrace,
     options: ReadOptions = ReadOptions(),
     *,
     model: TracedModel | None = None,
 ) -> Concentration:
     """Judge traces, imatrices and hotness files together.
 
-    `model` (a source, a pack, open or not, or a shape) gives the number of experts. Raises
-    TraceError for faults in a file, and if there are no selections.
+    `paths` are files, or what `read_trace` returned. `model` (a source, a pack, open or not, or a
+    shape) gives the number of experts. Raises TraceError for faults in a file, and if there are no
+    selections.
     """
-    return read_sample(path_texts(paths, "paths"), options_of(options, model)).concentration()
+    return read_sample(files_of(paths), options_of(options, model)).concentration()
 
 
 def _expect(expected: int, actual: int, place: str | None) -> None:

@@ -3,10 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from moepack.common.paths import PathOrPaths, path_texts
 from moepack.traces.analysis.reuse import Reuse, ReuseFacts
 from moepack.traces.analysis.working_set import FittingWindow, WorkingSetCounter, WorkingSetRow
-from moepack.traces.formats.registry import ReadOptions, feed, stated_shape
+from moepack.traces.formats.registry import AnyTrace, ReadOptions, feed, files_of, stated_shape
 from moepack.traces.formats.traced_model import TracedModel, options_of
 
 
@@ -24,7 +23,7 @@ class TraceStatistics:
 
 
 def trace_statistics(
-    paths: PathOrPaths,
+    paths: AnyTrace,
     *,
     model: TracedModel | None = None,
     window: int | None = None,
@@ -32,15 +31,16 @@ def trace_statistics(
 ) -> TraceStatistics:
     """Measure the working set and the reuse of traces, in one pass over them.
 
-    `window` is in tokens; by default it is the longest that fits, 128 at most. The working set also
-    has bytes with a `model` (a source, a pack, open or not, or a shape), or if the traces state its
-    shape. Raises TraceError for faults in a file, RequestError for traces of different shapes.
+    `paths` are files, or what `read_trace` returned. `window` is in tokens; by default it is the
+    longest that fits, 128 at most. The working set also has bytes with a `model` (a source, a pack,
+    open or not, or a shape), or if the traces state its shape. Raises TraceError for faults in a
+    file, RequestError for traces of different shapes.
     """
-    paths, options = path_texts(paths, "paths"), options_of(options, model)
-    shape = options.shape or stated_shape(paths)
+    files, options = files_of(paths), options_of(options, model)
+    shape = options.shape or stated_shape(files)
     reuse = Reuse()
     counter = FittingWindow(shape) if window is None else WorkingSetCounter(window, shape)
-    warnings = feed(paths, options._replace(shape=shape), counter.add, reuse.add)
+    warnings = feed(files, options._replace(shape=shape), counter.add, reuse.add)
     working_set = counter if isinstance(counter, WorkingSetCounter) else counter.longest
     return TraceStatistics(
         working_set.window,

@@ -187,19 +187,24 @@ def parse(stream: TraceStream, checks: Checks) -> CountsFile:
 def read(stream: TraceStream, checks: Checks) -> Items:
     """Read a file of counts as a trace."""
     file = parse(stream, checks)
-    expert_counts = _expert_counts(file.facts.origins)
-    if expert_counts is not None:
-        checks.expect_experts(expert_counts, None)
-    yield Origin(
-        "counts",
-        stream.name,
-        _UNKNOWN,
-        token_count=file.facts.number("tokens"),
-        expert_counts=expert_counts,
-        expert_count=_expert_count(file.facts.origins),
-    )
+    origin = origin_of(stream.name, file.facts.number("tokens"), file.facts.origins)
+    if origin.expert_counts is not None:
+        checks.expect_experts(origin.expert_counts, None)
+    yield origin
     if len(file.counts):
         yield Counts(Phase.UNKNOWN, shorts(file.layer), shorts(file.expert), file.counts)
+
+
+def origin_of(name: str, token_count: int | None, origins: Sequence[Mapping[str, Any]]) -> Origin:
+    """Return the origin of counts, which were made from others."""
+    return Origin(
+        "counts",
+        name,
+        _UNKNOWN,
+        token_count=token_count,
+        expert_counts=_expert_counts(origins),
+        expert_count=_expert_count(origins),
+    )
 
 
 def _expert_counts(origins: Sequence[Mapping[str, Any]]) -> dict[int, int] | None:

@@ -15,13 +15,20 @@ import numpy as np
 
 from moepack.common import digest
 from moepack.common.errors import RequestError, TraceError
+from moepack.common.paths import PathOrPaths, path_texts
 from moepack.common.shape import ModelShape
 from moepack.traces import file, file_frames
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import arrays, counts, imatrix, logs, tables
 from moepack.traces.formats.number_text import FileHead, refuse_utf16
 from moepack.traces.model import Counts, Item, Items, Origin, Tokens
+from moepack.traces.spooled import SpooledTrace
 from moepack.traces.validation import Checks
+
+AnyTrace = PathOrPaths | SpooledTrace
+"""The files of a trace, or one that was read already."""
+TraceFiles = Sequence[str] | SpooledTrace
+"""The same, with the names of files as texts."""
 
 
 class Format(NamedTuple):
@@ -140,8 +147,18 @@ def _has_selections(item: Item) -> bool:
     return isinstance(item, Tokens) and len(item.layer) > 0
 
 
+def files_of(trace: AnyTrace) -> TraceFiles:
+    """Return the files of a trace. Raises RequestError without any."""
+    return trace if isinstance(trace, SpooledTrace) else path_texts(trace, "paths")
+
+
+def first_path(files: TraceFiles) -> str:
+    """Return the first file, for messages."""
+    return files.paths[0] if isinstance(files, SpooledTrace) else files[0]
+
+
 def feed(
-    paths: Sequence[str],
+    files: TraceFiles,
     options: ReadOptions,
     *consumers: Callable[[Item], object],
     contents: Contents | None = None,
@@ -149,11 +166,15 @@ def feed(
     """Read one file after another, and hand each piece to all `consumers`.
 
     Return how much was left out, by problem. Raises what `read` and the consumers raise, and
-    RequestError for a file whose selections came before, in one of these or in `contents`.
+    RequestError for a file whose selections came before, in one of these or in `contents`, and for
+    a trace that was read for another model than that of `options`.
     """
+    if isinstance(files, SpooledTrace):
+        files.require(options.shape)
+        return files.feed(*consumers)
     warnings: Counter[str] = Counter()
     contents = contents or Contents()
-    for path in paths:
+    for path in files:
         try:
             for item in read_file(path, options, contents, warnings):
                 for consume in consumers:
@@ -177,14 +198,16 @@ def read_file(path: str, options: ReadOptions, contents: Contents, warnings: Cou
     warnings += checks.warnings
 
 
-def stated_shape(paths: Sequence[str]) -> ModelShape | None:
+def stated_shape(files: TraceFiles) -> ModelShape | None:
     """Return the shape that traces state themselves, with the bytes of experts; None if none does.
 
     A pipe can be read only once, so it states nothing. Raises TraceError for a shape that no model
     has, RequestError for traces of different shapes.
     """
+    if isinstance(files, SpooledTrace):
+        return files.shape
     shapes: dict[ModelShape, str] = {}
-    for path in filter(os.path.isfile, paths):
+    for path in filter(os.path.isfile, files):
         with TraceStream(path) as stream:
             try:
                 shape = tables.route_shape(FileHead(stream).text)

@@ -9,9 +9,10 @@ from moepack.common.errors import TraceError
 from moepack.common.keys import ExpertKey
 from moepack.storage.atomic import write_whole
 from moepack.traces.compressed import TraceStream
+from moepack.traces.formats import counts
 from moepack.traces.formats.counts import COLUMNS, EXAMPLE, CountsFile, parse
 from moepack.traces.hotness.model import HeldOut, Hotness
-from moepack.traces.model import Ints
+from moepack.traces.model import Counts, Ints, Items, Phase
 from moepack.traces.validation import Checks
 
 
@@ -41,6 +42,14 @@ def read(stream: TraceStream, checks: Checks) -> Hotness:
 def save(hotness: Hotness, path: str | os.PathLike[str]) -> None:
     """Write a hotness file, which appears when it is whole. Raises MachineError."""
     write_whole(path, encode(hotness))
+
+
+def items_of(hotness: Hotness) -> Items:
+    """Yield hotness as a trace of counts, as its file is read."""
+    yield counts.origin_of(hotness.path, hotness.token_count, hotness.origins)
+    layers, experts = np.array(list(hotness.counts), np.uint16).reshape(-1, 2).T
+    numbers = np.fromiter(hotness.counts.values(), np.int64)
+    yield Counts(Phase.UNKNOWN, layers, experts, numbers)
 
 
 def _held_out(file: CountsFile) -> HeldOut | None:

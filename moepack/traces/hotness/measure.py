@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ from moepack.traces.formats.traced_model import TracedModel, options_of
 from moepack.traces.hotness import file
 from moepack.traces.hotness.counter import SelectionCounter
 from moepack.traces.hotness.model import HeldOut, Hotness
-from moepack.traces.model import MAX_COUNT
+from moepack.traces.model import MAX_COUNT, Item
 from moepack.traces.steps import ALL_PHASES, DECODE_PHASES
 from moepack.traces.validation import Checks
 
@@ -77,21 +77,28 @@ class MeasuredHotness:
         )
 
 
-def load(path: AnyPath, shape: ModelShape | None = None) -> Hotness:
+def load(
+    path: AnyPath, shape: ModelShape | None = None, *consumers: Callable[[Item], object]
+) -> Hotness:
     """Read hotness from a file: a hotness file as it is, or counted from a trace or an imatrix.
 
-    `shape` is the model's: other selections are refused.
+    `shape` is the model's: other selections are refused. Each piece goes to all `consumers` too.
     """
     path = os.fspath(path)
     checks = Checks(path, shape)
     with TraceStream(path) as stream:
         trace_format = registry.format_of(stream)
         if trace_format.name == "counts":
-            return file.read(stream, checks)
+            hotness = file.read(stream, checks)
+            for item in file.items_of(hotness):
+                for consume in consumers:
+                    consume(item)
+            return hotness
         counter = SelectionCounter(shape=shape)
         try:
             for item in registry.read_as(trace_format, stream, checks):
-                counter.add(item)
+                for consume in (counter.add, *consumers):
+                    consume(item)
         except TraceError as error:
             error.path = error.path or path
             raise

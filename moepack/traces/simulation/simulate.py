@@ -10,11 +10,18 @@ from typing import TypeVar
 import numpy as np
 
 from moepack.common.errors import RequestError, TraceError
-from moepack.common.paths import PathOrPaths, path_texts
 from moepack.common.shape import FamilyShape, ModelShape
 from moepack.common.sizes import Size, as_list, parse_ranges, parse_size, size_text
 from moepack.traces.caching import cache as caching
-from moepack.traces.formats.registry import ReadOptions, feed, stated_shape
+from moepack.traces.formats.registry import (
+    AnyTrace,
+    ReadOptions,
+    TraceFiles,
+    feed,
+    files_of,
+    first_path,
+    stated_shape,
+)
 from moepack.traces.formats.traced_model import TracedModel, options_of
 from moepack.traces.simulation.caches import BELADY, PROMPT_STATIC, STATIC, Caches
 from moepack.traces.simulation.curves import LruCurves
@@ -38,7 +45,7 @@ _LEAST_LOSS = 0.01
 
 
 def simulate(
-    paths: PathOrPaths,
+    paths: AnyTrace,
     *,
     model: TracedModel | None = None,
     budgets: Size | Sequence[Size] = (),
@@ -53,25 +60,26 @@ def simulate(
 ) -> Simulation:
     """Simulate caches of experts on traces.
 
-    `budgets` are bytes, texts such as `2GiB`, or `25%` of all experts, one or several; by default a
-    dozen from the experts of one token to the whole model. `policies` are some of POLICIES, by
-    default all. `slots` are experts of each layer, for LRU caches by layer. Prompts are computed in
-    batches of `batch_count` tokens, by default at once. `sessions` requests run at a time, in turns
-    call by call. With `prefetch`, this number of experts per layer, the most recently used ones, is
-    prefetched. With `layers` (numbers, or `0-3,7`) all others are left out. The bytes of experts
-    are those of `model` (a source, a pack, open or not, or a shape), else those that the traces
-    state. `progress` is called with 1 after each cache, and the number of all caches.
+    `paths` are files, or what `read_trace` returned. `budgets` are bytes, texts such as `2GiB`, or
+    `25%` of all experts, one or several; by default a dozen from the experts of one token to the
+    whole model. `policies` are some of POLICIES, by default all. `slots` are experts of each layer,
+    for LRU caches by layer. Prompts are computed in batches of `batch_count` tokens, by default at
+    once. `sessions` requests run at a time, in turns call by call. With `prefetch`, this number of
+    experts per layer, the most recently used ones, is prefetched. With `layers` (numbers, or
+    `0-3,7`) all others are left out. The bytes of experts are those of `model` (a source, a pack,
+    open or not, or a shape), else those that the traces state. `progress` is called with 1 after
+    each cache, and the number of all caches.
 
     Raises TraceError for faults in a file, and for counts without tokens; RequestError for invalid
     options, for budgets below the experts of one token in a layer, and if no bytes are known.
     """
-    paths, options = path_texts(paths, "paths"), options_of(options, model)
+    files, options = files_of(paths), options_of(options, model)
     policies = list(dict.fromkeys(POLICIES if policies is None else as_list(policies)))
     slots = as_list(slots)
     counts = {"sessions": sessions, "batch_count": batch_count, "prefetch": prefetch}
     _check_options(policies, {**counts, "slots": min(slots, default=None)})
     layers = None if layers is None else _layers(layers)
-    model_shape = options.shape or stated_shape(paths)
+    model_shape = options.shape or stated_shape(files)
     shape = _run_shape(
         model_shape if model_shape is None or layers is None else model_shape.of_layers(layers)
     )
@@ -79,7 +87,7 @@ def simulate(
     requested = [parse_size(one, "budgets", whole=total) for one in as_list(budgets)]
     with ExitStack() as stack:
         options = options._replace(shape=model_shape)
-        caches, warnings = _read(paths, options, shape, batch_count, sessions, stack)
+        caches, warnings = _read(files, options, shape, batch_count, sessions, stack)
         stream, curves = caches.stream, caches.curves
         # The bytes that a decoded token used in each layer; none if none was decoded.
         used = [family.expert_length * stream.used(layer) for layer, family in routed.items()]
@@ -138,7 +146,7 @@ def _layers(layers: str | Collection[int]) -> Collection[int]:
 
 
 def _read(
-    paths: Sequence[str],
+    files: TraceFiles,
     options: ReadOptions,
     shape: ModelShape,
     batch_count: int | None,
@@ -161,11 +169,11 @@ def _read(
     for layer, family in shape.routed.items():
         experts = np.arange(family.expert_count).astype(np.uint16)
         stream.places.index_of(np.full_like(experts, layer), experts)
-    warnings = feed(paths, options, stream.add)
+    warnings = feed(files, options, stream.add)
     stream.end()
     if not stream.steps.token_count:
         hint = "only counts are known, a cache needs tokens in their order: moepack trace record"
-        raise TraceError("no tokens in it", path=paths[0], hint=hint)
+        raise TraceError("no tokens in it", path=first_path(files), hint=hint)
     if sessions > stream.steps.request_count:
         raise RequestError(
             "fewer requests than sessions",

@@ -16,7 +16,7 @@ from moepack.planning.forecasting.misses import (
     by_working_set,
 )
 from moepack.planning.forecasting.published import published_formula
-from moepack.traces.formats.registry import ReadOptions
+from moepack.traces.formats.reading import read_trace
 from moepack.traces.simulation.simulate import simulate
 from tests.support.models import FIXTURES, first_shard
 from tests.support.values import some
@@ -45,12 +45,12 @@ def test_of_a_trace_it_is_what_a_simulation_says(
     shape: ModelShape, batch_count: int | None
 ) -> None:
     budgets = [1 << 20, 300_000, 524_288, 300_000, 2 << 20]
-    options = ReadOptions(shape=shape)
-    misses = by_trace([TRACE], budgets, options, batch_count)
+    with read_trace(TRACE, model=shape) as trace:
+        misses = by_trace(trace, budgets, batch_count)
     assert set(misses) == set(budgets)
     for budget, one in misses.items():
         (alone,) = simulate(
-            [TRACE], budgets=[budget], policies=["lru"], batch_count=batch_count, options=options
+            [TRACE], model=shape, budgets=[budget], policies=["lru"], batch_count=batch_count
         ).results
         expected = (budget, alone.bytes_per_token, alone.decode_hit_rate, "trace")
         assert (one.budget, one.length, one.hit_rate, one.source) == expected
@@ -63,8 +63,11 @@ def test_a_trace_of_a_prompt_alone_says_nothing(shape: ModelShape, tmp_path: Pat
     prompt = tmp_path / "prompt.csv"
     rows = "".join(f"0,0,0,{layer},0,{expert},1\n" for layer in (0, 1) for expert in range(4))
     prompt.write_text(f"turn,phase,step,layer,slot,expert,weight\n{rows}")
-    with pytest.raises(RequestError, match="the trace has no decoded token") as caught:
-        by_trace([str(prompt)], [1 << 20], ReadOptions(shape=shape), None)
+    with (
+        read_trace(prompt, model=shape) as trace,
+        pytest.raises(RequestError, match="the trace has no decoded token") as caught,
+    ):
+        by_trace(trace, [1 << 20], None)
     assert caught.value.path == str(prompt)
 
 
@@ -138,5 +141,8 @@ def test_a_trace_of_a_model_with_fewer_layers_is_refused(shape: ModelShape) -> N
         for number in (1, 2)
         for family in shape.families
     )
-    with pytest.raises(TraceError, match="far less of the experts than those of this model"):
-        by_trace([TRACE], [1 << 21], ReadOptions(shape=ModelShape(larger)), None)
+    with (
+        read_trace(TRACE, model=ModelShape(larger)) as trace,
+        pytest.raises(TraceError, match="far less of the experts than those of this model"),
+    ):
+        by_trace(trace, [1 << 21], None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from moepack.common.errors import TraceError
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.forecasting.touched import Touched, touched_of, touched_shares
-from moepack.traces.formats.registry import ReadOptions
+from moepack.traces.formats.reading import read_trace
 from tests.support.models import FIXTURES, first_shard
 from tests.support.shapes import shape_of_counts
 from tests.support.values import some
@@ -54,15 +54,16 @@ def test_a_model_that_uses_all_experts_reads_all() -> None:
 
 
 def test_the_shares_of_a_model_are_known_if_those_of_a_token_are() -> None:
-    assert touched_of(shape_of_counts({0: 4}), ()) is None
+    assert touched_of(shape_of_counts({0: 4}), None) is None
     shape = footprint_of(first_shard("qwen3moe")).weights.shape
-    assert some(touched_of(shape, [str(FIXTURES / "qwen3moe-trace.csv")])).source == "trace"
+    with read_trace(FIXTURES / "qwen3moe-trace.csv", model=shape) as trace:
+        assert some(touched_of(shape, trace)).source == "trace"
 
 
 HEADING = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n"
 CHOSEN = [{0: 0, 1: 0}, {0: 1, 1: 0}, {0: 1, 1: 2}, {0: 3, 1: 0}, {0: 0, 1: 0}]
 """By token, the expert that each of two layers chooses."""
-OPTIONS = ReadOptions(shape=shape_of_counts({0: 4, 1: 4}, 9))
+SHAPE = shape_of_counts({0: 4, 1: 4}, 9)
 
 
 def write(path: Path, *requests: list[dict[int, int]]) -> str:
@@ -92,11 +93,15 @@ def counted(window: int, *requests: list[dict[int, int]]) -> float:
 
 def test_shares_are_those_of_whole_windows_of_a_request(tmp_path: Path) -> None:
     requests = CHOSEN, CHOSEN[:3]
-    shares = touched_shares([write(tmp_path / "t.csv", *requests)], OPTIONS)
+    with read_trace(write(tmp_path / "t.csv", *requests), model=SHAPE) as trace:
+        shares = touched_shares(trace)
     assert shares == {window: pytest.approx(counted(window, *requests)) for window in (1, 2, 4, 5)}
 
 
 def test_counts_without_tokens_say_nothing(tmp_path: Path) -> None:
     (tmp_path / "h.csv").write_text("layer,expert,count\n0,0,5\n1,1,7\n")
-    with pytest.raises(TraceError, match="no tokens in it"):
-        touched_shares([str(tmp_path / "h.csv")], OPTIONS)
+    with (
+        read_trace(tmp_path / "h.csv", model=SHAPE) as trace,
+        pytest.raises(TraceError, match="no tokens in it"),
+    ):
+        touched_shares(trace)

@@ -6,6 +6,7 @@ from moepack.common.keys import ExpertKey
 from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.placing.pins import held_out_coverage, judge, pins_by_trace
+from moepack.traces.formats.reading import read_trace
 from moepack.traces.hotness.model import HeldOut, Hotness
 from tests.support.models import FIXTURES, first_shard
 
@@ -57,8 +58,6 @@ def test_without_a_half_held_out_nothing_is_said() -> None:
 def test_experts_of_other_layers_take_no_room_from_those_that_are_cached() -> None:
     shape = footprint_of(first_shard("qwen3moe")).weights.shape
     budget = shape.routed_length // 4
-    whole, part = (
-        pins_by_trace([str(FIXTURES / "qwen3moe-trace.csv")], shape, budget, 0, layers)
-        for layers in ((0, 1), (0,))
-    )
+    with read_trace(FIXTURES / "qwen3moe-trace.csv", model=shape) as trace:
+        whole, part = (pins_by_trace(trace, budget, 0, layers) for layers in ((0, 1), (0,)))
     assert (part.lru_hit_rate or 0) > (whole.lru_hit_rate or 0)

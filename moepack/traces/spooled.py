@@ -1,0 +1,63 @@
+"""A trace that was read once, for calls that go through it several times.
+
+Pipes can be read only once, and a trace may be longer than memory. How often it is gone through,
+for which layers, and in which batches, only the calls know that it is passed to.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from moepack.common.closing import Closing
+from moepack.common.errors import RequestError
+from moepack.common.shape import ModelShape
+from moepack.traces.model import Counts, Item, Origin, Tokens
+from moepack.traces.spool import Spool
+
+
+class SpooledTrace(Closing):
+    """The checked pieces of a trace: its tokens are in a temporary file. A context manager.
+
+    `paths` are the files. `shape` is that of the model they were checked against, else the one that
+    they state, None without either. `warnings` counts items left out, by problem.
+    """
+
+    def __init__(self, paths: Sequence[str], shape: ModelShape | None) -> None:
+        self.paths = tuple(paths)
+        self.shape = shape
+        self.warnings: Counter[str] = Counter()
+        self._spool = Spool()
+        self._others: list[Origin | Counts | None] = []
+        """The pieces without tokens, and None for each group of tokens."""
+
+    def close(self) -> None:
+        """Remove the temporary file."""
+        self._spool.close()
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether selections of single tokens are among them, not only counts."""
+        return None in self._others
+
+    def add(self, item: Item) -> None:
+        """Add the next piece. Raises MachineError if there is no space for it."""
+        if isinstance(item, Tokens):
+            self._spool.add(item)
+        self._others.append(None if isinstance(item, Tokens) else item)
+
+    def feed(self, *consumers: Callable[[Item], object]) -> Counter[str]:
+        """Hand each piece to all consumers, and return the warnings. Raises what they raise."""
+        for item in self._items():
+            for consume in consumers:
+                consume(item)
+        return Counter(self.warnings)
+
+    def require(self, shape: ModelShape | None) -> None:
+        """Raise RequestError if a shape is given and the trace was not checked against it."""
+        if shape is not None and shape != self.shape:
+            problem = "the trace was read for another model"
+            raise RequestError(problem, path=self.paths[0], expected=shape, found=self.shape)
+
+    def _items(self) -> Iterator[Item]:
+        tokens = map(Tokens._make, self._spool)
+        for other in self._others:
+            yield next(tokens) if other is None else other
