@@ -92,6 +92,8 @@ def _warn(message: Warning | str, *_where: Any, **_options: Any) -> None:
 def main() -> None:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        signal.signal(signal.SIGHUP, _terminate)
     _replace_closed_streams()
     warnings.showwarning = _warn
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -54,6 +54,8 @@ def parse(address: AnyPath) -> RemotePath:
         raise ValueError("an address without a host, a bucket or a repository")
     if scheme != "hf" and "@" in root[0]:
         raise ValueError("an address with a user or a password in it")
+    if not rest.isprintable():
+        raise ValueError("an address with a character in it that cannot be printed")
     if ".." in rest.split("/"):
         raise ValueError("an address with .. in it")
     if "?" in rest or "#" in rest:

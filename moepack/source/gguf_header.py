@@ -112,8 +112,10 @@ def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> GgufH
         raise open_failure(error, name) from None
 
     def read_at(length: int, position: int) -> bytes:
-        buffer = bytearray(length)
-        return bytes(memoryview(buffer)[: file.read_into(position, memoryview(buffer))])
+        buffer, done = memoryview(bytearray(length)), 0
+        while done < length and (count := file.read_into(position + done, buffer[done:])):
+            done += count
+        return bytes(buffer[:done])
 
     try:
         return _Parser(name, read_at, file.stamp, alignment).parse()

@@ -12,6 +12,7 @@ import moepack
 from moepack.common.errors import MoepackError, PackError, RequestError, SourceError
 from moepack.packing.pack_model import pack_model
 from moepack.packing.shard_index import index_model, open_as_they_lie
+from moepack.source import gguf_header
 from tests.support import odd_models
 from tests.support.faulty_backend import NAMES, require
 from tests.support.gguf_builder import F32, moe
@@ -23,6 +24,7 @@ from tests.support.models import (
     keys_of,
     shards_of,
 )
+from tests.support.reads import HeldFile
 
 pytestmark = pytest.mark.long
 
@@ -148,6 +150,24 @@ def test_another_model_in_place_of_a_shard_is_seen_at_opening(one: Path) -> None
     one.write_bytes(whole)
     os.utime(one, (1, 1))
     assert every_part(one.parent / "m.index", "buffered") == expected
+
+
+@pytest.mark.parametrize("use", ["opened", "parsed"])
+def test_a_header_that_comes_in_short_reads_is_the_same(one: Path, use: str) -> None:
+    """As file systems in user space may give it: 100 bytes at a time."""
+    whole, link = one.read_bytes(), one.parent / "m.index" / LINK
+    try:
+        held = HeldFile(lambda at, length: whole[at : at + min(length, 100)], len(whole))
+    except OSError as error:
+        pytest.skip(f"this user may not mount FUSE: {error.strerror}")
+    with held:
+        held.let_go()
+        if use == "opened":
+            link.unlink()
+            link.symlink_to(held.path)
+            moepack.open(one.parent / "m.index").close()
+        else:
+            assert gguf_header.read(held.path).tensors == gguf_header.read(one).tensors
 
 
 def test_what_no_record_covers_is_restored_as_it_stands(tmp_path: Path) -> None:

@@ -62,7 +62,13 @@ def test_addresses_are_taken_apart_and_put_together_again() -> None:
     assert not any(
         is_remote(name) for name in ("/a/b", "C:/x", "s3:/bucket", "file:///x", Path("s3://x"))
     )
-    for wrong in ("s3:///key", "hf://owner", "https://me:secret@host/x", "https://host/x?sig=1"):
+    for wrong in (
+        "s3://b/x\x1b",
+        "s3:///key",
+        "hf://owner",
+        "https://me:secret@host/x",
+        "https://host/x?sig=1",
+    ):
         with pytest.raises(ValueError, match="address"):
             parse(wrong)
 

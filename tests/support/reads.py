@@ -127,7 +127,10 @@ class HeldFile:
     in the tree of files and ends with its descriptor.
     """
 
-    def __init__(self, answer: Callable[[int, int], bytes | int] | None = None) -> None:
+    def __init__(
+        self, answer: Callable[[int, int], bytes | int] | None = None, length: int = len(DATA)
+    ) -> None:
+        self._length = length
         self.answer = answer or (lambda offset, length: DATA[offset : offset + length])
         self.asked: list[tuple[int, int]] = []
         self._lock = threading.Lock()
@@ -202,8 +205,9 @@ class HeldFile:
             return struct.pack("<4I2H2I", 7, 31, 0, _ASYNC_DIRECT, 64, 48, PAGE, 1).ljust(64, b"\0")
         mode, number = (0o100644, 2) if code == _LOOKUP else (0o40755, 1)
         times = (0,) * 6
-        size = len(DATA)
-        attributes = _FUSE_ATTRIBUTES.pack(number, size, 0, *times, mode, 1, 0, 0, 0, PAGE, 0)
+        attributes = _FUSE_ATTRIBUTES.pack(
+            number, self._length, 0, *times, mode, 1, 0, 0, 0, PAGE, 0
+        )
         if code == _LOOKUP:
             return struct.pack("<QQQQII", 2, 0, 3600, 3600, 0, 0) + attributes
         if code == _GETATTR:

@@ -44,7 +44,7 @@ _CODES: tuple[tuple[type[MoepackError], ExitCode], ...] = (
 
 
 class TerminatedError(KeyboardInterrupt):
-    """The program was told to end (SIGTERM), not merely interrupted."""
+    """The program was told to end (SIGTERM, SIGHUP), not merely interrupted."""
 
 
 def report(

@@ -187,7 +187,7 @@ def _serve(serve: Callable[[FileSystem, str], object], system: FileSystem, folde
 
 @contextlib.contextmanager
 def _signals_left_to_libfuse() -> Iterator[None]:
-    """Give SIGTERM back to the system meanwhile: libfuse handles signals that nobody else handles.
+    """Give SIGTERM and SIGHUP back to the system meanwhile: libfuse handles what nobody else does.
 
     A handler of Python's would wait for the end of libfuse, which would wait for the handler.
     Signals that are ignored, as by nohup or behind a shell's `&`, stay so: mfusepy would undo that.
@@ -197,9 +197,11 @@ def _signals_left_to_libfuse() -> Iterator[None]:
         return
     ignored = [one for one in _HANGUPS if signal.getsignal(one) == signal.SIG_IGN]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ignored)
-    before: Any = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    left = {signal.SIGTERM, signal.SIGHUP}.difference(ignored)
+    before: dict[int, Any] = {one: signal.signal(one, signal.SIG_DFL) for one in left}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

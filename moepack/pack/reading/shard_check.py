@@ -14,7 +14,7 @@ from moepack.common import digest
 from moepack.common.errors import MachineError, PackError
 from moepack.pack.format.index import Index
 from moepack.pack.format.records import ShardBytesRecord
-from moepack.storage.regular_file import NotRegularError, open_regular
+from moepack.storage.regular_file import NotRegularError, open_regular, read_whole
 
 MAX_HEADER_LENGTH = 256 << 20
 """Ten times the header of the largest vocabulary; a longer one is not read."""
@@ -53,7 +53,7 @@ def _check(path: Path, length: int, header: ShardBytesRecord | None = None) -> N
                 )
             if header is None:
                 return
-            data = os.pread(file.fileno(), header.length, header.offset)
+            data = read_whole(file.fileno(), header.offset, header.length)
     except FileNotFoundError:
         hint = "it was moved: link to it again, or run `moepack index` again"
         raise PackError("the shard is missing", path=path, hint=hint) from None
@@ -61,5 +61,7 @@ def _check(path: Path, length: int, header: ShardBytesRecord | None = None) -> N
         raise PackError("not a regular file", path=path, found=error.kind, hint=_HINT) from None
     except OSError as error:
         raise MachineError(f"cannot read: {error.strerror}", path=path) from None
+    except EOFError as error:
+        raise PackError("the shard became shorter", path=path, found=str(error)) from None
     if digest.xxh3(data) != header.digest:
         raise PackError("the shard's header is not what it was", path=path, hint=_HINT)

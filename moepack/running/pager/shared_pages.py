@@ -2,7 +2,6 @@
 
 import bisect
 import mmap
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from moepack.common.remote_path import is_remote
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.reader import Reader
 from moepack.running.pager.mapped_model import FamilySpans, MappedSpan
+from moepack.storage.regular_file import read_whole
 
 _PAGE = mmap.PAGESIZE
 
@@ -98,12 +98,11 @@ class SharedPages:
             return self._read_whole(part, start, length)
         try:
             with open(location.path, "rb", buffering=0) as file:
-                piece = os.pread(file.fileno(), length, location.offset + start)
+                return bytes(read_whole(file.fileno(), location.offset + start, length))
         except OSError as error:
             raise read_failure(error, location.path, PackError) from error
-        if len(piece) < length:
-            raise MachineError("the file has become shorter", path=location.path)
-        return piece
+        except EOFError:
+            raise MachineError("the file has become shorter", path=location.path) from None
 
     def _read_whole(self, part: MappedPart, start: int, length: int) -> bytes:
         (expert,) = self._reader.read_many([part.key], parts=[part.span.part], family=part.family)

@@ -45,6 +45,7 @@ def parse(address: str) -> HubAddress:
     """Read `hf://OWNER/NAME[@REVISION][/INNER][@REVISION]`. Raises SourceError."""
     match = _ADDRESS.match(address)
     is_one = match is not None and not (match["revision"] and match["last"])
+    is_one = is_one and address.isprintable()
     if match is None or not is_one or ".." in (match["inner"] or "").split("/"):
         expected = "hf://OWNER/NAME/QUANTISATION@COMMIT, or hf://OWNER/NAME@COMMIT/FILE"
         raise SourceError("not an address of the hub", path=address, expected=expected)
