@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
-from moepack.common.escaping import shorten
+from moepack.common.escaping import one_line, shorten
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import count_text, named_text, ranges_text, size_text
 from moepack.inspection.facts import (
@@ -21,6 +22,7 @@ from moepack.report import mirror_text, pull_text
 from moepack.report.page import Page
 from moepack.report.table import Column, Table
 from moepack.report.values import UNKNOWN, number_text, parameters_text, tokens_text
+from moepack.source.folder import SHARD_NAME
 from moepack.traces.hotness.coverage import Coverage
 
 
@@ -52,6 +54,10 @@ def source(facts: SourceFacts) -> Page:
         layers = ranges_text(facts.mtp_layers)
         lines.append(f"  prediction layers     {layers} (left out with --no-mtp)")
     blocks = [block for family in facts.families for block in _family(family)]
+    name = os.path.basename(facts.shards[0].path)
+    match = SHARD_NAME.match(name)
+    if match and int(match["count"]) != len(facts.shards):
+        blocks.append(f"  note: a whole model by its header, though its name is {one_line(name)}")
     return Page(*lines, *blocks)
 
 

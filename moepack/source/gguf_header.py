@@ -10,7 +10,7 @@ inside the file. The format: ggml/docs/gguf.md.
 import math
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -34,6 +34,11 @@ KEPT_ELEMENTS = 1 << 16
 MAX_ALIGNMENT = 1 << 30
 DEFAULT_ALIGNMENT = 32
 
+_MAGIC = b"GGUF"
+_JOINED_HINT = (
+    "shards are not joined by cat: name the first of them, and the others are found; or"
+    " `llama-gguf-split --merge FIRST.gguf WHOLE.gguf`"
+)
 _WINDOW = 1 << 20
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -185,8 +190,27 @@ class _Parser:
         if tensor_count:  # llama.cpp does not pad a header without tensors either
             data_offset = align(data_offset, alignment)
         tensors = place_tensors(self.path, entries, data_offset, self.file_length, alignment)
+        self.check_end(tensors, data_offset, alignment)
         path, stamp = self.path, self.stamp
         return GgufHeader(path, version, alignment, metadata, tensors, data_offset, stamp, pairs)
+
+    def check_end(self, tensors: Sequence[Tensor], data_offset: int, alignment: int) -> None:
+        """Fail if anything follows the last tensor.
+
+        llama.cpp ignores it; here it would take away the second witness of the tensor's length.
+        """
+        end = tensors[-1].offset + tensors[-1].length if tensors else data_offset
+        padded_end = align(end, alignment)
+        if self.file_length <= padded_end:
+            return
+        for at in (end, padded_end):
+            if self.read_at(len(_MAGIC), at) == _MAGIC:
+                self.fail(f"byte {at:,}", "other files follow the first one", hint=_JOINED_HINT)
+        if tensors:
+            expected = f"a file of at most {padded_end:,} bytes"
+            hint = "compare the file's length with the published one"
+            place, actual = f"tensor {tensors[-1].name!r}", f"{self.file_length:,} bytes"
+            self.fail(place, "bytes follow the last tensor", expected, actual, hint)
 
     def fail(
         self,
@@ -226,7 +250,7 @@ class _Parser:
 
     def read_preamble(self) -> tuple[int, int, int]:
         start = self.read_at(64, 0)
-        if start[:4] != b"GGUF":
+        if start[:4] != _MAGIC:
             description, hint = sniff.describe(self.path, start)
             raise SourceError(
                 description,

@@ -157,6 +157,8 @@ def _beside(path: Path) -> list[Path]:
     names = list(shard_names(match["prefix"], count))
     present = set(os.listdir(folder))
     missing = [name for name in names if name not in present]
+    if missing and not _is_split(path):
+        return [path]
     if missing:
         shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
         pattern = shell_word(f"{os.path.basename(match['prefix'])}-*-of-{match['count']}.gguf")
@@ -165,6 +167,15 @@ def _beside(path: Path) -> list[Path]:
         problem = f"{len(missing)} of {count} shards are missing"
         raise SourceError(problem, path=folder, found=f"no {shown}", hint=hint)
     return [folder / name for name in names]
+
+
+def _is_split(path: Path) -> bool:
+    """Return whether the header of a file says that it is one shard of several."""
+    try:
+        header = gguf_header.read(path)
+        return (_split_value(header, "split.count", "u16") or 0) > 1
+    except SourceError:
+        return True  # which shards are missing can be said without it
 
 
 def _check_list(paths: list[Path]) -> None:

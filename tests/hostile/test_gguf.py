@@ -362,7 +362,7 @@ def test_an_expert_count_of_four_billion_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_a_name_that_claims_99999_shards_costs_nothing(tmp_path: Path) -> None:
-    path = small().write(tmp_path / "m-00001-of-99999.gguf")
+    path = small().put("split.count", "u16", 9).write(tmp_path / "m-00001-of-99999.gguf")
     assert "99998 of 99999 shards are missing" in assert_cheap(FIND, path).text
 
 

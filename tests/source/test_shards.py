@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+import moepack
 from moepack.common.errors import SourceError
 from moepack.source.shards import open_source
 from tests.support.gguf_builder import GgufBuilder, moe, split, write_shards
 from tests.support.models import REAL_MODELS, shards_of
+from tests.support.warm_command import Run
 
 
 @pytest.fixture
@@ -51,6 +53,35 @@ def test_a_missing_shard_is_named(shards: list[Path]) -> None:
         open_source([shards[0]])
     with pytest.raises(SourceError, match=r"split\.count.*expected 4 shards, found 3"):
         open_source([shards[0], shards[1], shards[3]])
+
+
+def test_a_whole_model_under_the_name_of_a_shard_is_read_by_its_header(
+    tmp_path: Path, cli: Run
+) -> None:
+    path = moe().write(tmp_path / "all-00003-of-00013.gguf")
+    assert [Path(shard.path) for shard in open_source(path).shards] == [path]
+    assert moepack.inspect(tmp_path) == moepack.inspect(path)
+    note = "note: a whole model by its header, though its name is all-00003-of-00013.gguf"
+    assert note in cli("inspect", path).stdout
+    assert "note" not in cli("inspect", path.rename(tmp_path / "all.gguf")).stdout
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("model", ["deepseek2", "gpt-oss"])
+def test_shards_that_were_joined_by_cat_are_told(
+    model: str, is_padded: bool, tmp_path: Path
+) -> None:
+    """The first one may have no tensors, and padding at its end."""
+    first, second = map(Path, shards_of(model)[:2])
+    data = first.read_bytes()
+    data += bytes(-len(data) % 32 if is_padded else 0)
+    joined = tmp_path / "joined.gguf"
+    joined.write_bytes(data + second.read_bytes())
+    with pytest.raises(
+        SourceError, match=r"byte [\d,]+: other files follow the first one"
+    ) as caught:
+        open_source(joined)
+    assert "llama-gguf-split --merge" in (caught.value.hint or "")
 
 
 def test_a_shard_listed_twice_is_named(shards: list[Path]) -> None:

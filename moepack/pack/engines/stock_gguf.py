@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moepack.common import digest
 from moepack.common.errors import RequestError
-from moepack.common.escaping import shell_words
+from moepack.common.escaping import shell_word, shell_words
 from moepack.common.sizes import size_text
 from moepack.pack.engines.contract import (
     Engine,
@@ -27,6 +27,7 @@ from moepack.pack.engines.references import metadata_in
 from moepack.pack.reading.pack import Pack
 from moepack.pack.verifying.witness import read_shards
 from moepack.source import ggml_types
+from moepack.source.folder import SHARD_NAME
 from moepack.storage.extents import Extent, NewFile
 
 ALIGNMENT = 4096
@@ -47,6 +48,11 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
     if alignment.bit_count() != 1 or not 32 <= alignment <= MAX_ALIGNMENT:
         expected = f"a power of two from 32 B to {size_text(MAX_ALIGNMENT)}"
         raise RequestError("not an alignment", expected=expected, found=f"{alignment:,} bytes")
+    match = SHARD_NAME.match(target.name)
+    if match and int(match["count"]) > 1:
+        problem = "the name of one shard of several, and this is the whole model"
+        hint = f"name it {shell_word(match['prefix'] + '.gguf')}"
+        raise RequestError(problem, path=target, hint=hint)
     layout = lay_out(pack, alignment)
     return ExportPlan(
         folder=target.parent,

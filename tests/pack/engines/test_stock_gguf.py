@@ -132,6 +132,17 @@ def test_what_is_no_alignment_is_refused(
     assert os.listdir(tmp_path) == []
 
 
+def test_the_name_of_one_shard_of_several_is_refused(
+    packs: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match="the name of one shard of several") as caught:
+        export_gguf(packs["qwen3moe"], tmp_path / "model-00001-of-00013.gguf")
+    assert caught.value.hint == "name it model.gguf"
+    assert os.listdir(tmp_path) == []
+    export_gguf(packs["qwen3moe"], tmp_path / "model-00001-of-00001.gguf")
+    assert len(open_source(tmp_path).shards) == 1
+
+
 def test_a_pack_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     pack_model(first_shard("qwen3moe"), tmp_path / "pack", experts_only=True)
     with pytest.raises(PackError, match="it lacks the dense part"):
