@@ -92,6 +92,18 @@ class ModelShape(NamedTuple):
         families = (family for family in self.families if family.layer not in self.mtp_layers)
         return self._replace(families=tuple(families), mtp_layers=())
 
+    def using(self, count: int | None) -> Self:
+        """Return the shape of a model whose tokens use `count` experts; the same for None."""
+        if count is None:
+            return self
+        families = (
+            family._replace(experts_used=min(count, family.expert_count))
+            if family.name == ROUTED_FAMILY
+            else family
+            for family in self.families
+        )
+        return self._replace(families=tuple(families))
+
     def of_layers(self, layers: Collection[int]) -> Self:
         """Return the shape of some layers alone."""
         families = (family for family in self.families if family.layer in layers)

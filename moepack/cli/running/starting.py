@@ -48,7 +48,9 @@ def start_server(
 
     length = choose_context(pack, context, note)
     if micro_batch is None:
-        micro_batch = choose_micro_batch(pack, context=length, memory=memory, pinned=pin or 0)
+        micro_batch = choose_micro_batch(
+            pack, context=length, memory=memory, pinned=pin or 0, options=options
+        )
     threads = _usual_threads(options) if threads is None else threads
     words = [*single_text_options(length, threads, micro_batch), *options]
     pager_options = PagerOptions(memory=memory, pinned=pin, micro_batch=micro_batch, **pager)

@@ -55,7 +55,8 @@ class PagerOptions(NamedTuple):
     it to the counts of earlier runs. `policy` is one of `moepack.caching`'s, `backend` and `check`
     are the reader's. `micro_batch` is how many tokens programs compute at once: the experts of one
     such step have to fit. `most_used` in earlier runs, the most used first, are read while a
-    program loads, as far as there is space; with `pins_most_used` the first are evicted last.
+    program loads, as far as there is space; with `pins_most_used` the first are evicted last. A
+    token uses `experts_used` in each layer, by default as many as the model states.
     """
 
     memory: Size | None = None
@@ -66,6 +67,7 @@ class PagerOptions(NamedTuple):
     micro_batch: int = 512
     most_used: Sequence[ExpertKey] = ()
     pins_most_used: bool = False
+    experts_used: int | None = None
 
 
 class Pager(Closing):
@@ -89,7 +91,7 @@ class Pager(Closing):
         counts: bool = False,
         pinning: Callable[[int, int], None] = lambda length, total: None,
     ) -> None:
-        self._shape = pack.shape.without_mtp()
+        self._shape = pack.shape.without_mtp().using(options.experts_used)
         """Of the layers that every program runs: few use those for multi-token prediction."""
         if not self._shape.routed:
             raise SourceError("no layer has routed experts", path=pack.path)
@@ -129,7 +131,7 @@ class Pager(Closing):
         routed: Any = {"family": ROUTED_FAMILY, "layers": self._shape.routed}
         pinned = pack.hottest(pack.budget_length(options.pinned or 0, "pin", **routed), **routed)
         pinned_length = sum(lengths[key] for key in pinned)
-        self._divide_memory(pack.shape, lengths, pinned_length, options)
+        self._divide_memory(pack.shape.using(options.experts_used), lengths, pinned_length, options)
         cache = caching.make(options.policy, self._budget(), lengths, pinned)
         residents = ResidentExperts(
             reader, spans, lengths, cache, self._reserve, self._model, pack.shape.mtp_layers
@@ -211,6 +213,11 @@ class Pager(Closing):
     def budget(self) -> int:
         """The bytes that experts may take."""
         return self._residents.cache.budget + self._reserve
+
+    @property
+    def experts_used(self) -> int | None:
+        """The most experts that a token uses in any layer; None if unknown."""
+        return self._shape.experts_used
 
     @property
     def is_warming(self) -> bool:

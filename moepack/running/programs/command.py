@@ -140,6 +140,25 @@ def says_micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> 
     return any(option.number(command, environment) for option in _BATCHES)
 
 
+def experts_used(command: Sequence[str], architecture: str) -> int | None:
+    """Return the experts that a token uses in each layer by a command's `--override-kv`.
+
+    None if the model's own metadata decides. llama.cpp has no variable for it.
+    """
+    overrides = [
+        override
+        for name, value in _options(command)
+        if name == "--override-kv"
+        for override in value.split(",")
+    ]
+    prefix = f"{architecture}.expert_used_count=int:"
+    for override in reversed(overrides):
+        number = override.removeprefix(prefix)
+        if number != override and number.isdecimal():
+            return int(number)
+    return None
+
+
 def find_reading_option(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Return the option or variable by which llama.cpp reads or locks the whole model.
 

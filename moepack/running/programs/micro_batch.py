@@ -13,7 +13,7 @@ from moepack.planning.footprint.context import MOEPACK_RUN
 from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.planning.machine.memory_limits import available_memory, memory_length
 from moepack.running.pager.budget import step_length
-from moepack.running.programs.command import CONTEXT, says_micro_batch
+from moepack.running.programs.command import CONTEXT, experts_used, says_micro_batch
 
 MICRO_BATCHES = tuple(2048 >> shift for shift in range(12))
 """Candidates, the largest first: more than 2,048 tokens gain little on processors."""
@@ -30,25 +30,31 @@ def server_options(
     if says_micro_batch(options, os.environ):
         return list(options)
     context = CONTEXT.number(options, os.environ)
-    count = choose_micro_batch(pack, context=context, memory=memory, pinned=pinned)
+    count = choose_micro_batch(pack, context=context, memory=memory, pinned=pinned, options=options)
     return [*options, "-ub", str(count)]
 
 
 def choose_micro_batch(
-    pack: Pack, *, context: int | None, memory: Size | None, pinned: Size
+    pack: Pack,
+    *,
+    context: int | None,
+    memory: Size | None,
+    pinned: Size,
+    options: Sequence[str] = (),
 ) -> int:
     """Return the largest micro-batch that a context of so many tokens and memory allow.
 
     Without `context` it is the one that the model was trained for. `memory` is the bytes for
-    experts, as in `PagerOptions`; `pinned` of them stay. The least memory, `floor`, is that of one
-    token.
+    experts, as in `PagerOptions`; `pinned` of them stay. `options` are llama-server's. The least
+    memory, `floor`, is that of one token.
     """
     available, limit = available_memory(), memory_length(memory)
     if limit == "floor":
         return 1
     most = available if limit is None else limit
+    used = experts_used(options, pack.manifest.source.architecture)
     for count in micro_batches(footprint_of(pack.path), context, available):
-        if floor_length(pack, count, pinned) <= most:
+        if floor_length(pack, count, pinned, used) <= most:
             return count
     return 1
 
@@ -67,9 +73,14 @@ def micro_batches(footprint: Footprint, context: int | None, memory: int) -> Ite
             yield count
 
 
-def floor_length(pack: Pack, micro_batch: int, pinned: Size) -> int:
-    """Return the bytes that a pager needs: for a step, for a token beside it, and for pins."""
-    shape, lengths = pack.shape, dict(_slot_lengths(pack))
+def floor_length(
+    pack: Pack, micro_batch: int, pinned: Size, experts_used: int | None = None
+) -> int:
+    """Return the bytes that a pager needs: for a step, for a token beside it, and for pins.
+
+    A token uses `experts_used` in each layer, by default as many as the model states.
+    """
+    shape, lengths = pack.shape.using(experts_used), dict(_slot_lengths(pack))
     options: Any = {"family": ROUTED_FAMILY, "layers": shape.without_mtp().routed}
     keys = pack.hottest(pack.budget_length(pinned, "pin", **options), **options)
     steps = step_length(shape, lengths, micro_batch) + step_length(shape, lengths, 1)

@@ -11,7 +11,7 @@ from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.client import ServerClient
-from moepack.running.programs.command import micro_batch
+from moepack.running.programs.command import experts_used, micro_batch
 from moepack.running.programs.learner import Learner
 from moepack.running.programs.runner import (
     open_pager,
@@ -51,6 +51,8 @@ class ModelServer(Closing):
         self._failure: MoepackError | None = None
         if pager_options is None:
             pager_options = PagerOptions(micro_batch=micro_batch(options, os.environ))
+        used = experts_used(options, pack.manifest.source.architecture)
+        pager_options = pager_options._replace(experts_used=used)
         self.pack, self.pager_options = pack, pager_options
         self._afterwards = ExitStack()
         with ExitStack() as stack:

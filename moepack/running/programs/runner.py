@@ -14,6 +14,7 @@ from moepack.planning.machine.memory_limits import kill_count
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.command import (
+    experts_used,
     extend_environment,
     fill_in,
     find_reading_option,
@@ -94,6 +95,8 @@ def run_program(
             f"with {option} the program reads the whole model into memory",
             hint="leave it out, or use --load-mode mmap: experts are read when they are selected",
         )
+    used = experts_used(command, pack.manifest.source.architecture)
+    options = options._replace(experts_used=used)
     library = preloaded_library()
     with (
         SignalRelay() as relay,

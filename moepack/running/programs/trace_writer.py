@@ -40,16 +40,15 @@ class TraceWriter:
         if os.path.lexists(path):
             hint = "give `trace` the name of a new file"
             raise RequestError("exists already", path=path, hint=hint)
-        origin = origin_of(pack)
-        self._last_layer = max(origin.expert_counts or (0,))
+        unknown = frozenset(() if has_requests else (Unknown.REQUESTS,))
+        self._origin = replace(origin_of(pack), unknown=unknown)
+        self._last_layer = max(self._origin.expert_counts or (0,))
         self._has_requests = has_requests
         self._last_request = -1
         self._failure: MoepackError | None = None
         self.is_empty = True
         """Whether no token was routed yet: then there will be no trace."""
         self._writer = Writer(path)
-        unknown = frozenset(() if has_requests else (Unknown.REQUESTS,))
-        self._writer.add(replace(origin, unknown=unknown))
 
     def write(self, pager: Pager, *, is_last: bool = False) -> None:
         """Write the selections since the last time, so that they outlive this process.
@@ -60,16 +59,18 @@ class TraceWriter:
         try:
             if self._failure is None and calls:
                 for call in calls:
-                    self._add(call)
+                    self._add(call, pager)
                 if not self.is_empty:
                     self._writer.keep()
         except MoepackError as error:
             self._failure = error
 
-    def _add(self, call: Call) -> None:
+    def _add(self, call: Call, pager: Pager) -> None:
         request = call.request_count - 1 if self._has_requests else 0
         if request < 0:
             return
+        if self.is_empty:  # the pager knows if a program's options change the number
+            self._writer.add(replace(self._origin, experts_used=pager.experts_used))
         phase = self._phase(call.layers, self._has_requests and request != self._last_request)
         for tokens in tokens_of(call.layers, request, phase):
             self._writer.add(tokens)

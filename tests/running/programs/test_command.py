@@ -3,6 +3,7 @@
 import pytest
 
 from moepack.running.programs.command import (
+    experts_used,
     extend_environment,
     fill_in,
     find_reading_option,
@@ -117,3 +118,21 @@ def test_the_words_of_a_command_for_a_shell_are(front: list[str]) -> None:
         assert find_reading_option(command, {}) == "--load-mode none"
         assert micro_batch(command, {}) == 8
         assert llama_variables(command, {}) == KEEP
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("--override-kv qwen3moe.expert_used_count=int:3", 3),
+        ("--override-kv a=bool:true,qwen3moe.expert_used_count=int:12,b=int:4 -c 8", 12),
+        ("--override-kv qwen3moe.expert_used_count=int:3 --override-kv a=int:4", 3),
+        ("--override-kv=qwen3moe.expert_used_count=int:3", 3),
+        ("--override-kv qwen2moe.expert_used_count=int:3", None),
+        ("--override-kv qwen3moe.expert_count=int:3", None),
+        ("-p --override-kv qwen3moe.expert_used_count=int:3", None),
+    ],
+)
+def test_another_number_of_experts_is_read_from_the_command(words: str, count: int | None) -> None:
+    command = ["llama-server", *words.split()]
+    assert experts_used(command, "qwen3moe") == count
+    assert experts_used(["sh", "-c", " ".join(command)], "qwen3moe") == count

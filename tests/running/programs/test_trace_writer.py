@@ -72,6 +72,28 @@ def test_texts_that_are_answered_are_recorded_as_the_recorder_does(
     assert chosen_in(tokens, 1) == [one if computed else [] for one, computed in last_layer]
 
 
+@pytest.mark.parametrize("used", [2, 8])
+def test_another_number_of_experts_counts_for_the_memory_and_in_the_trace(
+    used: int, pack: moepack.Pack, tmp_path: Path
+) -> None:
+    floors: list[int] = []
+    for more in ([], ["--override-kv", f"qwen3moe.expert_used_count=int:{used}"]):
+        words = ["-c", "64", "-np", "1", "-t", "1", "--cache-ram", "0", "-b", "32", "-ub", "1"]
+        path, options = tmp_path / f"trace{len(floors)}", PagerOptions("floor", micro_batch=1)
+        with (
+            TraceWriter(path, pack) as trace,
+            ModelServer(pack, options, options=[*words, *more], trace=trace) as server,
+        ):
+            list(server.client.complete("hello", count=COUNT, sampling=GREEDY))
+            usage = server.usage
+            floors.append(server.pager.floor)
+        assert usage.resident_length <= usage.budget == floors[-1]
+    assert floors[1] * 4 == floors[0] * used
+    origin, tokens = read_recording(path)
+    assert origin.experts_used == used
+    assert {len(experts) for experts in chosen_in(tokens, 0)} == {used}
+
+
 def test_of_several_texts_at_once_the_requests_are_unknown(
     pack: moepack.Pack, tmp_path: Path
 ) -> None:
