@@ -1,6 +1,7 @@
 """A pager in a thread, and programs that it serves."""
 
 import json
+import mmap
 import os
 import select
 import sys
@@ -12,8 +13,10 @@ from queue import SimpleQueue
 from tempfile import TemporaryFile
 from typing import Any, Self
 
+import moepack
 from moepack.common.errors import MoepackError
 from moepack.common.keys import ExpertKey
+from moepack.pack.engines.gguf_layout import lay_out
 from moepack.packing.opening import open_model
 from moepack.running.pager.mapped_model import slot_length
 from moepack.running.pager.messages import Op, encode
@@ -236,3 +239,18 @@ def paging(model: Path, *, records: bool = False, **options: Any) -> Iterator[Pa
             yield serving
         finally:
             serving.close()
+
+
+def image_of(pack_path: Path, path: Path) -> Path:
+    """Write a pack as one GGUF, by its layout, with zeros behind tensors."""
+    with moepack.open(pack_path) as pack:
+        layout = lay_out(pack, mmap.PAGESIZE)
+        content = bytearray(layout.length)
+        content[: len(layout.header)] = layout.header
+        for tensor in (*layout.dense, *layout.experts):
+            for extent in tensor.extents:
+                data = pack.file_paths[extent.input].read_bytes()
+                piece = data[extent.input_offset : extent.input_offset + extent.length]
+                content[extent.offset : extent.offset + extent.length] = piece
+    path.write_bytes(content)
+    return path

@@ -171,3 +171,5 @@ class _Watcher:
 
     def failed(self, error: MoepackError) -> None:
         complain("error", str(error))
+        if error.hint:
+            complain("hint", error.hint)

@@ -41,6 +41,8 @@ class MessageKind(IntEnum):
     HALF_FULL = 2
     DONE = 3
     CONTEXT = 4
+    NO_FAULTS = 5
+    """The system refuses userfaultfd to the process: `number` is its errno."""
 
 
 class Message(NamedTuple):

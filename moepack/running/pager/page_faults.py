@@ -16,6 +16,13 @@ from moepack.common.errors import MachineError
 
 _PAGE = mmap.PAGESIZE
 _API, _COPY, _WAKE = 0xC018AA3F, 0xC028AA03, 0x8010AA02
+_NEW = 0xAA00
+"""USERFAULTFD_IOC_NEW, of the device."""
+_DEVICE = "/dev/userfaultfd"
+_ALTERNATIVES = (
+    "the GGUF runs without them: `moepack restore` or `moepack export gguf` writes it. Containers "
+    f"allow them by another seccomp profile, or by the device (`docker run --device {_DEVICE}`)"
+)
 _FEATURES = 1 << 5 | 1 << 10
 """UFFD_FEATURE_MISSING_SHMEM and UFFD_FEATURE_MINOR_SHMEM."""
 _USER_MODE_ONLY = 1
@@ -28,24 +35,49 @@ _EXPECTED_ERRORS = {errno.EEXIST, errno.EAGAIN, errno.ENOENT, errno.ESRCH, errno
 
 def check_page_faults() -> None:
     """Raise MachineError if the system hands no page faults to this user's processes."""
-    number = _SYSTEM_CALLS.get(platform.machine())
-    descriptor = -1
-    if number is not None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        descriptor = libc.syscall(number, os.O_CLOEXEC | _USER_MODE_ONLY)
     try:
-        if descriptor < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        fcntl.ioctl(descriptor, _API, bytearray(struct.pack("QQQ", 0xAA, _FEATURES, 0)))
+        descriptor = _open()
+        try:
+            fcntl.ioctl(descriptor, _API, bytearray(struct.pack("QQQ", 0xAA, _FEATURES, 0)))
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise MachineError(
             f"the system refuses to report page faults (userfaultfd): {error.strerror}",
-            hint="a pack needs them, and Linux 5.14; a GGUF does not: run that. "
-            "Containers allow them with another seccomp profile",
+            hint=f"a pack needs page faults, and Linux 5.14; {_ALTERNATIVES}",
         ) from None
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+
+
+def program_refusal(code: int) -> MachineError:
+    """Return the error for a program that may not do what `check_page_faults` did, by its errno."""
+    return MachineError(
+        "the system reports page faults (userfaultfd) to moepack, but refuses it to the program: "
+        f"{os.strerror(code)}",
+        hint=f"is it started in a sandbox? A pack needs page faults there; {_ALTERNATIVES}",
+    )
+
+
+def _open() -> int:
+    """Open a userfaultfd by the system call, or by the device if the call is forbidden.
+
+    Raises the system call's OSError.
+    """
+    number = _SYSTEM_CALLS.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    flags = os.O_CLOEXEC | _USER_MODE_ONLY
+    descriptor: int = ctypes.CDLL(None, use_errno=True).syscall(number, flags)
+    if descriptor >= 0:
+        return descriptor
+    error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    try:
+        device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return fcntl.ioctl(device, _NEW, flags)
+        finally:
+            os.close(device)
+    except OSError:
+        raise error from None
 
 
 def read_faults(descriptor: int) -> Iterator[int]:

@@ -29,6 +29,7 @@ from moepack.running.pager.client import Client, ProgramEndedError, Selection
 from moepack.running.pager.mapped_model import map_model, slot_length
 from moepack.running.pager.mapper import ExpertMapper
 from moepack.running.pager.messages import Message, MessageKind, Op, encode
+from moepack.running.pager.page_faults import program_refusal
 from moepack.running.pager.prefetcher import Prefetcher
 from moepack.running.pager.record import Call, RoutingRecord
 from moepack.running.pager.resident_experts import ResidentExperts
@@ -103,7 +104,7 @@ class Pager(Closing):
         self._routed_count = 0
         """Tokens times layers; without the last layer, which has only those with outputs."""
         self.has_served = False
-        """Whether any process has mapped the model."""
+        """Whether any process has mapped the model, or was kept from it by the system."""
         with ExitStack() as stack:
             self._load(stack, pack, options, pinning)
             self._listen(stack)
@@ -290,16 +291,17 @@ class Pager(Closing):
                     tick()
                 is_due = self._warm_up.is_due or self._waiting()
                 events = self._selector.select(0 if is_due else next_tick - time.monotonic())
-                if any(key.fd == ending for key, _ in events):
-                    return
                 with self._lock:
                     if not events and self._warm_up.is_due:
                         self._warm_up.advance()
                     for key, _ in events:
-                        self._serve_one(key.data)
+                        if key.fd != ending:
+                            self._serve_one(key.data)
                     while clients := self._waiting():
                         for client in clients:
                             self._serve_one(client)
+                if any(key.fd == ending for key, _ in events):  # a program's last messages count
+                    return
         finally:
             self._selector.unregister(ending)
 
@@ -372,6 +374,9 @@ class Pager(Closing):
                     client.send([encode(Op.ANSWER, source=message.sequence)])
             case MessageKind.CONTEXT:
                 client.add_context(message)
+            case MessageKind.NO_FAULTS:
+                self.has_served = True
+                self._failed(program_refusal(message.number))
             case MessageKind.DONE:
                 client.acknowledge(message)
 

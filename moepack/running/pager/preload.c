@@ -68,7 +68,7 @@ struct op {
 };
 
 /* What the program tells. */
-enum { SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE, SAY_CONTEXT };
+enum { SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE, SAY_CONTEXT, SAY_NO_FAULTS };
 struct said {
     uint32_t kind, index;
     uint64_t sequence, address, length, offset;
@@ -408,12 +408,21 @@ static int find_file(int descriptor) {
     return -1;
 }
 
+/* By the system call, or by the device where containers forbid the call. */
 static void open_faults(void) {
-    faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | 1 /* UFFD_USER_MODE_ONLY */);
+    int flags = O_CLOEXEC | O_NONBLOCK | 1 /* UFFD_USER_MODE_ONLY */;
+    faults = (int)syscall(SYS_userfaultfd, flags);
+    int error = errno, device = faults < 0 ? open("/dev/userfaultfd", O_RDWR | O_CLOEXEC) : -1;
+    if (device >= 0) {
+        faults = ioctl(device, 0xAA00 /* USERFAULTFD_IOC_NEW, of Linux 6.1 */, flags);
+        close(device);
+    }
+    if (faults >= 0) error = 0;
     struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM};
-    if (faults < 0 || ioctl(faults, UFFDIO_API, &api)) {
-        complain("the system allows no userfaultfd, without which experts of a pack cannot be brought: %s\n", strerror(errno));
-        end_program("use the GGUF's shards as they lie, or allow the call (containers: a seccomp profile)");
+    if (!error && ioctl(faults, UFFDIO_API, &api)) error = errno;
+    if (error) {
+        tell((struct said){.kind = SAY_NO_FAULTS, .index = (uint32_t)error}, -1); /* which says more */
+        end_program("the system refuses userfaultfd");
     }
 }
 

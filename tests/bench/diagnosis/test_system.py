@@ -83,6 +83,9 @@ def test_files_in_memory_are_no_drive() -> None:
 def test_forbidden_page_faults_are_a_problem() -> None:
     def work() -> None:
         seccomp.forbid(seccomp.USERFAULTFD[MACHINE], errno.EPERM)
+        if os.access("/dev/userfaultfd", os.R_OK | os.W_OK):
+            assert system.check_faults().verdict == "fine"
+        seccomp.forbid(seccomp.OPENAT[MACHINE], errno.EACCES, os.O_RDWR)
         finding = system.check_faults()
         assert finding.verdict == "problem"
         assert "seccomp" in (finding.hint or "")

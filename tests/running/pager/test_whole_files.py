@@ -6,31 +6,15 @@ from pathlib import Path
 
 import pytest
 
-import moepack
 from moepack.pack.engines.gguf_layout import lay_out
 from moepack.packing.opening import open_model
 from moepack.packing.pack_model import pack_model
 from tests.support import architectures
 from tests.support.needs import needs_llama
-from tests.support.pagers import Form, Program, paging
+from tests.support.pagers import Form, Program, image_of, paging
 
 PAGE = mmap.PAGESIZE
 READER = "mapped_reader"
-
-
-def image_of(pack_path: Path, path: Path) -> Path:
-    """Write a pack as one GGUF, by its layout, with zeros behind tensors."""
-    with moepack.open(pack_path) as pack:
-        layout = lay_out(pack, mmap.PAGESIZE)
-        content = bytearray(layout.length)
-        content[: len(layout.header)] = layout.header
-        for tensor in (*layout.dense, *layout.experts):
-            for extent in tensor.extents:
-                data = pack.file_paths[extent.input].read_bytes()
-                piece = data[extent.input_offset : extent.input_offset + extent.length]
-                content[extent.offset : extent.offset + extent.length] = piece
-    path.write_bytes(content)
-    return path
 
 
 @pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss", "granite"])
