@@ -75,14 +75,16 @@ def rank_pack(
     data, name = _manifest(path, index, checked, measured_count, blob_count)
     try:
         with contextlib.closing(LineLog(path / JOURNAL_NAME)) as lock:
-            _remove_leftovers(path, old_name)
-            is_changed = (path / manifest.NAME).read_bytes() != data
-            if is_changed:
-                manifest.decode(data, str(path / manifest.NAME))
-                commit(path, name, index, data)
-            if name != old_name:
-                _remove(path / old_name)
-            lock.remove()
+            try:
+                _remove_leftovers(path, old_name)
+                is_changed = (path / manifest.NAME).read_bytes() != data
+                if is_changed:
+                    manifest.decode(data, str(path / manifest.NAME))
+                    commit(path, name, index, data)
+                if name != old_name:
+                    _remove(path / old_name)
+            finally:  # whoever was overtaken leaves nothing either
+                lock.remove()
     except OSError as error:
         hint = "run the same command again: the pack has its old ranking, or the new one"
         raise write_failure(error, path, hint) from error

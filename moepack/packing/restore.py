@@ -21,14 +21,14 @@ from moepack.common.phases import Progress, advancing
 from moepack.common.remote_path import is_remote
 from moepack.common.shares import Share
 from moepack.common.tasks import run_tasks
-from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import ShardMap, map_shards
-from moepack.packing.in_place.in_place import restore_in_place, settle
-from moepack.packing.in_place.unfinished import is_unfinished
+from moepack.packing.in_place.in_place import restore_in_place
+from moepack.packing.in_place.leftovers import settle
+from moepack.packing.in_place.unfinished import is_unfinished, is_whole_pack
 from moepack.storage.atomic import make_folder, refuse_existing
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.whole_files import WholeFilesResult, write_whole_files
@@ -79,7 +79,8 @@ def restore(
 
     With `in_place` the pack is turned into the shards, in little more extra space than a layer. So
     is an unfinished pack made in place, in any case; without a `target` its shards go back to where
-    they were. With `recover` this works without its journal, but needs `target`.
+    they were. So do those of a pack that is whole but for leftovers of its making. With `recover`
+    this works without its journal, but needs `target`.
 
     With `part`, such as `3/16` or (3, 16), only that share of the shards is written, so that a job
     on each of many machines can write its own; with an `executor` its workers write them, a shard
@@ -88,9 +89,7 @@ def restore(
     Raises PackError if the pack is not whole or its bytes are wrong, RequestError for existing
     files, MachineError for faults of the machine.
     """
-    if settle(Path(pack)) and not Path(pack, manifest.NAME).exists():
-        raise RequestError("the shards are already where they belong", path=pack)
-    is_begun = is_unfinished(Path(pack))
+    is_begun = _is_begun(Path(pack), threads, goes_back=target is None or in_place or recover)
     if target is None and not is_begun:
         raise RequestError("no folder was given for the shards", hint="name one with `target`")
     if (in_place or is_begun) and (part is not None or executor is not None):
@@ -137,6 +136,19 @@ def restore(
             digests=result.digests,
             sha256_count=sum(entries[mapped.name].sha256 is not None for mapped in maps),
         )
+
+
+def _is_begun(pack: Path, threads: int, *, goes_back: bool) -> bool:
+    """Return whether shards are made in place because that was begun.
+
+    A pack that is whole but for leftovers, which know where its shards were, is so if it
+    `goes_back`. Raises RequestError if the shards are whole.
+    """
+    if is_unfinished(pack) and is_whole_pack(pack):
+        return goes_back
+    if settle(pack, threads):
+        raise RequestError("the shards are already where they belong", path=pack)
+    return is_unfinished(pack)
 
 
 def _write(

@@ -181,6 +181,7 @@ def test_who_was_overtaken_by_another_ranking_leaves_it(
     monkeypatch.setattr(name, overtaken)
     with pytest.raises(PackError, match="another process ranked it meanwhile"):
         moepack.rank_pack(pack, HOTNESS)
+    assert not (pack / "pack.journal").exists()
     other = Path(shutil.copytree(pack, pack.parent / "other"))
     assert not moepack.rank_pack(other, OTHER).is_changed
     assert moepack.verify(pack).passed

@@ -41,6 +41,7 @@ from moepack.packing.in_place import draft as drafts
 from moepack.packing.in_place import refusals as reasons
 from moepack.packing.in_place.conversion import PieceLocations, PieceSearch
 from moepack.packing.in_place.draft import Draft
+from moepack.packing.in_place.leftovers import read_draft, settle
 from moepack.packing.in_place.unfinished import (
     Beginning,
     Shard,
@@ -219,36 +220,12 @@ def resume_in_place(
         return [by_name.get(name) for name in names]
 
     with translated(path):
-        if settle(path):
+        if settle(path, threads, progress):
             if (path / manifest.NAME).exists():
                 return 0
             raise RequestError("the shards are already where they belong", path=path)
         with _opened(path, threads, progress, homes if recover else None) as work:
             return work.pack(work.locate(pack_first=True))
-
-
-def settle(path: Path) -> bool:
-    """Remove leftovers beside a whole pack or whole shards; return whether they were whole.
-
-    No byte of the model is touched.
-    """
-    if not is_unfinished(path):
-        return False
-    unfinished = Unfinished(path)
-    try:
-        if not unfinished.is_untouched:
-            return False
-        if (path / manifest.NAME).exists():
-            try:
-                draft = drafts.read(unfinished.inner, path)
-            except MoepackError:
-                pass  # the pack has the only description
-            else:
-                unfinished.commit(draft)
-        unfinished.clean_up()
-        return True
-    finally:
-        unfinished.close()
 
 
 def restore_in_place(
@@ -370,10 +347,11 @@ def _opened(
         raise RequestError("no run in place was begun here", path=path)
     unfinished = Unfinished(path)
     try:
-        draft = drafts.read(unfinished.inner, path)
+        if unfinished.journal.beginning is None and recover is None:
+            raise MachineError("the journal is damaged", path=unfinished.journal.path)
+        draft = read_draft(unfinished)
         if unfinished.journal.beginning is None:
-            if recover is None:
-                raise MachineError("the journal is damaged", path=unfinished.journal.path)
+            assert recover is not None
             entries = draft.manifest.source.shards
             homes = recover([entry.name for entry in entries])
             shards = tuple(_shards_at(homes, entries))

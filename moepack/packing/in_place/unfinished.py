@@ -129,6 +129,22 @@ def is_unfinished(path: Path) -> bool:
     return (path / IN_PLACE_NAME).is_dir()
 
 
+def is_untouched(path: Path) -> bool:
+    """Return whether all bytes of the model are elsewhere, or in a whole pack, by names alone.
+
+    That is so if the pack is whole, or if there are no shards here and no data files.
+    """
+    if has_shards(path / IN_PLACE_NAME):
+        return False
+    names = set(os.listdir(path)) - {IN_PLACE_NAME, TEMPORARY_NAME}
+    return manifest.NAME in names or not any(name.endswith(".bin") for name in names)
+
+
+def is_whole_pack(path: Path) -> bool:
+    """Return whether `path` is a whole pack, by names alone, with no more than leftovers in it."""
+    return (path / manifest.NAME).exists() and is_untouched(path)
+
+
 class Unfinished:
     """The directory `path`, locked until `close`. Its journal may be empty."""
 
@@ -145,17 +161,6 @@ class Unfinished:
         """Make all names in the directory, and its own, outlive a loss of power."""
         for folder in (self.inner, self.path, self.path.absolute().parent):
             sync_directory(folder)
-
-    @property
-    def is_untouched(self) -> bool:
-        """Whether all bytes of the model are elsewhere, or in a whole pack, by the files alone.
-
-        That is so if the pack is whole, or if there are no shards here and no data files.
-        """
-        if has_shards(self.inner):
-            return False
-        names = set(os.listdir(self.path)) - {IN_PLACE_NAME, TEMPORARY_NAME}
-        return manifest.NAME in names or not any(name.endswith(".bin") for name in names)
 
     def _shard_paths(self, count: int) -> list[Path]:
         return [
@@ -243,10 +248,13 @@ class Unfinished:
         self._remove(self.path / file.name for file in draft.manifest.files)
 
     def clean_up(self) -> None:
-        """Remove journal and drafts, which nothing needs any more, and directories if empty."""
+        """Remove drafts and journal, which nothing needs any more, and directories if empty.
+
+        The journal goes last: if there is a pack, that has what the drafts have.
+        """
         assert not has_shards(self.inner)
-        self.journal.remove()
         self._remove(self.inner / name for name in drafts.NAMES)
+        self.journal.remove()
         self.inner.rmdir()
         sync_directory(self.path)
         if not os.listdir(self.path):
@@ -352,7 +360,7 @@ def _hint(path: Path) -> str | None:
         return go_on
     try:
         is_pack = (path / manifest.NAME).exists()
-        if unfinished.is_untouched and not is_pack:
+        if is_untouched(path) and not is_pack:
             return f"the shards are where they belong; {back} removes what is left of the pack"
         if unfinished.journal.beginning is None:
             return (

@@ -29,11 +29,13 @@ from moepack.packing.in_place.unit_files import FileSet, PackFiles, ShardFiles
 from moepack.packing.in_place.units import FreeableBlocks, Piece, Units
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
+from moepack.packing.writing.line_log import LineLog
 from moepack.storage import holes
 from moepack.storage.extents import Extent
 from moepack.storage.space import free_space, shortage
 from tests.support import gguf_builder
 from tests.support.children import MOEPACK, Piped
+from tests.support.damages import DAMAGES, Damage, change_padding
 from tests.support.file_systems import mounted
 from tests.support.interruptions import StopHereError, before_each
 from tests.support.models import (
@@ -351,6 +353,10 @@ def test_bytes_that_neither_side_has_are_named_and_nothing_is_changed(
         ("pack", (Unfinished, "take_shards"), None, "pack"),
         ("restore", (Unfinished, "make_shards"), None, "restore"),
         ("pack", (Unfinished, "remove_shards"), "the pack is whole", "resume"),
+        ("pack", (Unfinished, "clean_up"), "the pack is whole", "resume"),
+        ("pack", (LineLog, "remove"), "the pack is whole", "resume"),
+        ("pack", (Unfinished, "clean_up"), "the pack is whole", "turn back"),
+        ("pack", (LineLog, "remove"), "the pack is whole", "turn back"),
         ("restore", (Unfinished, "remove_data_files"), "or back with", "go back"),
         ("restore", (Unfinished, "clean_up"), "the shards are where they belong", "nothing left"),
     ],
@@ -377,6 +383,7 @@ def test_what_fails_before_the_first_unit_or_after_the_last_says_what_is_true_th
         "restore": lambda: restore(target, source, in_place=True),
         "resume": lambda: pack_model(None, target, in_place=True, resume=True),
         "go back": lambda: restore(target),
+        "turn back": lambda: restore(target),
         "nothing left": nothing_left,
     }
     if way == "restore":
@@ -392,9 +399,45 @@ def test_what_fails_before_the_first_unit_or_after_the_last_says_what_is_true_th
         assert (contents(source) == before) if way == "pack" else (contents(target) == packed)
         assert not (target / "in-place").exists()
     works[follow]()
-    assert (target / "manifest.json").exists() == (way == "pack")
+    assert (target / "manifest.json").exists() == (way == "pack" and follow != "turn back")
     assert not (target / "in-place").exists()
-    assert way == "pack" or contents(source) == before
+    assert (way == "pack" and follow != "turn back") or contents(source) == before
+
+
+@pytest.mark.parametrize("name", ["dense.bin", "experts-00001.bin", "index.bin", "manifest.json"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_leftovers_beside_a_pack_stay_until_it_is_found_sound(
+    damage: Damage, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No stamp tells of the damage. Leftovers know manifest and index, and where shards were."""
+    before, target = contents(source), tmp_path / "pack"
+
+    def fail(*_: object) -> None:
+        raise StopHereError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Unfinished, "clean_up", fail)
+        with pytest.raises(StopHereError):
+            pack_model(source, target, in_place=True)
+    if not name.startswith(("dense", "experts")) and damage is change_padding:
+        return  # it has none
+    packed = tree(target)
+    damage(target / name)
+    damaged = tree(target)
+    if name in ("index.bin", "manifest.json") and (target / "manifest.json").exists():
+        pack_model(None, target, in_place=True, resume=True)
+        assert contents(target) == {n: d for n, d in packed.items() if "/" not in n}
+        return
+    if name != "manifest.json":
+        with pytest.raises(PackError, match="the pack is damaged"):
+            pack_model(None, target, in_place=True, resume=True)
+        assert tree(target) == damaged
+    (target / name).write_bytes(packed[name])
+    copied = restore(target, tmp_path / "copy")
+    assert (copied.is_in_place, contents(tmp_path / "copy")) == (False, before)
+    assert restore(target).is_in_place
+    assert contents(source) == before
+    assert not target.exists()
 
 
 def test_a_shard_that_is_opened_just_when_it_is_moved_goes_back_with_the_others(
