@@ -99,16 +99,17 @@ def serve(
     command += ["--host", host, "--port", str(port), "--alias", one_line(alias)]
     command += [] if cors_origins is None else ["--cors-origins", cors_origins]
     command += [*template, *passed_on, *(rest or ())]
-    sizes = partial(_sizes, command, options.pop("context"), threads)
+    sizes = partial(_model_words, command, options.pop("context"), threads)
     run_program_command(source_or_pack, command, is_ours=True, model_words=sizes, **options)
 
 
-def _sizes(
+def _model_words(
     command: Sequence[str], length: int | None, threads: int | None, pack: Pack
 ) -> list[str]:
-    """Return options for the context and threads that the command does not set."""
+    """Return options for the context, threads and template that the command does not set."""
     from moepack.planning.machine.processors import limited_threads
-    from moepack.running.programs.command import CONTEXT, THREADS
+    from moepack.running.programs.chat_template import has_chat_template
+    from moepack.running.programs.command import CONTEXT, TEMPLATES, THREADS
     from moepack.running.programs.context import choose_context
 
     words: list[str] = []
@@ -117,6 +118,10 @@ def _sizes(
     if not THREADS.is_set(command, os.environ if threads is None else {}):
         threads = limited_threads() if threads is None else threads
         words += [] if threads is None else ["-t", str(threads)]
+    has_template = any(option.is_set(command, os.environ) for option in TEMPLATES)
+    if not has_template and not has_chat_template(pack):
+        note("the model has no template for chats: they get that of --chat-template chatml")
+        words += ["--chat-template", "chatml"]
     return words
 
 

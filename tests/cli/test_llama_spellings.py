@@ -31,7 +31,7 @@ from tests.support.needs import needs_llama
         ("m -no-cnv --temp 0 --seed -1", "m --raw --temp 0 --seed -1", ""),
         ("m -fa -ctk q8_0", "m", "-fa on -ctk q8_0"),
         ("m -fa off --ignore-eos -q", "m -q", "-fa off --ignore-eos"),
-        ("m --grammar=x -i --color --jinja", "m", "--grammar x"),
+        ("m --grammar=x -i --color --jinja", "m", "--grammar x --jinja"),
         ("m -fa true --cpu-strict 1", "m", "-fa true --cpu-strict 1"),
         ("-n5 -m m", "m -n5", ""),
         ("m -ngl 0 --mmap", "m", ""),

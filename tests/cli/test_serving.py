@@ -49,7 +49,7 @@ def test_options_of_the_server_stand_before_or_behind_the_dashes(
     monkeypatch.setenv("MOEPACK_API_KEY", "sesame")
     options = ("-np", "2", "--chat-template", "llama2", "--ctx-size", "512", "-q", "--")
     headers = {"Authorization": "Bearer sesame"}
-    with served(SHARD, "--memory", "floor", "-t", "1", *options, "--metrics") as (_, url):
+    with served(SHARD, "--memory", "floor", "-t", "1", *options, "--metrics") as (process, url):
         assert httpx.get(f"{url}/props").status_code == 401
         with httpx.Client(base_url=url, headers=headers) as client:
             assert client.get("/props").json()["total_slots"] == 2
@@ -57,6 +57,10 @@ def test_options_of_the_server_stand_before_or_behind_the_dashes(
             body = {"messages": [{"role": "user", "content": "hello"}]}
             assert "[INST] hello" in client.post("/apply-template", json=body).json()["prompt"]
             assert "llamacpp:" in client.get("/metrics").text
+        process.terminate()
+        assert "note: llama.cpp's template llama2 is not Jinja, and has no tools" in (
+            process.stderr.read()
+        )
 
 
 def test_origins_are_named_before_the_dashes_or_behind_them() -> None:

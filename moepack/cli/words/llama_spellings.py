@@ -48,7 +48,7 @@ _PASSED_ON = """
     --json-schema-file --reasoning-format --reasoning-budget --chat-template-kwargs --keep
 """
 _PASSED_ON_FLAGS = """
-    --swa-full --ignore-eos --context-shift --no-context-shift --no-jinja
+    --swa-full --ignore-eos --context-shift --no-context-shift --jinja --no-jinja
     --no-prefill-assistant --log-disable
 """
 _SERVED = """
@@ -98,7 +98,7 @@ _BOTH: dict[str, Spelling] = {
     **_rows("--no-mmap --mlock -dio --direct-io", _WHOLE),
     **_rows("-lm --load-mode", _WHOLE._replace(values=1)),
     **_rows("-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo", _HUB),
-    **_rows("--jinja --mmap --no-warmup --no-repack -nr -ndio --no-direct-io", _LEFT_OUT),
+    **_rows("--mmap --no-warmup --no-repack -nr -ndio --no-direct-io", _LEFT_OUT),
 }
 RUN: dict[str, Spelling] = {
     **_BOTH,

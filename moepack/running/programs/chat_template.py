@@ -51,8 +51,7 @@ def chat_template_options(name_or_text: str | None, path: AnyPath | None) -> lis
     if text not in names:
         hint = f"a Jinja text, or one of {', '.join(names)}"
         raise RequestError("llama.cpp has no chat template of that name", found=text, hint=hint)
-    # To its Jinja a name would be a template, which makes the same text of all messages.
-    return ["--no-jinja", "--chat-template", text]
+    return ["--chat-template", text]
 
 
 def read_text(path: AnyPath, name: str, most: int) -> str:

@@ -30,7 +30,7 @@ _FALSE = {"0", "false", "off", "disabled"}
 
 
 class Option(NamedTuple):
-    """An option of llama.cpp's programs with a number: its words, and its variable."""
+    """An option of llama.cpp's programs: its words, and its variable."""
 
     words: frozenset[str]
     variable: str
@@ -52,6 +52,10 @@ CONTEXT = Option(frozenset({"-c", "--ctx-size"}), "LLAMA_ARG_CTX_SIZE")
 """Without a number, the context is the model's own."""
 THREADS = Option(frozenset({"-t", "--threads"}), "LLAMA_ARG_THREADS")
 """Without a number, threads are as many as cores."""
+TEMPLATES = (
+    Option(frozenset({"--chat-template"}), "LLAMA_ARG_CHAT_TEMPLATE"),
+    Option(frozenset({"--chat-template-file"}), "LLAMA_ARG_CHAT_TEMPLATE_FILE"),
+)
 _BATCHES = {
     Option(frozenset({"-b", "--batch-size"}), "LLAMA_ARG_BATCH"): 2048,
     Option(frozenset({"-ub", "--ubatch-size"}), "LLAMA_ARG_UBATCH"): 512,

@@ -7,7 +7,8 @@ text is llama.cpp's own, and none is listed here.
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from moepack.common import extras
@@ -17,6 +18,7 @@ PACKAGE, VERSION = extras.LLAMA_CPP
 DEFAULT_PORT = 8080
 """That of llama-server; the wheel's own default is 0."""
 
+_CHATML = "chatml"
 _PARSER = "_Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E"
 """`bool common_params_parse(int, char **, common_params &, llama_example, void (*)(int, char **))`,
 as GCC and Clang name it on every system."""
@@ -24,13 +26,16 @@ _SERVER = 12
 """`LLAMA_EXAMPLE_SERVER`: the options of llama-server."""
 
 
-def parse_options(arguments: Sequence[str]) -> Any:
+def parse_options(
+    arguments: Sequence[str], notice: Callable[[str], None] = lambda text: None
+) -> Any:
     """Read options as `llama-server` does; return xllamacpp's `CommonParams`.
 
     `--help`, `--version` and the like print and end the process, as in llama-server. Defaults are
-    llama-server's, but for those that `_set_defaults` explains. Raises MachineError if xllamacpp
-    is missing or of another version, RequestError for options that llama.cpp refuses: it has said
-    on standard error which and why.
+    llama-server's, but for those that `_set_defaults` explains. `notice` is called with a sentence
+    about a template without tools. Raises MachineError if xllamacpp is missing or of another
+    version, RequestError for options that llama.cpp refuses: it has said on standard error which
+    and why.
     """
     xllamacpp, library = _load()
     params = xllamacpp.CommonParams()
@@ -43,7 +48,26 @@ def parse_options(arguments: Sequence[str]) -> Any:
     words = [b"llama-server", *map(os.fsencode, arguments)]
     if not parse(len(words), (ctypes.c_char_p * (len(words) + 1))(*words), address, _SERVER, None):
         raise RequestError("llama.cpp's server refuses its options", hint="see --help")
+    if params.use_jinja and params.chat_template in template_names():
+        _use_named_template(params, "--jinja" in arguments, notice)
     return params
+
+
+def _use_named_template(params: Any, has_jinja: bool, notice: Callable[[str], None]) -> None:
+    """Replace a name by its template: to llama.cpp's Jinja it is the text of all messages.
+
+    llama.cpp has its templates in C++, without tools; ours for ChatML has them. Raises RequestError
+    for another one if Jinja is wanted.
+    """
+    if params.chat_template == _CHATML:
+        params.chat_template = Path(__file__).with_name("chatml.jinja").read_text()
+        return
+    problem = f"llama.cpp's template {params.chat_template} is not Jinja, and has no tools"
+    if has_jinja:
+        hint = f"leave out --jinja; or --chat-template {_CHATML}, or the model's own Jinja file"
+        raise RequestError(problem, hint=hint)
+    notice(f"{problem}; --chat-template {_CHATML} has them")
+    params.use_jinja = False
 
 
 def template_names() -> list[str]:

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if ("--api-key", "") in pairwise(arguments):
             # llama.cpp would ask for none, as an empty variable must not have it.
             raise RequestError("an empty API key", place="--api-key")
-        params = parse_options(arguments)
+        params = parse_options(arguments, _note)
         _check(params)
         _serve(params)
     except MoepackError as error:

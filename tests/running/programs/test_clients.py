@@ -11,10 +11,10 @@ import pytest
 import moepack
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.model_server import ModelServer
-from tests.support.chat_model import write_chat_model
+from tests.support.chat_model import begin_copy, finish, write_chat_model
 from tests.support.models import pack_model
 from tests.support.needs import needs_llama
-from tests.support.servers import OPTIONS
+from tests.support.servers import OPTIONS, served
 
 if TYPE_CHECKING:
     import anthropic
@@ -152,6 +152,29 @@ def test_openais_client_has_tools_called(calling_url: str) -> None:
     result = {"role": "tool", "tool_call_id": calls[0].id, "content": "sunny"}
     messages = [*MESSAGES, answer.choices[0].message, result]
     assert openais.chat.completions.create(messages=messages, max_tokens=3, model="tiny").choices
+
+
+def test_a_name_of_a_template_brings_tools_to_a_model_without_one(tmp_path: Path) -> None:
+    """Its marks of a call become tokens of the model here."""
+    marks = {"====": "<tool_call>", "----": "</tool_call>"}
+
+    def change(key: str, contents: Any) -> Any:
+        if key != "tokenizer.ggml.tokens":
+            return contents
+        return [marks.get(token, token) for token in contents]
+
+    finish(begin_copy(tmp_path / "model.gguf", change=change))
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+    small = ("--memory", "floor", "-t", "1", "-c", "2048")
+    for names in (("--chat-template", "chatml", "--jinja"), ()):
+        with served(tmp_path / "model.gguf", *small, *names, "--", *CALLS) as (_, url):
+            answer = openai_client(url).chat.completions.create(
+                model="tiny", messages=MESSAGES, tools=[tool], tool_choice="required"
+            )
+            (call,) = answer.choices[0].message.tool_calls or []
+            assert call.type == "function"
+            assert call.function.name == "weather"
+            assert json.loads(call.function.arguments)["day"] in (1, 2)
 
 
 def test_openais_client_gets_a_response(openais: "openai.OpenAI") -> None:

@@ -153,6 +153,7 @@ def test_help_is_llama_servers_own_with_our_defaults() -> None:
         ((), 2, "no model is given"),
         (("-m", "/nowhere.gguf"), 3, "/nowhere.gguf: cannot read the model: No such file"),
         (("-m", sys.executable, "--api-key", ""), 2, "an empty API key"),
+        (("-m", "x", "--jinja", "--chat-template", "llama2"), 2, "llama2 is not Jinja, and has no"),
         (("-m", "x", "--no-such-option"), 2, "invalid argument: --no-such-option"),
         (("-m", sys.executable, "--host", "192.0.2.1"), 6, "cannot listen at 192.0.2.1 port 8080"),
         (("-m", sys.executable, "--host", "a" * 99), 6, "cannot listen at"),
