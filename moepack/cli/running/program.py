@@ -44,7 +44,11 @@ def run_program_command(
     from moepack.packing.opening import open_model
     from moepack.report import run_text
     from moepack.running.pager.pager import PagerOptions
-    from moepack.running.programs.command import llama_variables, micro_batch
+    from moepack.running.programs.command import (
+        find_misled_program,
+        llama_variables,
+        micro_batch,
+    )
     from moepack.running.programs.micro_batch import server_options
     from moepack.running.programs.process import end_like
     from moepack.running.programs.runner import Listener, run_program
@@ -68,6 +72,9 @@ def run_program_command(
             micro_batch=micro_batch(command, os.environ),
         )
         variables = {} if is_ours else llama_variables(command, os.environ)
+        if program := find_misled_program(command, os.environ, pack.file_paths):
+            note = f"no word of this command is the model's path: give {program} -m {{}}"
+            complain("note", f'{note}, or in the text of a shell -m "$MOEPACK_MODEL"')
         watcher = _Watcher(stats, variables)
         listener = Listener(watcher.begun, watcher.failed, watcher.tick, watcher.pinning)
         learner = learner_of(pack, options["no_learn"])

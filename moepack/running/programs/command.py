@@ -3,8 +3,10 @@
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 _READING_WORDS = {"--no-mmap", "--direct-io", "-dio", "--mlock"}
@@ -22,6 +24,10 @@ _TEXT_WORDS |= {"-a", "--alias", "--dry-sequence-breaker"}
 _SHELLS = {"sh", "ash", "bash", "dash", "zsh", "ksh", "mksh", "fish", "csh", "tcsh"}
 _RUNS_TEXT = re.compile("-[A-Za-z]*c[A-Za-z]*")
 """A shell's `-c`, alone or among other letters, as in `-lc`."""
+_LLAMA_PROGRAM = re.compile("llama-[a-z]+(-[a-z]+)*")
+_OTHER_SOURCES = {"-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo"}
+_OTHER_SOURCES |= {"--models-dir", "--models-preset", "-h", "--help", "--version"}
+"""Options with which llama.cpp's programs need no path of a model, or find it themselves."""
 _LEAST_BATCH = 32
 """With a batch of one token llama.cpp's server aborts."""
 _MAPPING_MODES = {"mmap", "auto"}
@@ -77,6 +83,45 @@ def fill_in(arguments: Sequence[str], model_path: str) -> list[str]:
                 break
         filled.append(argument)
     return filled
+
+
+def find_misled_program(
+    command: Sequence[str], environment: Mapping[str, str], paths: Iterable[Path]
+) -> str | None:
+    """Return the program of llama.cpp in a command that surely gets no path of the model.
+
+    `paths` are the model's files. None for any other program, which may read MOEPACK_MODEL.
+    """
+    words = [*_words(command), environment.get("LLAMA_ARG_MODEL", "")]
+    program = next(filter(_is_llama_program, words), None)
+    if any(name in _OTHER_SOURCES for name, _ in _options(command)):
+        return None
+    if any("MOEPACK_MODEL" in word for word in words) or fill_in(words, "") != words:
+        return None
+    files = [file for path in paths if (file := _file_at(path)) is not None]
+    is_named = any(_file_at(word.partition("=")[2] or word) in files for word in words)
+    return None if is_named else program
+
+
+def _is_llama_program(word: str) -> bool:
+    """Return whether a word is an executable of llama.cpp's, and no script of that name."""
+    path = shutil.which(word) if _LLAMA_PROGRAM.fullmatch(os.path.basename(word)) else None
+    if path is None:
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) != b"#!"
+    except OSError:
+        return False
+
+
+def _file_at(path: str | Path) -> tuple[int, int] | None:
+    """Return the device and the inode of a file; None without one."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def extend_environment(

@@ -18,6 +18,7 @@ from moepack.running.programs.compiling import MACHINES
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """The exit codes that shells give."""
+_CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl", "docker-compose", "podman-compose"}
 _DEPTH = 5  # of scripts that scripts are interpreted by, as in Linux
 _LINE_LENGTH = 256  # of a script's first line, likewise
 _INTERPRETER_LENGTH = 4096  # likewise
@@ -72,6 +73,12 @@ def check_executable(path: Path, environment: Mapping[str, str] = os.environ) ->
 
     A script's interpreter is checked in its place, `env` and what it starts included.
     """
+    if path.name in _CONTAINER_PROGRAMS:
+        raise _refusal(
+            path,
+            "it starts programs in containers, which moepack's library does not reach",
+            "run moepack in the container, before the program: … moepack run MODEL -- PROGRAM",
+        )
     for _ in range(_DEPTH):
         try:
             with path.open("rb") as file:

@@ -57,6 +57,13 @@ def test_programs_of_every_day_and_the_dynamic_linker_itself_pass() -> None:
         check_executable(path)
 
 
+def test_programs_of_containers_are_told_so_however_they_are_linked(tmp_path: Path) -> None:
+    for name, flags in (("docker", ["-static"]), ("podman", [])):
+        error = refusal(compiled(tmp_path / name, *flags))
+        assert "in the container" in (error.hint or "")
+        assert "dynamic" not in str(error) + (error.hint or "")
+
+
 @pytest.mark.parametrize("flag", ["-static", "-static-pie"])
 def test_a_static_program_is_refused_and_indeed_loads_nothing(
     flag: str, tmp_path: Path, dynamic: Path, preloaded: Path
