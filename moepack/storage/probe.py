@@ -13,6 +13,7 @@ from moepack.common.errors import MachineError, RequestError
 from moepack.common.remote_path import RemotePath
 from moepack.storage.backend import Backend, ReadRequest
 from moepack.storage.buffers import allocate
+from moepack.storage.fallback_backend import FallbackBackend
 from moepack.storage.open_files import lies_in_memory
 from moepack.storage.threaded import ThreadedBackend
 
@@ -81,7 +82,7 @@ def choose(
     for candidate in ("uring", "direct"):
         try:
             backend, outcome = _try(candidate, path, depth, fixed)
-            return backend, "; ".join([*reasons, outcome])
+            return FallbackBackend(backend), "; ".join([*reasons, outcome])
         except _NotWorkingError as problem:
             reasons.append(f"{candidate} does not work here ({problem})")
     return ThreadedBackend(direct=False), "; ".join(reasons)

@@ -26,6 +26,7 @@ from moepack.storage import page_cache
 from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address
 from moepack.storage.backend import Backend, ReadQueue, ReadRequest
 from moepack.storage.buffers import allocate
+from moepack.storage.fallback_backend import FallbackBackend
 from moepack.storage.open_files import ANY, Alignment, open_direct
 from moepack.storage.threaded import MAX_THREADS, ThreadedBackend
 
@@ -62,6 +63,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     "direct": lambda: ThreadedBackend(direct=True),
     "uring": UringBackend,
     "uring with registered memory": lambda: UringBackend(ARENA),
+    "uring that may fall back": lambda: FallbackBackend(UringBackend()),
 }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moepack.cli.running.fetching import fetch, require_engine
+from moepack.cli.shared.argument_names import as_typed
 from moepack.cli.shared.progress import ProgressLines, progress
 from moepack.cli.shared.terminal import complain, is_quiet, lay_out, say
 from moepack.common.errors import MoepackError, RequestError
@@ -179,4 +180,4 @@ class _Watcher:
     def failed(self, error: MoepackError) -> None:
         complain("error", str(error))
         if error.hint:
-            complain("hint", error.hint)
+            complain("hint", as_typed(error.hint, click.get_current_context().command))

@@ -38,7 +38,7 @@ PAGE = 4096
 
 _HINTS = SHORTAGE_HINTS | {
     errno.EIO: "the drive or its connection fails: see the kernel's log, then run `moepack verify`",
-    errno.EINVAL: 'the file system refuses such a direct read: use backend="buffered"',
+    errno.EINVAL: "the file system refuses such a direct read: use `backend=buffered`",
 }
 
 _new_request = partial(tuple.__new__, ReadRequest)
