@@ -36,13 +36,23 @@ def so_far(facts: RunPhase) -> str:
 
 
 def pager_memory(pager: Pager) -> str:
-    """Return a line about the memory for experts: its limit, the need, and the first reads."""
-    whole = pager.whole_length
-    memory = f"memory for experts: {size_text(min(pager.budget, whole))}"
-    first = "; those that earlier runs used most are read first" if pager.is_warming else ""
-    if pager.budget >= whole:
-        return f"{memory}, room for all of them{first}"
-    return f"{memory} of {size_text(whole)}; a step needs {size_text(pager.floor)}{first}"
+    """Return a line about the memory for experts: its limit, the need, and the first reads.
+
+    And about what the program takes beside them, as far as that is known.
+    """
+    whole, budget = pager.whole_length, pager.budget
+    clauses = [f"memory for experts: {size_text(min(budget, whole))}"]
+    if budget >= whole:
+        clauses[0] += ", room for all of them"
+    else:
+        clauses[0] += f" of {size_text(whole)}"
+        clauses.append(f"a step needs {size_text(pager.floor)}")
+    if pager.beside:
+        length = size_text(pager.beside)
+        clauses.append(f"beside them up to {length} of dense weights and earlier prompts")
+    if pager.is_warming:
+        clauses.append("those that earlier runs used most are read first")
+    return "; ".join(clauses)
 
 
 def pager_usage(usage: PagerUsage) -> str:

@@ -1,15 +1,17 @@
 """Running models within a control group that is hardly large enough for them, or not."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from moepack.bench.control_group import control_group
 from tests.support import architectures
-from tests.support.children import MOEPACK, run_command
+from tests.support.children import MOEPACK, PATIENCE, Piped, run_command
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 
@@ -43,6 +45,24 @@ def test_where_no_memory_is_free_the_least_is_taken() -> None:
     assert end.returncode == 0, end.stderr
     assert "note: more than is free, less a margin" in end.stderr
     assert "its control group allows 300.0 MiB" in end.stderr
+
+
+def test_earlier_prompts_never_take_the_memory_of_the_server(model: Path) -> None:
+    """Each is kept in 31 MiB: without a limit the sixth would be one too many."""
+    options = ("--port", "0", "-t", "1", "-c", "1024", "--no-learn", "--", "-ub", "512")
+    with control_group(320 * MIB) as group:
+        if group is None:
+            pytest.skip("no control group can be made here")
+        command = group.command([*MOEPACK, "serve", str(model), *options])
+        with Piped(*command) as process, httpx.Client(timeout=PATIENCE) as client:
+            url = process.stdout.readline().split()[-1]
+            for number in range(9):
+                prompt = [number, *range(255), *range(245)]
+                answer = client.post(f"{url}/completion", json={"prompt": prompt, "n_predict": 1})
+                assert answer.json()["timings"]["prompt_n"] == len(prompt)
+            process.terminate()
+            first = process.stderr.readline()
+    assert re.search("; beside them up to 9[0-9][.0-9]* MiB of dense weights and earlier", first)
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,9 @@ def run_program_command(
     with open_model(fetch(source_or_pack)) as pack, trace_to(trace_path, pack) as trace:
         pack.require_files()
         command = [*command, *model_words(pack)]
+        beside = 0
         if is_ours:
-            command = server_options(pack, command, options["memory"], options["pin"] or 0)
+            command, beside = server_options(pack, command, options["memory"], options["pin"] or 0)
         pager_options = PagerOptions(
             memory=options["memory"],
             policy=options["policy"],
@@ -71,6 +72,7 @@ def run_program_command(
             backend=options["backend"],
             check=options["check"],
             micro_batch=micro_batch(command, os.environ),
+            beside=beside,
         )
         variables = {} if is_ours else llama_variables(command, os.environ)
         if program := find_misled_program(command, os.environ, pack.file_paths):

@@ -40,20 +40,27 @@ def start_server(
 
     `options` are llama-server's; `other_work` has watched other programs for a while.
     """
+    from moepack.planning.footprint.model import footprint_of
     from moepack.running.pager.pager import PagerOptions
+    from moepack.running.programs.beside_experts import beside_length, limit_earlier_texts
     from moepack.running.programs.command import single_text_options
     from moepack.running.programs.context import choose_context
     from moepack.running.programs.micro_batch import choose_micro_batch
     from moepack.running.programs.model_server import ModelServer
 
     length = choose_context(pack, context, note)
-    if micro_batch is None:
-        micro_batch = choose_micro_batch(
-            pack, context=length, memory=memory, pinned=pin or 0, options=options
-        )
     threads = _usual_threads(options) if threads is None else threads
-    words = [*single_text_options(length, threads, micro_batch), *options]
-    pager_options = PagerOptions(memory=memory, pinned=pin, micro_batch=micro_batch, **pager)
+    footprint = footprint_of(pack.path)
+    few = [*single_text_options(length, threads, micro_batch or 1), *options]
+    limits = limit_earlier_texts(footprint, few)
+    beside = beside_length(footprint, [*few, *limits])
+    if micro_batch is None:
+        sizes: Any = {"context": length, "pinned": pin or 0, "beside": beside}
+        micro_batch = choose_micro_batch(pack, memory=memory, options=options, **sizes)
+    words = [*single_text_options(length, threads, micro_batch), *limits, *options]
+    pager_options = PagerOptions(
+        memory=memory, pinned=pin, micro_batch=micro_batch, beside=beside, **pager
+    )
     serve: Callable[..., ModelServer] = partial(
         ModelServer,
         pack,

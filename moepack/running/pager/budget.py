@@ -25,7 +25,7 @@ SlotLengths = Mapping[ExpertKey, int]
 class FreeMemory:
     """Follows the free memory: grows with it, shrinks before the system suffers.
 
-    The budget is at least `floor` and at most `most` bytes.
+    The budget is at least `floor` and at most `most` bytes; `beside` are left to others.
     """
 
     def __init__(
@@ -34,14 +34,16 @@ class FreeMemory:
         most: int,
         spare: Callable[[], int] = spare_memory,
         pressure: Path = PRESSURE,
+        *,
+        beside: int = 0,
     ) -> None:
-        self._floor, self._most = floor, most
+        self._floor, self._most, self._beside = floor, most, beside
         self._spare, self._pressure = spare, pressure
-        self.budget = self._bounded(spare())
+        self.budget = self._bounded(spare() - beside)
 
     def follow(self, resident_length: int) -> int:
         """Look at the system again, and return the budget for `resident_length` bytes and more."""
-        budget = self._bounded(resident_length + self._spare())
+        budget = self._bounded(resident_length + self._spare() - self._beside)
         if (stalled_percent(self._pressure) or 0) > MOST_STALLED:
             budget = min(budget, self._bounded(resident_length - resident_length // _SHRINK_SHARE))
         if budget < self.budget or budget >= self.budget + _LEAST_CHANGE or budget == self._most:

@@ -57,7 +57,8 @@ class PagerOptions(NamedTuple):
     are the reader's. `micro_batch` is how many tokens programs compute at once: the experts of one
     such step have to fit. `most_used` in earlier runs, the most used first, are read while a
     program loads, as far as there is space; with `pins_most_used` the first are evicted last. A
-    token uses `experts_used` in each layer, by default as many as the model states.
+    token uses `experts_used` in each layer, by default as many as the model states. `beside` is
+    bytes that programs are yet to take beside experts, and left of the free memory.
     """
 
     memory: Size | None = None
@@ -69,6 +70,7 @@ class PagerOptions(NamedTuple):
     most_used: Sequence[ExpertKey] = ()
     pins_most_used: bool = False
     experts_used: int | None = None
+    beside: int = 0
 
 
 class Pager(Closing):
@@ -158,11 +160,15 @@ class Pager(Closing):
         memory = memory_length(options.memory)
         self._memory: int | None = self.floor if memory == "floor" else memory
         """The bytes that were given for experts; None if they follow the free memory."""
-        most = int(read_memory().value) if self._memory is None else self._memory
-        check_memory(most, self.floor, options.micro_batch)
-        self.is_short = self._memory is None and available_memory() < self.floor
+        allowed = int(read_memory().value) if self._memory is None else self._memory
+        check_memory(allowed, self.floor, options.micro_batch)
+        self.beside = options.beside
+        """The bytes that programs are yet to take beside experts, at most."""
+        available = available_memory() - self.beside
+        self.is_short = self._memory is None and available < self.floor
         """Whether less memory is free than the least for experts, which they take all the same."""
-        self._free = FreeMemory(self.floor, self.whole_length + self._reserve)
+        most = self.whole_length + self._reserve
+        self._free = FreeMemory(self.floor, most, beside=self.beside)
 
     def _plan_warm_up(self, lengths: SlotLengths, options: PagerOptions) -> WarmUp:
         """Plan reads while a program loads, which is yet to take memory of its own."""

@@ -53,9 +53,9 @@ def serve(
         pack = stack.enter_context(open_model(fetch_model(path, notice=_warn)))
         pack.require_files()
         writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
-        words = server_options(pack, words, memory, pin or 0)
+        words, beside = server_options(pack, words, memory, pin or 0)
         count = micro_batch(words, os.environ)
-        pager_options = PagerOptions(memory, policy, pin, backend, check, count)
+        pager_options = PagerOptions(memory, policy, pin, backend, check, count, beside=beside)
         learner = make_learner(pack, learn=learn)
         others: Any = {"api_key": api_key, "trace": writer, "learner": learner}
         server = ModelServer(pack, pager_options, options=words, **others)

@@ -28,6 +28,7 @@ _LLAMA_PROGRAM = re.compile("llama-[a-z]+(-[a-z]+)*")
 _OTHER_SOURCES = {"-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo"}
 _OTHER_SOURCES |= {"--models-dir", "--models-preset", "-h", "--help", "--version"}
 """Options with which llama.cpp's programs need no path of a model, or find it themselves."""
+_INTEGER = re.compile("-?[0-9]+")
 _LEAST_BATCH = 32
 """With a batch of one token llama.cpp's server aborts."""
 _MAPPING_MODES = {"mmap", "auto"}
@@ -48,10 +49,15 @@ class Option(NamedTuple):
 
     def number(self, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
         """Return the number of the option, or else of the variable; None for none, and for 0."""
-        pairs = _options(command)
-        values = [value for name, value in pairs if name in self.words and value.isdecimal()]
-        value = values[-1] if values else environment.get(self.variable, "")
-        return int(value) or None if value.isdecimal() else None
+        number = self.integer(command, environment)
+        return number if number is not None and number > 0 else None
+
+    def integer(self, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
+        """Return the integer of the option, or else of the variable, also 0 or below; or None."""
+        values = [value for name, value in _options(command) if name in self.words]
+        numbers = [value for value in values if _INTEGER.fullmatch(value)]
+        value = numbers[-1] if numbers else environment.get(self.variable, "")
+        return int(value) if _INTEGER.fullmatch(value) else None
 
 
 CONTEXT = Option(frozenset({"-c", "--ctx-size"}), "LLAMA_ARG_CTX_SIZE")

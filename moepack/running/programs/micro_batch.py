@@ -13,6 +13,7 @@ from moepack.planning.footprint.context import MOEPACK_RUN
 from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.planning.machine.memory_limits import available_memory, memory_length
 from moepack.running.pager.budget import step_length
+from moepack.running.programs.beside_experts import beside_length, limit_earlier_texts
 from moepack.running.programs.command import CONTEXT, experts_used, says_micro_batch
 
 MICRO_BATCHES = tuple(2048 >> shift for shift in range(12))
@@ -25,13 +26,19 @@ _MOST_COMPUTING = 8
 
 def server_options(
     pack: Pack, options: Sequence[str], memory: Size | None, pinned: Size
-) -> list[str]:
-    """Return options of llama-server, with a micro-batch if they and variables say none."""
-    if says_micro_batch(options, os.environ):
-        return list(options)
-    context = CONTEXT.number(options, os.environ)
-    count = choose_micro_batch(pack, context=context, memory=memory, pinned=pinned, options=options)
-    return [*options, "-ub", str(count)]
+) -> tuple[list[str], int]:
+    """Return options of llama-server, and the bytes that it takes beside experts at most.
+
+    Limits of earlier texts and a micro-batch are among them if `options` and variables set none.
+    """
+    footprint = footprint_of(pack.path)
+    words = [*options, *limit_earlier_texts(footprint, options)]
+    beside = beside_length(footprint, words)
+    if not says_micro_batch(options, os.environ):
+        sizes: Any = {"context": CONTEXT.number(options, os.environ), "beside": beside}
+        count = choose_micro_batch(pack, memory=memory, pinned=pinned, options=options, **sizes)
+        words += ["-ub", str(count)]
+    return words, beside
 
 
 def choose_micro_batch(
@@ -41,14 +48,15 @@ def choose_micro_batch(
     memory: Size | None,
     pinned: Size,
     options: Sequence[str] = (),
+    beside: int = 0,
 ) -> int:
     """Return the largest micro-batch that a context of so many tokens and memory allow.
 
     Without `context` it is the one that the model was trained for. `memory` is the bytes for
     experts, as in `PagerOptions`; `pinned` of them stay. `options` are llama-server's. The least
-    memory, `floor`, is that of one token.
+    memory, `floor`, is that of one token. Of the free memory `beside` bytes are not for experts.
     """
-    available, limit = available_memory(), memory_length(memory)
+    available, limit = available_memory() - beside, memory_length(memory)
     if limit == "floor":
         return 1
     most = available if limit is None else limit

@@ -164,6 +164,16 @@ def test_less_than_the_floor_is_refused_and_both_are_named(form: Form, kind: str
         pass
 
 
+@pytest.mark.parametrize(("beside", "is_short"), [(0, False), (1 << 50, True)])
+def test_memory_that_programs_are_yet_to_take_is_left_to_them(
+    beside: int, is_short: bool, form: Form
+) -> None:
+    """The least for experts is taken nevertheless."""
+    with paging(form("qwen3moe", "pack"), beside=beside) as run:
+        assert run.pager.is_short == is_short
+        assert (run.pager.budget == run.pager.floor) == is_short
+
+
 def test_the_floor_grows_with_micro_batches_up_to_a_layer(form: Form) -> None:
     model = form("qwen3moe", "gguf")
     floors = [floor_of(model, count) for count in (1, 2, 3, 4, 5, 512)]

@@ -59,10 +59,14 @@ def test_computing_leaves_memory_to_experts(pack: Pack, monkeypatch: pytest.Monk
 
 
 def test_what_is_said_is_left_alone(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert server_options(pack, ["-c", "100"], None, 0) == ["-c", "100", "-ub", "128"]
+    cache = ["--cache-ram", "64"]
+    assert server_options(pack, ["-c", "100"], None, 0)[0] == ["-c", "100", *cache, "-ub", "128"]
     for options in (["-ub", "32"], ["--ubatch-size=7"], ["-b", "9"]):
-        assert server_options(pack, options, None, 0) == options
+        assert server_options(pack, options, None, 0)[0] == [*options, *cache]
+    options = ["-cram", "3"]
+    assert server_options(pack, options, None, 0)[0] == [*options, "-ub", "2048"]
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "50")
-    assert server_options(pack, [], None, 0) == ["-ub", "64"]
+    assert server_options(pack, [], None, 0)[0] == [*cache, "-ub", "64"]
     monkeypatch.setenv("LLAMA_ARG_UBATCH", "5")
-    assert server_options(pack, [], None, 0) == []
+    monkeypatch.setenv("LLAMA_ARG_CACHE_RAM", "-1")
+    assert server_options(pack, [], None, 0)[0] == []
