@@ -19,7 +19,7 @@ from moepack.cli.shared.options import (
     summary_options,
     traces_option,
 )
-from moepack.cli.shared.parameters import Numbers, PathName
+from moepack.cli.shared.parameters import ModelName, Numbers
 from moepack.cli.shared.terminal import show, suggest
 from moepack.common.errors import RequestError
 
@@ -36,7 +36,7 @@ _FORMULA = (
 
 
 @click.command()
-@click.argument("source_or_pack", nargs=-1, type=PathName(), metavar="SOURCE_OR_PACK")
+@click.argument("source_or_pack", nargs=-1, type=ModelName(), metavar="SOURCE_OR_PACK")
 @machine_option
 @number_option(
     "--n-cpu-moe",

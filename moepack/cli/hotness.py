@@ -15,7 +15,7 @@ from moepack.cli.shared.options import (
     traced_model_options,
     traced_pack_option,
 )
-from moepack.cli.shared.parameters import STANDARD_STREAM, InputPath, Numbers, PathName
+from moepack.cli.shared.parameters import STANDARD_STREAM, InputPath, ModelName, Numbers
 from moepack.cli.shared.terminal import is_json, is_quiet, next_line, say, sum_up
 from moepack.cli.shared.traces import read_options
 from moepack.pack.reading.directory import named_pack
@@ -44,7 +44,7 @@ _SHARD = re.compile(r"(-\d{5}-of-\d{5})?\.gguf\Z")
 @click.option(
     "--learned",
     "learned_path",
-    type=PathName(),
+    type=ModelName(),
     metavar="SOURCE_OR_PACK",
     help="Show the counts from recent runs of this model, and write them with -o.",
 )

@@ -11,13 +11,13 @@ from moepack.cli.shared.options import (
     progress_options,
     threads_option,
 )
-from moepack.cli.shared.parameters import PathName
+from moepack.cli.shared.parameters import ModelName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import next_line, sum_up
 
 
 @click.command()
-@click.argument("source", nargs=-1, required=True, type=PathName(), metavar="SOURCE...")
+@click.argument("source", nargs=-1, required=True, type=ModelName(), metavar="SOURCE...")
 @folder_option("Folder of the new index.")
 @hotness_option
 @click.option(

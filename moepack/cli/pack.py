@@ -22,7 +22,7 @@ from moepack.cli.shared.options import (
     size_option,
     threads_option,
 )
-from moepack.cli.shared.parameters import PathName
+from moepack.cli.shared.parameters import ModelName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import is_json, is_quiet, lay_out, next_line, sum_up
 from moepack.common.errors import RequestError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source", nargs=-1, type=PathName(), metavar="SOURCE...")
+@click.argument("source", nargs=-1, type=ModelName(), metavar="SOURCE...")
 @folder_option("Folder of the new pack.")
 @layout_option
 @size_option("--alignment", least=0, help="Alignment of blobs, weights and tensors, such as 16KiB.")

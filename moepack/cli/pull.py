@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +20,7 @@ from moepack.cli.shared.parameters import PathName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import is_json, is_quiet, lay_out, next_line, sum_up
 from moepack.common.errors import RequestError
-from moepack.common.path_hints import download_hint
+from moepack.common.path_hints import missing_model_hint
 from moepack.common.remote_path import is_remote
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> 
     from moepack.report import pull_text
     from moepack.report.printable import printable
 
-    if pack is not None and not is_remote(pack) and (hint := download_hint(pack)) is not None:
-        raise RequestError("not the address of a pack", path=pack, hint=hint)
+    if pack is not None and not is_remote(pack) and not os.path.lexists(pack):
+        raise RequestError("not the address of a pack", path=pack, hint=missing_model_hint(pack))
     if target is None or (pack is None and not resume):
         raise click.UsageError(f"{'-o DIR' if target is None else 'PACK'} is missing")
 

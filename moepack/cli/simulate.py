@@ -13,7 +13,7 @@ from moepack.cli.shared.options import (
     plot_options,
     summary_options,
 )
-from moepack.cli.shared.parameters import InputPath, Numbers, PathName
+from moepack.cli.shared.parameters import InputPath, ModelName, Numbers
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import next_line, show
 from moepack.cli.shared.traces import read_options
@@ -27,7 +27,7 @@ _MIB = 1 << 20
 @click.option(
     "--model",
     "model_path",
-    type=PathName(),
+    type=ModelName(),
     metavar="SOURCE_OR_PACK",
     help="Model that was traced, for the lengths of its experts, if the trace lacks them.",
 )

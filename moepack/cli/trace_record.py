@@ -16,7 +16,7 @@ from moepack.cli.shared.options import (
     progress_options,
     size_option,
 )
-from moepack.cli.shared.parameters import PathName
+from moepack.cli.shared.parameters import ModelName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import sum_up
 from moepack.cli.shared.traces import count_line
@@ -25,7 +25,7 @@ from moepack.running.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
 
 @click.command("record")
 @click.option(
-    "--model", required=True, type=PathName(), metavar="SOURCE_OR_PACK", help="Model to run."
+    "--model", required=True, type=ModelName(), metavar="SOURCE_OR_PACK", help="Model to run."
 )
 @file_option("--prompts", required=True, help="Prompts, one per line: text, or JSON.")
 @output_option()

@@ -10,8 +10,8 @@ _SCHEMES = re.compile(r"(?:hf|huggingface|https?|ollama|ms|modelscope)(?::/+|:)"
 _HUB = re.compile(
     r"(?:(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/|(?:hf|huggingface):/*)?"
     r"(?P<owner>[\w.-]+)/(?P<name>[\w.-]+?)(?:\.git)?"
-    r"(?::(?P<type>[\w-]+)|/(?:resolve|blob|tree)/[\w.-]+(?:/(?P<file>[\w./-]+))?"
-    r"|/(?P<inner>[\w./-]+\.gguf))?(?:\?.*)?/?\Z"
+    r"(?::(?P<type>[\w-]+)|/(?:resolve|blob|tree)/(?P<revision>[\w.-]+)(?:/(?P<file>[\w./-]+))?"
+    r"|/(?P<inner>[\w./-]+\.gguf))?/?(?:[?#].*)?\Z"
 )
 _OLLAMA = re.compile(r"(?:ollama:/*)?(?P<name>[a-z0-9._-]+(?:/[a-z0-9._-]+)?:[\w.-]+)\Z")
 _WINDOWS = re.compile(r"(?P<drive>[A-Za-z]):[\\/](?P<rest>.*)\Z", re.DOTALL)
@@ -56,18 +56,23 @@ def download_hint(name: str) -> str | None:
 
     A path of two words is a repository's only if its folder is not here.
     """
-    ollama = _OLLAMA.match(name)
-    if ollama and (name.startswith("ollama") or not _looks_like_type(name)):
+    if (ollama := _ollama(name)) is not None:
         return (
             f"ollama's models are files as well: `ollama show {ollama['name']} --modelfile`"
             " prints the path behind FROM"
         )
     if (address := hub_address(name)) is not None:
-        return f"on the hub: moepack run {address}"
+        return f"on the hub: moepack run {shell_word(address)}"
     if re.match(r"https?:/", name):
         address = re.sub(r"\A(https?):/+", r"\1://", name)
         return f"download it first: curl -L -O {shell_word(address)}"
     return None
+
+
+def _ollama(name: str) -> re.Match[str] | None:
+    """Return the match of a name of ollama's; None if it may be one of the hub's."""
+    match = _OLLAMA.match(name)
+    return match if name.startswith("ollama") or not _looks_like_type(name) else None
 
 
 def _looks_like_type(name: str) -> bool:
@@ -85,12 +90,16 @@ def _is_remote(name: str, hub: re.Match[str]) -> bool:
 
 
 def hub_address(name: str) -> str | None:
-    """Return the address of a model on the hub, as a word for a shell; None for other names."""
+    """Return the `hf://` address of a model that is named as elsewhere; None for other names.
+
+    Such as `OWNER/NAME:Q4_K_M`, `hf.co/OWNER/NAME`, and the address of a page of the hub.
+    """
     hub = _HUB.match(name)
-    if hub is None or not _is_remote(name, hub):
+    if hub is None or not _is_remote(name, hub) or _ollama(name) is not None:
         return None
-    inner = hub["file"] or hub["inner"] or hub["type"] or "Q4_K_M"
-    return shell_word(f"hf://{hub['owner']}/{hub['name']}/{inner}")
+    revision = f"@{hub['revision']}" if hub["revision"] not in (None, "main") else ""
+    inner = hub["file"] or hub["inner"] or hub["type"]
+    return f"hf://{hub['owner']}/{hub['name']}{revision}" + (f"/{inner}" if inner else "")
 
 
 def _misspelt(text: str) -> str | None:

@@ -12,6 +12,8 @@ from moepack.storage.remote import hub
 from moepack.storage.remote.stores import resolve, store_of
 
 _SHOWN_MODELS = 20
+_USUAL_TYPE = "Q4_K_M"
+"""The quantisation that is meant by the name of a repository alone, as in llama.cpp and ollama."""
 _NO_MODEL = re.compile(r"(?:^|/)(?:mmproj|imatrix)|imatrix[^/]*\.gguf\Z", re.IGNORECASE)
 
 
@@ -50,26 +52,39 @@ def siblings(path: RemotePath) -> list[RemotePath]:
 def choose_on_hub(path: RemotePath, lengths: dict[str, int]) -> list[RemotePath]:
     """Name the shards of the one model that a path names among the files of its repository.
 
-    `lengths` are those of all its files. Raises SourceError for none, and for several.
+    `lengths` are those of all its files. Of several in the whole repository it is that of the usual
+    quantisation. Raises SourceError for none, and for several others.
     """
     inner = path.key
     if inner in lengths:
         return siblings(path)
     in_folder = [name for name in lengths if not inner or name.startswith(f"{inner}/")]
-    tag = re.compile(rf"(?:^|[-_./]){re.escape(inner)}(?:$|[-_./])", re.IGNORECASE)
-    return _one_model(path, in_folder or filter(tag.search, lengths), lengths)
+    if not inner and len(_models_of(in_folder)) > 1:
+        in_folder = list(filter(_tag(_USUAL_TYPE).search, in_folder)) or in_folder
+    return _one_model(path, in_folder or filter(_tag(inner).search, lengths), lengths)
 
 
-def _one_model(
-    named: RemotePath, names: Iterable[str], lengths: dict[str, int]
-) -> list[RemotePath]:
-    """Return the shards of the one model among some files; the others are for the message."""
+def _tag(inner: str) -> re.Pattern[str]:
+    """Return the pattern of files whose names have a quantisation, or another word, in them."""
+    return re.compile(rf"(?:^|[-_./]){re.escape(inner)}(?:$|[-_./])", re.IGNORECASE)
+
+
+def _models_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the files of each model among some files, in order."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
         if name.endswith(".gguf") and not _NO_MODEL.search(name):
             match = SHARD_NAME.match(name)
             model = f"{match['prefix']}-{match['count']}" if match else name
             models.setdefault(model, []).append(name)
+    return models
+
+
+def _one_model(
+    named: RemotePath, names: Iterable[str], lengths: dict[str, int]
+) -> list[RemotePath]:
+    """Return the shards of the one model among some files; the others are for the message."""
+    models = _models_of(names)
     if not models:
         others = sorted(name for name in lengths if name.endswith(".gguf"))
         names = ", ".join(others[:_SHOWN_MODELS]) or "no GGUF"

@@ -12,16 +12,17 @@ HUB = "moepack run hf://unsloth/Qwen3-GGUF"
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("hf:unsloth/Qwen3-GGUF", f"{HUB}/Q4_K_M"),
+        ("hf:unsloth/Qwen3-GGUF", HUB),
         ("hf.co/unsloth/Qwen3-GGUF:Q8_0", f"{HUB}/Q8_0"),
-        ("unsloth/Qwen3-GGUF", f"{HUB}/Q4_K_M"),
+        ("unsloth/Qwen3-GGUF", HUB),
         ("unsloth/Qwen3-GGUF:UD-Q2_K_XL", f"{HUB}/UD-Q2_K_XL"),
-        ("https://huggingface.co/unsloth/Qwen3-GGUF/", f"{HUB}/Q4_K_M"),
-        ("https://huggingface.co/unsloth/Qwen3-GGUF/tree/main", f"{HUB}/Q4_K_M"),
+        ("https://huggingface.co/unsloth/Qwen3-GGUF/", HUB),
+        ("https://huggingface.co/unsloth/Qwen3-GGUF/tree/main", HUB),
         (
             "https://huggingface.co/unsloth/Qwen3-GGUF/blob/main/Q4/a-00002-of-00003.gguf",
             f"{HUB}/Q4/a-00002-of-00003.gguf",
         ),
+        ("https://hf.co/unsloth/Qwen3-GGUF/tree/v2/Q4?x=1", f"{HUB}@v2/Q4"),
         ("huggingface:unsloth/Qwen3-GGUF/Q4/a.gguf", f"{HUB}/Q4/a.gguf"),
         ("https://example.org/a b.gguf", "curl -L -O 'https://example.org/a b.gguf'"),
         ("ollama://library/qwen3:30b-a3b-q4_K_M", "ollama show library/qwen3:30b-a3b-q4_K_M"),

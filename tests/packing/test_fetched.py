@@ -121,9 +121,10 @@ def test_without_a_network_the_model_that_is_here_is_used_and_that_is_said(
 def test_several_models_are_told_apart_here_too(hub: FakeHub, cache: Path) -> None:
     folder = hub.folder / REPOSITORY / "Q8_0"
     folder.mkdir()
-    shutil.copy(shards_of("granite")[0], folder / "granite-Q8_0.gguf")
+    for name in ("granite-Q8_0.gguf", "other-Q8_0.gguf"):
+        shutil.copy(shards_of("granite")[0], folder / name)
     with pytest.raises(SourceError, match="2 models here"):
-        moepack.fetch_model(f"hf://{REPOSITORY}")
+        moepack.fetch_model(f"hf://{REPOSITORY}/Q8_0")
     assert not list(cache.rglob("*.moepack"))
 
 

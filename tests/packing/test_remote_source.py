@@ -13,12 +13,13 @@ from moepack.common.errors import RequestError, SourceError
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.pack_model import pack_model
 from moepack.packing.shard_index import index_model
+from moepack.source.remote_model import find_remote_shards
 from moepack.source.shards import open_source
 from moepack.storage import scattering
 from moepack.storage.input_file import open_input
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteError
-from moepack.storage.remote.stores import resolve, store_of
+from moepack.storage.remote.stores import forget_stores, resolve, store_of
 from tests.support import odd_models
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.models import FIXTURES, contents, first_shard, shards_of
@@ -104,13 +105,24 @@ def test_a_model_is_found_by_its_folder_quantisation_or_shard(hub: FakeHub, inne
 def test_several_models_are_listed_with_their_sizes(hub: FakeHub) -> None:
     folder = hub.folder / REPOSITORY / "Q8_0"
     folder.mkdir()
-    shutil.copy(shards_of("granite")[0], folder / "granite-Q8_0.gguf")
+    for name in ("granite-Q8_0.gguf", "other-Q8_0.gguf"):
+        shutil.copy(shards_of("granite")[0], folder / name)
     with pytest.raises(SourceError, match="2 models here") as refusal:
-        open_source(f"hf://{REPOSITORY}")
+        open_source(f"hf://{REPOSITORY}/Q8_0")
     notes = "\n".join(refusal.value.__notes__)
     assert f"hf://{REPOSITORY}@{hub.commit}/Q8_0/granite-Q8_0.gguf  " in notes
     with pytest.raises(SourceError, match="no such model here, found UD-Q4_K_XL|found Q8_0"):
         open_source(f"hf://{REPOSITORY}/IQ1_S")
+
+
+def test_of_several_models_a_repository_s_name_means_the_usual_one(hub: FakeHub) -> None:
+    (hub.folder / REPOSITORY / "other-Q8_0.gguf").write_bytes(b"GGUF")
+    assert resolve(f"hf://{REPOSITORY}").key == ""
+    assert find_remote_shards(f"hf://{REPOSITORY}")[0].name == Path(shards_of(MODEL)[0]).name
+    (hub.folder / REPOSITORY / "other-Q4_K_M.gguf").write_bytes(b"GGUF")
+    forget_stores()
+    with pytest.raises(SourceError, match="2 models here"):
+        find_remote_shards(f"hf://{REPOSITORY}")
 
 
 @pytest.mark.parametrize(

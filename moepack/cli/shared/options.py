@@ -12,6 +12,7 @@ from moepack.cli.shared.parameters import (
     InputPath,
     LayoutName,
     Length,
+    ModelName,
     OutputFile,
     OutputFolder,
     PathName,
@@ -66,11 +67,11 @@ def micro_batch_option(help: str) -> Option[Any]:
 
 pack_argument = click.argument("pack_path", type=PathName(), metavar="PACK")
 source_or_pack_argument = click.argument(
-    "source_or_pack", nargs=-1, required=True, type=PathName(), metavar="SOURCE_OR_PACK"
+    "source_or_pack", nargs=-1, required=True, type=ModelName(), metavar="SOURCE_OR_PACK"
 )
-opened_argument = click.argument("pack_path", type=PathName(), metavar="SOURCE_OR_PACK")
+opened_argument = click.argument("pack_path", type=ModelName(), metavar="SOURCE_OR_PACK")
 measured_model_argument = click.argument(
-    "model", nargs=-1, type=PathName(), metavar="[SOURCE_OR_PACK]"
+    "model", nargs=-1, type=ModelName(), metavar="[SOURCE_OR_PACK]"
 )
 
 json_option = click.option(
@@ -114,7 +115,7 @@ recover_option = click.option(
 source_option = click.option(
     "--source",
     "source_paths",
-    type=PathName(),
+    type=ModelName(),
     multiple=True,
     metavar="SOURCE",
     help="Model that the pack was made from, for comparison; may be repeated.",
@@ -172,7 +173,7 @@ traced_model_options = options(
     click.option(
         "--model",
         "model_path",
-        type=PathName(),
+        type=ModelName(),
         metavar="SOURCE",
         help="Model that was traced; layers and experts that it lacks are refused.",
     ),

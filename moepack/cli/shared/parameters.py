@@ -9,6 +9,8 @@ from click.shell_completion import CompletionItem
 
 from moepack.cli.shared.argument_names import typed_name
 from moepack.common.errors import RequestError
+from moepack.common.path_hints import hub_address
+from moepack.common.remote_path import is_remote
 from moepack.common.sizes import LEAST_BARE, is_share, parse_size
 
 STANDARD_STREAM = "-"
@@ -46,6 +48,19 @@ class PathName(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no a
     ) -> list[CompletionItem]:
         """Leave paths to the shell."""
         return [CompletionItem(incomplete, type="file")]
+
+
+class ModelName(PathName):
+    """The path or address of a model; names that the hub's users type become its addresses."""
+
+    name = "model"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return a path, or an address. Raises RequestError for `-`."""
+        name = super().convert(value, param, ctx)
+        if is_remote(name) or os.path.lexists(name):
+            return name
+        return hub_address(name) or name
 
 
 class OutputFolder(PathName):

@@ -49,6 +49,11 @@ _ANSWERS: Mapping[str, tuple[str, ...]] = {
             "llama.cpp's convert_hf_to_gguf.py makes a GGUF from safetensors; from a pack:",
             "moepack export gguf MODEL.moepack -o NAME.gguf",
         ),
+        (
+            "completion completions",
+            "a shell completes after this line (zsh_source and fish_source for other shells):",
+            'eval "$(_MOEPACK_COMPLETE=bash_source moepack)"',
+        ),
         ("version", "it is an option:", "moepack --version"),
     )
     for name in names.split()

@@ -78,6 +78,7 @@ _HUB = Spelling(
     problem="a model on the hub has an address here",
     hint="moepack {command} hf://OWNER/NAME/Q4_K_M",
 )
+_HUB_OPTIONS = ("-hf", "-hfr", "--hf-repo")
 _LEFT_OUT = Spelling(values=0, is_left_out=True)
 _OTHER_MODELS = "-md --model-draft -mm --mmproj"
 _BEHIND = Spelling(problem="options of llama.cpp's programs come after --")
@@ -193,7 +194,7 @@ class Translation:
         while self._left:
             word = self._left.pop(0)
             name, sign, value = word.partition("=") if word.startswith("-") else (word, "", "")
-            if name in MODEL_OPTIONS:
+            if name in MODEL_OPTIONS or name in _HUB_OPTIONS:
                 self._set_model(name, [value] if sign else self._values(1))
             elif name in spellings and name not in own:
                 self._add_option(name, spellings[name], value if sign else None)
@@ -208,7 +209,9 @@ class Translation:
         if not values:
             raise RequestError(f"{name} names no model", hint=f"{name} FILE")
         self.model = values[0]
-        self.words[:0] = values  # before a prompt
+        if name in _HUB_OPTIONS:
+            self.model = hub_address(f"hf:{values[0]}") or values[0]
+        self.words.insert(0, self.model)  # before a prompt
 
     def _add_option(self, name: str, spelling: Spelling, value: str | None) -> None:
         if value is not None and not spelling.values and spelling.problem is None:
@@ -231,8 +234,6 @@ class Translation:
 
 
 def _answer(command: click.Command, spelling: Spelling, option: str, model: str) -> RequestError:
-    name, _, value = option.partition(" ")
+    name = option.partition(" ")[0]
     hint = spelling.hint.format(model=model, option=option, command=command.name)
-    if spelling is _HUB and (address := hub_address(value)) is not None:
-        hint = f"moepack {command.name} {address}"
     return RequestError(f"{name}: {spelling.problem}", hint=hint)

@@ -7,6 +7,7 @@ minutes. A file's SHA-256 and length are in the repository's list of files.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,7 +111,9 @@ def _translated(address: str, revision: str) -> Iterator[None]:
             problem = "the certificate of the hub is not trusted"
             raise MachineError(problem, path=address, hint=CERTIFICATE_HINT) from None
         problem = f"the hub cannot be reached: {type(error).__name__}"
-        raise MachineError(problem, path=address, hint="is HF_ENDPOINT right?") from None
+        is_set = os.environ.get("HF_ENDPOINT")
+        hint = "is HF_ENDPOINT right?" if is_set else "see whether the network is up"
+        raise MachineError(problem, path=address, hint=hint) from None
 
 
 def xet_hashes(root: str) -> dict[str, str]:

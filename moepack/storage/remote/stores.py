@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from moepack.common import extras
 from moepack.common.errors import MachineError, SourceError
+from moepack.common.path_hints import hub_address
 from moepack.common.paths import AnyPath
 from moepack.common.remote_path import RemotePath, parse
 from moepack.common.sizes import size_text
@@ -25,9 +26,7 @@ _STALLED = timedelta(seconds=30)
 """After so long without a byte, a request is made once more."""
 _MAX_PLAIN_LENGTH = 400 * 10**9
 """The hub sends no longer files over plain HTTP."""
-_HUB_PAGE = re.compile(
-    r"\Ahttps://(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)/(?:resolve|blob|tree)/([^/?#]+)/?([^?#]*).*"
-)
+_HUB_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -49,7 +48,7 @@ def resolve(address: AnyPath) -> RemotePath:
 
 def named_on_hub(address: str) -> str:
     """Return the `hf://` address of a page of the hub, and any other address as it is."""
-    return _HUB_PAGE.sub(r"hf://\1@\2/\3", address)
+    return (_HUB_PAGE.match(address) and hub_address(address)) or address
 
 
 @lru_cache(maxsize=64)
