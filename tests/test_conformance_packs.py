@@ -27,7 +27,7 @@ OPENING, USE, VERIFICATION = (
 )
 
 
-FROZEN = "6083be2abb0aed35e95e74a9a4dbf40795dd82c5d8a549a82b4b648930563083"
+FROZEN = "d6c01a6e7bab48a1ba99fa0616d79722bea54319b1fd49e34a9306dcd03df7af"
 
 
 def name_of(entry: dict[str, Any]) -> str:

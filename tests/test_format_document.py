@@ -14,6 +14,7 @@ import moepack
 from moepack.common import digest
 from moepack.common.errors import PackError
 from moepack.pack.format import manifest, records
+from moepack.pack.verifying.block_sizes import BLOCK_SIZES
 from moepack.packing.plan import layout
 from moepack.source.experts import FAMILIES
 from moepack.source.ggml_types import TYPES
@@ -84,7 +85,7 @@ def test_the_sections_are_those_that_the_index_has() -> None:
         assert (when == "always") == (name.strip("`") in records.NEEDED_SECTIONS)
 
 
-def test_the_types_are_those_of_the_code_and_of_the_gguf_package() -> None:
+def test_the_types_are_those_of_packer_verifier_and_gguf_package() -> None:
     table = rows(section("## GGML types"))
     types = {}
     for number, name, *sizes in table:
@@ -97,6 +98,7 @@ def test_the_types_are_those_of_the_code_and_of_the_gguf_package() -> None:
         )
         for number, kind in TYPES.items()
     }
+    assert types == {number: tuple(size) for number, size in BLOCK_SIZES.items()}
     assert [int(row[0]) for row in table] == sorted(TYPES)
     for kind, lengths in GGML_QUANT_SIZES.items():
         if kind != GGMLQuantizationType.Q8_1:  # wrong in gguf 0.19.0: it has 36 bytes in C

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from moepack.common import digest
 from moepack.pack.format import records
 from tests.support.models import flip
 from tests.support.pack_draft import (
@@ -628,6 +629,13 @@ def overlapping_tensors(draft: Draft) -> None:
     draft.set("tensor", 2, offset=one.offset, digest=one.digest)
 
 
+def of_no_length(draft: Draft) -> None:
+    """Take the bytes of a tensor away, though it has elements; where they were is zero."""
+    tensor = draft.get("tensor", 1)
+    draft.write(tensor.file, tensor.offset, bytes(tensor.length))
+    draft.set("tensor", 1, length=0, stored_length=0, digest=digest.xxh3(b""))
+
+
 def more_experts_used(draft: Draft) -> None:
     draft.body["source"]["experts_used"] = {"ffn_exps": [2, 3]}
 
@@ -698,7 +706,7 @@ VERIFIERS_RULES = [
             ("record: layer 0", "4 x 3 of F32 is 48 bytes long, the record says 32"): {
                 "a type of another length": record("part_kind", 0, ne1=3),
             },
-            ("record: layer 0", "F32 interleaves no rows"): {
+            ("record: layer 0", "F32 stores 1 row as one unit"): {
                 "rows interleaved that are not": record("part_kind", 0, interleaved_row_count=4),
             },
             ("record: layer 0", "4 x 2 of Q4_0 is not in whole blocks of 32"): {
@@ -712,6 +720,12 @@ VERIFIERS_RULES = [
             },
             (f"record: {NORM}", "it has no elements, and 16 bytes"): {
                 "a tensor without elements, but a length": record("tensor", 1, ne0=0),
+                "a length without elements, of an unknown type": record(
+                    "tensor", 1, ne0=0, flags=1, type_name=b"type-0"
+                ),
+            },
+            (f"record: {NORM}", "it has 4 elements, and 0 bytes"): {
+                "a tensor with elements, but without a length": of_no_length,
             },
             ("manifest: in manifest.json", "hotness.measured_blob_count is 3, the index has 4"): {
                 "another count of measured blobs": stated(hotness={"measured_blob_count": 3}),

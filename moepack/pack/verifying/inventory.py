@@ -1,5 +1,6 @@
 """The records of the index against the rules of the format, and the ranges to be read."""
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 
 from moepack.common import digest
 from moepack.common.errors import PackError
+from moepack.common.sizes import count_text
 from moepack.pack.format.dense import DenseTensor
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
@@ -64,9 +66,21 @@ class _Inventory:
             return
         where: Where = {"layer": family.layer, "part": kind.name}
         self.check_type(kind, where)
-        if kind.type_id in BLOCK_SIZES and kind.interleaved_row_count != 1:
-            message = f"{kind.type_name} interleaves no rows, the record says "
-            message += f"{kind.interleaved_row_count:,}"
+        size, row_count = BLOCK_SIZES.get(kind.type_id), math.prod(kind.shape[1:])
+        if size is None:
+            return
+        if size.tail:
+            message = (
+                f"{size.type_name} has bytes at the end of a tensor, so no part is of this type"
+            )
+            self.findings.add("record", message, **where)
+        elif kind.interleaved_row_count != size.rows:
+            message = f"{size.type_name} stores {count_text(size.rows, 'row')} as one unit, "
+            message += f"the record says {kind.interleaved_row_count:,}"
+            self.findings.add("record", message, **where)
+        elif row_count % size.rows:
+            message = f"{count_text(row_count, 'row')} of {size.type_name}, which stores "
+            message += f"{size.rows} as one unit"
             self.findings.add("record", message, **where)
 
     def check_type(self, record: PartKind | DenseTensor, where: Where) -> None:
@@ -200,8 +214,9 @@ class _Inventory:
         if tensor.name in self.names:
             self.findings.add("record", "two tensors have this name", **where)
         self.names.add(tensor.name)
-        if 0 in tensor.shape and tensor.length:
-            message = f"it has no elements, and {tensor.length:,} bytes"
+        if (0 in tensor.shape) != (tensor.length == 0):
+            elements = "no" if 0 in tensor.shape else f"{math.prod(tensor.shape):,}"
+            message = f"it has {elements} elements, and {tensor.length:,} bytes"
             self.findings.add("record", message, **where)
         elif not tensor.inferred:
             self.check_type(tensor, where)

@@ -197,7 +197,7 @@ class _HeaderWalk:
         if length is None:
             length = longest if fitting else gap
             return WalkedTensor(name, shape, type_id, start, length, len(fitting) != 1)
-        if length not in fitting:
+        if not max(0, gap - self.alignment) < length <= gap:
             raise SourceError(
                 "the verifier's block sizes do not fit the gap",
                 path=self.path,

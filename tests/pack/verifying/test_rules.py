@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -130,9 +130,29 @@ def test_a_type_that_the_packer_did_not_know_is_not_held_against_the_table(draft
 
 def test_types_that_the_verifier_does_not_know_pass(draft: Draft) -> None:
     draft.set("part_kind", 0, type_id=999, type_name=b"type-999", ne0=7)
-    draft.set("tensor", 1, type_id=36, type_name=b"I2_S", ne0=7)
+    draft.set("tensor", 1, type_id=998, type_name=b"type-998", ne0=7)
     draft.save()
     assert verify(draft.path).passed
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"type_id": 36, "type_name": b"I2_S"}, "no part is of this type"),
+        ({"type_id": 230, "type_name": b"BF16_R16"}, "stores 16 rows as one unit"),
+        (
+            {"type_id": 230, "type_name": b"BF16_R16", "interleaved_row_count": 16, "ne0": 8},
+            "2 rows of BF16_R16, which stores 16 as one unit",
+        ),
+        ({"type_id": 158, "type_name": b"IQ1_KT", "ne0": 256}, "is 120 bytes long"),
+    ],
+)
+def test_types_of_forks_are_checked_as_all_others(
+    changes: dict[str, Any], words: str, draft: Draft
+) -> None:
+    draft.set("part_kind", 0, **changes)
+    draft.save()
+    assert words in " ".join(finding.message for finding in verify(draft.path).findings)
 
 
 def test_alignments_mean_nothing_in_a_file_that_is_a_shard(model: Path, tmp_path: Path) -> None:

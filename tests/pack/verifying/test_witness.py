@@ -18,6 +18,7 @@ WRONG_IN_GGUF = {GGMLQuantizationType.Q8_1}
 """gguf 0.19.0 says 40 bytes a block, ggml.c has 36."""
 NEWER_THAN_GGUF = {42}
 """Q2_0 of llama.cpp b11549."""
+OF_FORKS = {31, 32, 33, 36, *range(97, 400)}
 
 
 def test_the_block_sizes_are_those_of_the_gguf_package() -> None:
@@ -27,9 +28,9 @@ def test_the_block_sizes_are_those_of_the_gguf_package() -> None:
         if kind not in WRONG_IN_GGUF
     }
     ours = {
-        number: tuple(size)
+        number: size[:3]
         for number, size in BLOCK_SIZES.items()
-        if number not in WRONG_IN_GGUF | NEWER_THAN_GGUF
+        if number not in WRONG_IN_GGUF | NEWER_THAN_GGUF and number not in OF_FORKS
     }
     assert ours == theirs
 
