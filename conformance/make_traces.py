@@ -24,6 +24,8 @@ MOST_COUNT = (1 << 63) - 1
 """Of selections and tokens."""
 DEEPEST = 64
 """Objects and lists within each other in an origin, the origin included."""
+MOST_IN_A_BLOCK = 1 << 17
+"""Of a frame, in bytes, if the window is not less."""
 ZSTD = bytes.fromhex("28b52ffd")
 HEADER = struct.pack("<8sII", b"MOETRACE", 1, 0)
 
@@ -248,6 +250,7 @@ def sound_cases() -> dict[str, Case]:
     by_run += block(0, 152, zeros[:152], is_last=False)
     small = tokens_payload([SMALL])
     size, whole_block = struct.pack("<I", len(small)), block(0, len(small), small)
+    large = struct.pack("<I", MOST_IN_A_BLOCK), block(1, MOST_IN_A_BLOCK, b"\0")
     run_records = {
         "example": [PLAIN, token((3, 258), (3, 7))],
         "smallest": [PLAIN, tokens(SMALL)],
@@ -300,6 +303,13 @@ def sound_cases() -> dict[str, Case]:
         "frame-with-a-window-of-64-mib": [
             PLAIN,
             tokens(SMALL, stored=ZSTD + b"\x00\x80" + whole_block),
+        ],
+        "frame-with-a-block-of-128-kib": [
+            PLAIN,
+            raw(
+                77, bytes(MOST_IN_A_BLOCK), flags=OPTIONAL, stored=ZSTD + b"\xa0" + b"".join(large)
+            ),
+            ONE,
         ],
         "frame-with-a-run": [
             PLAIN,
@@ -426,6 +436,9 @@ def _broken_frames() -> dict[str, tuple[str, bytes]]:
     checksum = xxhash.xxh64_intdigest(payload) & 0xFFFFFFFF
     summed = ZSTD + b"\xa4" + struct.pack("<I", len(payload)) + whole_block
     wrong_size = ZSTD + b"\xa0" + struct.pack("<I", len(payload) + 1) + whole_block
+    beyond = MOST_IN_A_BLOCK + 1
+    long_block = ZSTD + b"\xa0" + struct.pack("<I", beyond) + block(1, beyond, b"\0")
+    small_window = ZSTD + b"\x00\x00" + block(1, 1025, b"\0")
 
     def stored(data: bytes, **other: Any) -> bytes:
         return file(PLAIN, tokens(SMALL, stored=data, **other))
@@ -446,6 +459,14 @@ def _broken_frames() -> dict[str, tuple[str, bytes]]:
             stored(summed + struct.pack("<I", checksum ^ 1)),
         ),
         "content-size": ("a frame that states a byte more than it holds", stored(wrong_size)),
+        "block-too-long": (
+            "an optional record with a block of 128 KiB and a byte",
+            file(PLAIN, raw(77, bytes(beyond), flags=OPTIONAL, stored=long_block), ONE),
+        ),
+        "block-beyond-the-window": (
+            "an optional record with a block of 1,025 bytes in a window of 1,024",
+            file(PLAIN, raw(77, bytes(1025), flags=OPTIONAL, stored=small_window), ONE),
+        ),
         "two-frames": ("a second frame after the first", stored(right + frame(b""))),
         "skippable-frame": (
             "a skippable frame in the place of the frame of nothing",

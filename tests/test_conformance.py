@@ -22,7 +22,7 @@ from tests.support.models import digest_of_all, tree
 TRACES = make_traces.FOLDER
 VERDICTS: list[dict[str, Any]] = json.loads((TRACES / "verdicts.json").read_text())
 
-FROZEN = "667fec2278738c9ead2befb62836176763d0bd2224ad0f5b7c6ccca324026704"
+FROZEN = "5941be684a6b29d2bdae19f95002079ee9df4009307de3cb69ea978097a1132f"
 
 
 def names(verdict: str) -> list[str]:
