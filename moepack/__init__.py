@@ -168,6 +168,6 @@ def open(path: "PathOrPaths") -> "Pack":
     folder = pack_path(path)
     if folder is not None:
         return Pack(folder)
-    from moepack.packing.shard_index import open_as_they_lie  # here, since packs do without it
+    from moepack.pack.opening.shards import open_shards  # here, since packs do without it
 
-    return open_as_they_lie(path)
+    return open_shards(path)

@@ -20,9 +20,9 @@ WINGS: dict[str, set[str]] = {
     "traces": {"common", "storage", "source", "pack"},
     "packing": {"common", "storage", "source", "pack", "traces"},
     "planning": {"common", "source", "pack", "traces"},
-    "inspection": {"common", "source", "pack", "traces", "packing"},
+    "inspection": {"common", "source", "pack", "traces"},
     "running": {"common", "storage", "pack", "traces", "packing", "planning"},
-    "bench": {"common", "storage", "source", "pack", "traces", "packing", "planning", "running"},
+    "bench": {"common", "storage", "source", "pack", "traces", "planning", "running"},
     "report": {
         *("common", "storage", "source", "pack", "traces", "packing", "planning", "inspection"),
         *("running", "bench"),
@@ -36,7 +36,7 @@ WINGS: dict[str, set[str]] = {
 
 ROOMS = {
     "storage": ("remote", ""),
-    "pack": ("format", "reading", "verifying", "engines", "mounting"),
+    "pack": ("format", "reading", "opening", "verifying", "engines", "mounting"),
     "traces": ("", "caching", "formats", "hotness", "simulation", "analysis"),
     "packing": ("plan", "writing", "in_place", "distributed", "copies", ""),
     "planning": ("machine", "footprint", "forecasting", "placing"),

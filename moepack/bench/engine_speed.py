@@ -25,9 +25,9 @@ from moepack.bench.engine_runs import (
 from moepack.bench.measuring import Spread, in_turns, spread
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.sizes import Size, parse_size
+from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.pack import Pack
-from moepack.packing.opening import open_model
 from moepack.planning.machine.memory_limits import read_memory
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.command import single_text_options

@@ -18,7 +18,7 @@ from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.phases import Progress
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import align, count_text
-from moepack.pack.engines.named_model import named_model
+from moepack.pack.opening.open_model import pack_or_source
 from moepack.pack.reading.expert_read import PAGE
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.read_plan import plan_read
@@ -193,7 +193,7 @@ def find_reads(model: PathOrPaths) -> ModelReads:
 
     Raises what opening it raises, and RequestError if there are no routed experts.
     """
-    with named_model(model) as named:
+    with pack_or_source(model) as named:
         if isinstance(named, Pack):
             named.require_files()
             named.require_complete()

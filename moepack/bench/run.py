@@ -36,9 +36,9 @@ from moepack.common.keys import ExpertKey
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.phases import Progress
 from moepack.common.sizes import Size, as_list, parse_size
+from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.pack import Pack
-from moepack.packing.opening import open_model
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
 from moepack.storage import probe

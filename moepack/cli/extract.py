@@ -37,7 +37,7 @@ def extract(
     """
     from moepack.inspection import describe
     from moepack.inspection.facts import ExtractFacts
-    from moepack.packing.opening import open_model
+    from moepack.pack.opening.open_model import open_model
     from moepack.report import text
 
     with output_file(output, force=force) as target:

@@ -16,7 +16,7 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None) -> None:
     Example: moepack locate model.moepack --layer 3 --expert 17
     """
     from moepack.inspection import describe
-    from moepack.packing.opening import open_model
+    from moepack.pack.opening.open_model import open_model
     from moepack.report import text
 
     with open_model(pack_path) as opened:

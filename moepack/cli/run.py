@@ -99,7 +99,7 @@ def run(
     if rest is not None:
         _run_program(source_or_pack, rest, passed_on, stats=stats, **engine)
         return
-    from moepack.packing.opening import open_model
+    from moepack.pack.opening.open_model import open_model
     from moepack.planning.machine.processors import OtherWork
     from moepack.running.programs.chat import Conversation
     from moepack.running.programs.chat_template import chat_template_options

@@ -8,7 +8,6 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
 from moepack.common import digest
-from moepack.common.paths import PathOrPaths
 from moepack.inspection.facts import (
     BlobFacts,
     FamilyFacts,
@@ -26,8 +25,8 @@ from moepack.inspection.facts import (
     UsedExpertsFacts,
 )
 from moepack.inspection.listing import blob_row
-from moepack.pack.engines.named_model import named_model
 from moepack.pack.format.source_entry import SourceEntry
+from moepack.pack.opening.open_model import Model, pack_or_source
 from moepack.pack.reading.pack import Pack
 from moepack.source import ggml_types
 from moepack.source.experts import Experts, find_experts
@@ -40,16 +39,16 @@ from moepack.traces.hotness.stored import routed_experts
 _MAX_NUMBER = (1 << 63) - 1
 
 
-def inspect(paths: PathOrPaths) -> SourceFacts | PackFacts:
+def inspect(model: Model) -> SourceFacts | PackFacts:
     """Return the facts of a source, or of the pack in a directory.
 
-    `paths` is a pack's directory, or what `open_source` takes. Raises SourceError or PackError, by
-    what is at fault, and RequestError without a path.
+    `model` is a pack's directory, what `open_source` takes, or an open pack. Raises SourceError or
+    PackError, by what is at fault, and RequestError without a path.
     """
-    with named_model(paths) as model:
-        if isinstance(model, Pack):
-            return describe_pack(model)
-        return describe_source(model, find_experts(model))
+    with pack_or_source(model) as opened:
+        if isinstance(opened, Pack):
+            return describe_pack(opened)
+        return describe_source(opened, find_experts(opened))
 
 
 def describe_source(source: Source, experts: Experts) -> SourceFacts:

@@ -15,9 +15,9 @@ from moepack.common.escaping import shell_word
 from moepack.common.paths import PathOrPaths
 from moepack.common.sizes import Size, parse_ranges, ranges_text
 from moepack.pack.format.tables import PackedFamily
+from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.pack import Pack
-from moepack.packing.opening import open_model
 
 _LAYER = re.compile(r"blk\.(\d{1,5})\.")
 

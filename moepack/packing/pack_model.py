@@ -14,6 +14,7 @@ from moepack.common.errors import RequestError, SourceError
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.phases import Phases, Progress
 from moepack.common.remote_path import is_remote
+from moepack.pack.opening.source_identity import describe_shards, describe_source
 from moepack.packing.distributed.packer import DistributedPacker
 from moepack.packing.in_place.in_place import examine, pack_in_place, resume_in_place
 from moepack.packing.in_place.refusals import raise_first
@@ -22,7 +23,6 @@ from moepack.packing.plan.layout import DEFAULT, Layout
 from moepack.packing.plan.pack_request import PackRequest, PlannedModel
 from moepack.packing.plan.pack_summary import PackSummary, WrittenFiles, from_pack, from_plan
 from moepack.packing.plan.plan import Plan
-from moepack.packing.plan.source_identity import describe_shards, describe_source
 from moepack.packing.writing import packer
 from moepack.packing.writing.packer import DEFAULT_THREADS
 from moepack.packing.writing.planned_pack import PlannedPack

@@ -19,6 +19,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moepack.common import digest, strict_json
 from moepack.common.errors import PackError, write_failure
@@ -68,11 +69,10 @@ def rank_pack(
         path = opened.path
         checked = load_hotness(hotness, opened.shape)
         assert checked is not None
-        index = _rank(opened.index, checked)
+        index = rank(opened.index, checked)
         old_name, blob_count = opened.manifest.index_entry.name, opened.index.blob_count
-    families = Index(index, str(path)).families
-    measured_count = sum(family.expert_count for family in families if family.hotness_measured)
-    data, name = _manifest(path, index, checked, measured_count, blob_count)
+    described = describe_hotness(checked, Index(index, str(path)))
+    data, name = _manifest(path, index, described)
     try:
         with contextlib.closing(LineLog(path / JOURNAL_NAME)) as lock:
             try:
@@ -92,13 +92,13 @@ def rank_pack(
         path=os.fspath(pack),
         index_name=name,
         blob_count=blob_count,
-        measured_blob_count=measured_count,
+        measured_blob_count=described["measured_blob_count"],
         hotness_token_count=checked.token_count,
         is_changed=is_changed,
     )
 
 
-def _rank(index: Index, hotness: Hotness) -> bytes:
+def rank(index: Index, hotness: Hotness) -> bytes:
     """Return an index with other counts and ranks."""
     ranked = bytearray(index.data)
     routed = {f.layer: f.expert_count for f in index.families if f.name == ROUTED_FAMILY}
@@ -124,14 +124,19 @@ def _rank(index: Index, hotness: Hotness) -> bytes:
     return bytes(body) + records.TRAILER.pack(digest.xxh3(body))
 
 
+def describe_hotness(hotness: Hotness, index: Index) -> dict[str, Any]:
+    """Return the hotness that the blobs of an index were ranked by, as the manifest states it."""
+    measured = sum(family.expert_count for family in index.families if family.hotness_measured)
+    counts = {"measured_blob_count": measured, "blob_count": index.blob_count}
+    return hotness.to_json() | counts
+
+
 def _put(data: bytearray, at: int, record: bytes) -> None:
     """Write the fields of a record that this version knows; others of a longer one stay."""
     data[at : at + len(record)] = record
 
 
-def _manifest(
-    path: Path, index: bytes, hotness: Hotness, measured_count: int, blob_count: int
-) -> tuple[bytes, str]:
+def _manifest(path: Path, index: bytes, hotness: dict[str, Any]) -> tuple[bytes, str]:
     """Return the manifest with another index and hotness, and the name of the index.
 
     All other keys stay, those of other programs among them.
@@ -144,8 +149,7 @@ def _manifest(
         name = old["name"]
     sha256 = hashlib.sha256(index).hexdigest() if old.get("sha256") else None
     body["index"] = old | entry._replace(name=name, sha256=sha256).to_json()
-    counts = {"measured_blob_count": measured_count, "blob_count": blob_count}
-    body["hotness"] = hotness.to_json() | counts
+    body["hotness"] = hotness
     del body["manifest_digest"]
     return manifest.seal(body), name
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 
 from moepack.common.errors import MachineError, MoepackError, RequestError
 from moepack.pack.verifying.verifier import verify
-from moepack.packing.writing import commit, journal, line_log, manifest_encoder
+from moepack.packing.writing import commit, journal, line_log
+from moepack.version import TOOL
 from tests.support.gguf_builder import F32, moe
 from tests.support.hostile_input import (
     QUICK,
@@ -117,6 +118,7 @@ def test_a_journal_of_gigabytes_costs_nothing(tmp_path: Path) -> None:
 
 _RESUME = """
 from moepack.common.errors import MoepackError
+from moepack.version import TOOL
 held = journal.Journal(Path(path))
 held.resume({"a": 1})
 raise MoepackError("begun anew", path=path)
@@ -132,7 +134,7 @@ def test_any_journal_is_taken_up_or_refused(
     path.write_bytes(mutate(journal_of(interrupted), damage))
     log = journal.Journal(path)
     try:
-        log.resume({"tool": manifest_encoder.TOOL})
+        log.resume({"tool": TOOL})
     except RequestError as error:
         assert_clear(error, path)
     finally:

@@ -10,8 +10,9 @@ import pytest
 
 import moepack
 from moepack.common.errors import MoepackError, PackError, RequestError, SourceError
+from moepack.pack.opening.open_model import open_model
 from moepack.packing.pack_model import pack_model
-from moepack.packing.shard_index import index_model, open_as_they_lie
+from moepack.packing.shard_index import index_model
 from moepack.source import gguf_header
 from tests.support import odd_models
 from tests.support.faulty_backend import NAMES, require
@@ -243,7 +244,7 @@ def test_shards_are_opened_as_they_lie_and_messages_name_them(
     shards = [tmp_path / Path(path).name for path in shards_of("qwen3moe")]
     for path, shard in zip(shards_of("qwen3moe"), shards, strict=True):
         shutil.copy(path, shard)
-    with open_as_they_lie(shards[2]) as pack:
+    with open_model(shards[2]) as pack:
         assert not list((tmp_path / "temporary").iterdir())
         assert (pack.path, list(pack.file_paths)) == (shards[0], shards)
         place = pack.locate(1, 3, "down")

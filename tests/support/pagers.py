@@ -17,7 +17,7 @@ import moepack
 from moepack.common.errors import MoepackError
 from moepack.common.keys import ExpertKey
 from moepack.pack.engines.gguf_layout import lay_out
-from moepack.packing.opening import open_model
+from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.mapped_model import slot_length
 from moepack.running.pager.messages import Op, encode
 from moepack.running.pager.pager import Pager, PagerOptions

@@ -42,7 +42,7 @@ def run_program_command(
     `options` are the pager's. `is_ours`: it is our own server. `model_words` returns words for the
     end of the command, by the model.
     """
-    from moepack.packing.opening import open_model
+    from moepack.pack.opening.open_model import open_model
     from moepack.report import run_text
     from moepack.running.pager.pager import PagerOptions
     from moepack.running.programs.command import (

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from moepack.common.sizes import align
-from moepack.pack.engines.source_header import read_first_header
+from moepack.pack.opening.source_header import read_first_header
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import check_whole, part_extent, tensor_extent
 from moepack.storage.extents import Extent

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from moepack.common.errors import SourceError
 from moepack.common.paths import AnyPath
 from moepack.pack.engines.contract import ExpectedPart, ExpectedTensor, ExportedSlice
-from moepack.pack.engines.source_header import read_first_header
+from moepack.pack.opening.source_header import read_first_header
 from moepack.pack.reading.pack import Pack
 from moepack.pack.verifying.witness import PartKey, Witness
 from moepack.source import gguf_header

@@ -36,13 +36,14 @@ from moepack.storage.backend import Backend
 from moepack.storage.buffers import BufferPool
 
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Self
 
     from numpy.typing import NDArray
 
     from moepack.common.shape import ModelShape
     from moepack.pack.reading.mirror import Mirror
     from moepack.pack.reading.tensors import Mappings
+    from moepack.source.shards import Source
 
 
 class Pack(Catalog, Closing):
@@ -51,47 +52,59 @@ class Pack(Catalog, Closing):
     A Pack may be used from several threads, and after a fork in the child as well; a reader of it
     may not, so the child makes its own.
 
-    `shards` are the files to read in place of the index's, and messages name the first of them: for
-    an index over shards that is a temporary file.
+    `source` is the model that it was opened from, if that was the shards as they lie.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, shards: Sequence[Path] = ()) -> None:
-        self._folder = folder = pack_folder(path)
-        self._mappings: Mappings | None = None
+    source: Source | None = None
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        folder = pack_folder(path)
         try:
-            self._open(folder, shards)
+            self._open(folder)
         except MemoryError:
             raise MachineError("no memory is left to open the pack", path=folder) from None
 
-    def _open(self, folder: Path, shards: Sequence[Path]) -> None:
+    def _open(self, folder: Path) -> None:
         name, data, partial = read_any_manifest(folder)
         try:
-            index = self._read_index(folder, name, data)
+            described = _decode_manifest(data, name)
+            mapped = map_index(folder, described.index_entry)
+            index = Index(mapped, str(folder / described.index_entry.name))
+            check_index(index, described)
         except PackError:
             if is_replaced(folder, data):
-                return self._open(folder, shards)
+                return self._open(folder)
             raise
-        super().__init__(
-            shards[0] if shards else folder,
-            index,
-            shards or [folder / file.name for file in index.files if not file.is_second],
-        )
+        paths = [folder / file.name for file in index.files if not file.is_second]
+        self._set_up(folder, index, paths, described, data, mapped)
         self.partial = partial
         check_shards(index, self.file_paths)
 
-    def _read_index(self, folder: Path, name: Path, data: bytes) -> Index:
-        self.manifest = manifest.decode(data, str(name))
-        self.manifest_bytes = data
-        if not self.manifest.digest_matches:
-            raise PackError(
-                "the manifest is damaged: its own digest differs",
-                path=name,
-                hint="run `moepack verify` on the pack",
-            )
-        self._mapped = map_index(folder, self.manifest.index_entry)
-        index = Index(self._mapped, str(folder / self.manifest.index_entry.name))
-        check_index(index, self.manifest)
-        return index
+    @classmethod
+    def over_shards(cls, source: Source, index: bytes, manifest_bytes: bytes) -> Self:
+        """Return the shards of a source as a pack, by an index over them in memory."""
+        paths = [Path(shard.path) for shard in source.shards]
+        described = _decode_manifest(manifest_bytes, paths[0])
+        pack = cls.__new__(cls)
+        decoded = Index(index, str(paths[0]))
+        pack._set_up(paths[0], decoded, paths, described, manifest_bytes, index)
+        pack.source = source
+        return pack
+
+    def _set_up(
+        self,
+        path: Path,
+        index: Index,
+        file_paths: Sequence[Path],
+        described: manifest.Manifest,
+        manifest_bytes: bytes,
+        mapped: mmap.mmap | bytes,
+    ) -> None:
+        super().__init__(path, index, file_paths)
+        self.manifest = described
+        self.manifest_bytes = manifest_bytes
+        self._mapped = mapped
+        self._mappings: Mappings | None = None
 
     def __repr__(self) -> str:
         if not self.layers:
@@ -111,12 +124,12 @@ class Pack(Catalog, Closing):
     @property
     def mirror(self) -> Mirror | None:
         """The mirror of the pack, sound or not; None if it has none."""
-        if self.partial is not None or not os.path.islink(self._folder / MIRROR_NAME):
+        if self.partial is not None or not os.path.islink(self.path / MIRROR_NAME):
             return None
         from moepack.pack.reading.mirror import find_mirror  # here, since few packs have one
 
         self.check_open()
-        return find_mirror(self._folder, self.index)
+        return find_mirror(self.path, self.index)
 
     @property
     def shape(self) -> ModelShape:
@@ -279,6 +292,18 @@ class Pack(Catalog, Closing):
             check=check,
             mirror=mirror,
         )
+
+
+def _decode_manifest(data: bytes, path: Path) -> manifest.Manifest:
+    """Decode a manifest. Raises PackError if a bit of it has changed."""
+    described = manifest.decode(data, str(path))
+    if not described.digest_matches:
+        raise PackError(
+            "the manifest is damaged: its own digest differs",
+            path=path,
+            hint="run `moepack verify` on the pack",
+        )
+    return described
 
 
 def check_index(index: Index, described: manifest.Manifest) -> None:

@@ -13,12 +13,12 @@ from moepack.common.phases import Progress, advancing
 from moepack.common.remote_path import is_remote
 from moepack.common.shares import Share
 from moepack.common.tasks import run_tasks
+from moepack.pack.opening.source_identity import describe_shards, describe_source
 from moepack.packing.distributed.target import open_target
 from moepack.packing.distributed.unfinished_pack import DistributedPack, check_target
 from moepack.packing.plan.pack_request import PackRequest
 from moepack.packing.plan.pack_summary import WrittenFiles
 from moepack.packing.plan.plan import Plan
-from moepack.packing.plan.source_identity import describe_shards, describe_source
 from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.storage.atomic import require_folder_of
 from moepack.storage.space import check_space

@@ -57,14 +57,14 @@ from moepack.packing.in_place.units import PieceKey, Units, unit_length
 from moepack.packing.in_place.work import ByteProgress, InPlaceWork, margin
 from moepack.packing.plan.pack_summary import InPlaceFacts, WrittenFiles
 from moepack.packing.plan.plan import Plan
-from moepack.packing.writing import index_encoder, manifest_encoder
-from moepack.packing.writing.finished_files import FinishedFile
-from moepack.packing.writing.manifest_encoder import TOOL
+from moepack.packing.writing import manifest_encoder
+from moepack.packing.writing.finished_files import FinishedFile, encode_index
 from moepack.packing.writing.target_directory import prepare
 from moepack.source.shards import Source
 from moepack.storage import holes
 from moepack.storage.regular_file import FileStamp
 from moepack.storage.space import check_space, shortage
+from moepack.version import TOOL
 
 
 def examine(
@@ -317,7 +317,7 @@ def _draft(
             for extent in file.extents()
         )
         files[file.name] = FinishedFile(file.name, array("Q", in_order))
-    index = index_encoder.encode(plan, files)
+    index = encode_index(plan, files)
     return drafts.decode(path, manifest_encoder.encode(plan, described, index), index)
 
 

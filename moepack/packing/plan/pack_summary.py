@@ -100,7 +100,7 @@ def from_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> Pack
     return PackSummary(
         layout=plan.layout.name,
         order=plan.sorted_by,
-        layers=plan.source_layers,
+        layers=plan.layers_with_experts,
         selected_layers=plan.layers,
         is_whole=plan.is_whole,
         blob_count=len(plan.order),

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common import digest
-from moepack.packing.plan.plan import Plan, PlannedFile, Template, place_parts
+from moepack.pack.format.contents import Template
+from moepack.packing.plan.plan import Plan, PlannedFile, place_parts
 from moepack.packing.writing.finished_files import FinishedFile, StoredParts
 from moepack.storage.copying import BUFFER_LENGTH, create
 from moepack.storage.extents import Extent

@@ -1,4 +1,4 @@
-"""Data files that are written, and the offsets of all parts in them: the input of the index.
+"""Data files that are written, the offsets of all parts in them, and the index of these.
 
 A file has its parts as they are, as planned; or some of them were stored by a codec, and those
 behind them moved up.
@@ -12,7 +12,10 @@ from functools import partial
 from operator import lt
 from typing import Any, NamedTuple
 
-from moepack.packing.plan.plan import BlobKey, Plan, PlannedFile, place_parts
+from moepack.pack.format.contents import BlobKey
+from moepack.pack.format.index_encoder import IndexWriter
+from moepack.pack.format.tables import DataFile
+from moepack.packing.plan.plan import DENSE_NAME, Plan, PlannedFile, place_parts
 from moepack.storage.extents import Extent, NewFile
 
 
@@ -122,6 +125,26 @@ def on_disk(plan: Plan, file: NewFile, finished: FinishedFile) -> NewFile:
     planned = next(planned for planned in plan.files if planned.name == file.name)
     length = sum(blob.length for blob in written_blobs(plan, planned, finished))
     return NewFile(file.name, length, partial(_stored_extents, plan, planned, finished))
+
+
+def encode_index(plan: Plan, finished: Mapping[str, FinishedFile]) -> bytes:
+    """Return the bytes of the index of a pack with the files `finished`."""
+    files = [on_disk(plan, file, finished[file.name]) for file in plan.new_files()]
+    data_files = [DataFile(file.name, file.length) for file in files]
+    writer = IndexWriter(plan, data_files, has_codecs(plan, finished))
+    for number, file in enumerate(plan.files):
+        for blob in written_blobs(plan, file, finished[file.name]):
+            writer.put_blob(blob.key, blob.offset, blob.length, number)
+            for part_number, part in enumerate(blob.parts):
+                coded = part.stored_digest if part.is_coded else None
+                place = (part.offset, part.stored_length, part.digest, coded)
+                writer.put_part(blob.key, part_number, number, *place)
+    if plan.dense_file is not None:
+        number, digests = len(plan.files), iter(finished[DENSE_NAME].digests)
+        ranges = [(number, offset, next(digests)) for offset in plan.dense_file.range_offsets]
+        tensors = [(number, offset, next(digests)) for offset in plan.dense_file.tensor_offsets]
+        writer.put_dense(ranges, tensors)
+    return writer.finish()
 
 
 def _with_digests(file: NewFile, digests: Sequence[int]) -> Iterator[Extent]:

@@ -1,15 +1,12 @@
 """Write manifest.json from a plan and its index (FORMAT.md, "The manifest")."""
 
 import hashlib
-from typing import Any
 
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import SourceEntry
 from moepack.packing.plan.plan import Plan
-from moepack.version import __version__
-
-TOOL = f"moepack {__version__}"
+from moepack.version import TOOL
 
 
 def encode(
@@ -18,11 +15,10 @@ def encode(
     index: bytes,
     *,
     strong: bool = False,
-    layout: dict[str, Any] | None = None,
 ) -> bytes:
     """Return the bytes of the manifest of the pack that `plan` describes, with that index.
 
-    With `strong` it has the SHA-256 of the index; `layout` overrules that of the plan.
+    With `strong` it has the SHA-256 of the index.
     """
     entry = manifest.describe_index(index)
     if strong:
@@ -35,7 +31,7 @@ def encode(
             tool=TOOL,
             is_whole=plan.is_whole,
             source=described,
-            layout=layout or plan.layout.with_codec(codec).to_json(),
+            layout=plan.layout.with_codec(codec).to_json(),
             hotness=plan.hotness_to_json(),
             layers=None if plan.layers is None else list(plan.layers),
             index_entry=entry,

@@ -18,14 +18,20 @@ from moepack.common.errors import SourceError
 from moepack.pack.format import manifest
 from moepack.pack.format.source_entry import SourceEntry
 from moepack.packing.plan.plan import DENSE_NAME, Plan
-from moepack.packing.writing import index_encoder, manifest_encoder, strong_digests
-from moepack.packing.writing.finished_files import FinishedFile, makes_sense, on_disk
+from moepack.packing.writing import manifest_encoder, strong_digests
+from moepack.packing.writing.finished_files import (
+    FinishedFile,
+    encode_index,
+    makes_sense,
+    on_disk,
+)
 from moepack.packing.writing.shard_hashes import check_shard_hashes
 from moepack.source.shards import Source
 from moepack.storage.copying import Copier
 from moepack.storage.extents import NewFile
 from moepack.storage.inputs import Inputs
 from moepack.storage.scattering import Scatterer
+from moepack.version import TOOL
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,9 @@ class PlannedPack:
         """
         plan = self.plan
         identity = {
-            "tool": manifest_encoder.TOOL,
+            "tool": TOOL,
             "source": [[shard.header_sha256, shard.length] for shard in self.described.shards],
-            "dense": None if plan.dense is None else _digest(plan.dense.extents()),
+            "dense": None if plan.dense_file is None else _digest(plan.dense_file.extents()),
             "layout": plan.layout.to_json(),
             "hotness": plan.hotness_to_json(),
             # Two hotnesses may look alike.
@@ -134,7 +140,7 @@ class PlannedPack:
 
         `strong` threads read the data files at `paths` for strong digests; None leaves them out.
         """
-        index = index_encoder.encode(self.plan, finished)
+        index = encode_index(self.plan, finished)
         if strong is not None:
             index = strong_digests.add(index, paths, strong)
         return index, manifest_encoder.encode(

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moepack.common.paths import PathOrPaths
 from moepack.common.shape import ModelShape
-from moepack.pack.engines.named_model import named_model
-from moepack.pack.engines.source_header import read_source
+from moepack.pack.opening.open_model import Model, pack_or_source
+from moepack.pack.opening.source_header import read_source
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.attention import Attention, attention_of, states_attention
 from moepack.planning.footprint.context import (
@@ -84,16 +83,16 @@ class Footprint(NamedTuple):
         return batch_count * length
 
 
-def footprint_of(paths: PathOrPaths) -> Footprint:
+def footprint_of(model: Model) -> Footprint:
     """Return the footprint of a source, or of the source of a pack.
 
-    `paths` is a pack's directory, or as for `open_source`. Raises SourceError or PackError for
-    faults in either, RequestError for no path at all.
+    `model` is a pack's directory, as for `open_source`, or an open pack. Raises SourceError or
+    PackError for faults in either, RequestError for no path at all.
     """
-    with named_model(paths) as model:
-        if isinstance(model, Pack) and not model.index.is_whole:
-            return Footprint(weights_of_experts(model), None, None, None)
-        source = read_source(model) if isinstance(model, Pack) else model
+    with pack_or_source(model) as opened:
+        if isinstance(opened, Pack) and not opened.index.is_whole:
+            return Footprint(weights_of_experts(opened), None, None, None)
+        source = read_source(opened) if isinstance(opened, Pack) else opened
     experts = find_experts(source)
     weights = weights_of_source(source, experts)
     attention = attention_of(source) if states_attention(source) else None

@@ -6,7 +6,7 @@ from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
 from moepack.common.path_hints import missing_hint
 from moepack.common.paths import AnyPath
-from moepack.pack.engines.source_header import read_first_header
+from moepack.pack.opening.source_header import read_first_header
 from moepack.pack.reading.pack import Pack
 from moepack.running.programs.llama_server_options import template_names
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from moepack.common.paths import PathOrPaths
-from moepack.packing.opening import open_model
+from moepack.pack.opening.open_model import open_model
 from moepack.traces.analysis.learned import judge_learned
 from moepack.traces.hotness import coverage
 from moepack.traces.hotness.coverage import Coverage

@@ -14,8 +14,8 @@ import numpy as np
 from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, RequestError, SourceError
 from moepack.common.sizes import size_text
+from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
-from moepack.packing.opening import open_model
 from moepack.planning.machine.processors import cpu_count
 from moepack.running.llama_cpp import library
 from moepack.running.llama_cpp.bounds import (

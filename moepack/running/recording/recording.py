@@ -12,8 +12,8 @@ from typing import Any
 from moepack.common import digest
 from moepack.common.errors import RequestError
 from moepack.common.sizes import Size
+from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.directory import named_pack
-from moepack.packing.opening import open_model
 from moepack.planning.machine.memory_limits import memory_length
 from moepack.running.programs.trace_writer import origin_of
 from moepack.running.recording.paged import PagedRecorder

@@ -1,14 +1,13 @@
 """The model of a trace: its shape, which limits the experts that routers can select."""
 
-from moepack.common.paths import PathOrPaths
 from moepack.common.shape import ModelShape
-from moepack.pack.engines.named_model import named_model
+from moepack.pack.opening.open_model import Model, pack_or_source
 from moepack.pack.reading.pack import Pack
 from moepack.source.experts import find_experts
 from moepack.source.experts import shape_of as shape_of_source
 from moepack.traces.formats.registry import ReadOptions
 
-TracedModel = PathOrPaths | Pack | ModelShape
+TracedModel = Model | ModelShape
 """The path of a pack or a source, an open pack, or a shape."""
 
 
@@ -20,9 +19,7 @@ def shape_of(model: TracedModel) -> ModelShape:
     """
     if isinstance(model, ModelShape):
         return model
-    if isinstance(model, Pack):
-        return model.shape
-    with named_model(model) as named:
+    with pack_or_source(model) as named:
         if isinstance(named, Pack):
             return named.shape
         return shape_of_source(named, find_experts(named))

@@ -14,10 +14,10 @@ import pytest
 
 import moepack
 from moepack.common.errors import PackError, SourceError
+from moepack.pack.opening.source_identity import describe_shard, describe_source
 from moepack.pack.verifying import extents, scan
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.plan import layout, plan
-from moepack.packing.plan.source_identity import describe_shard, describe_source
 from moepack.packing.restore import restore
 from moepack.packing.writing import packer
 from moepack.packing.writing.planned_pack import PlannedPack

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moepack.common.errors import RequestError
+from moepack.pack.format.contents import BlobKey
 from moepack.packing.plan import layout, plan
-from moepack.packing.plan.plan import BlobKey, Plan
+from moepack.packing.plan.plan import Plan
 from moepack.source.experts import Experts, SourceFamily, SourcePart, Stacked
 from moepack.source.ggml_types import TYPES
 from tests.support.models import hotness_of

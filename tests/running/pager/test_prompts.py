@@ -13,7 +13,7 @@ import pytest
 import moepack
 from moepack.common.errors import MachineError
 from moepack.common.keys import ExpertKey
-from moepack.packing.opening import open_model
+from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.prompts import MANY
 from moepack.storage import page_cache
 from moepack.traces.caching import cache as caching

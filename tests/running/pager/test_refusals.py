@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moepack.common.errors import PackError, RequestError, SourceError
-from moepack.packing.opening import open_model
+from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.pager import Pager, PagerOptions
 from tests.support import seccomp
 from tests.support.children import MOEPACK, PATIENCE

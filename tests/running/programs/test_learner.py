@@ -15,7 +15,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MoepackError
-from moepack.packing.opening import open_model
+from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.client import Selection
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.pager.usage import PagerUsage

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from moepack.packing.opening import open_model
+from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.model_server import ModelServer

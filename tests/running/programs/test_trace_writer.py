@@ -10,7 +10,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, RequestError
-from moepack.packing.opening import open_model
+from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.run_facts import measure

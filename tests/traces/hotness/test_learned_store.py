@@ -10,7 +10,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, TraceError
-from moepack.packing.opening import open_model
+from moepack.pack.opening.open_model import open_model
 from moepack.storage.lock import lock
 from moepack.traces.hotness.learned import LearnedWindow
 from moepack.traces.hotness.learned_store import MOST_MODELS, LearnedStore

@@ -23,10 +23,12 @@ def read_first_header(pack: Pack) -> tuple[memoryview, GgufHeader]:
 
 
 def read_source(pack: Pack) -> Source:
-    """Return the source of a whole pack, by the headers of all its shards.
+    """Return the source of a whole pack: as it was opened, or by the headers of all its shards.
 
     The paths in it are of files in the pack. Raises PackError if one is missing or damaged.
     """
+    if pack.source is not None:
+        return pack.source
     shards = range(len(pack.manifest.source.shards))
     return Source(tuple(_read(pack, shard)[1] for shard in shards))
 
