@@ -22,15 +22,16 @@ from moepack.cli.running.options import (
 )
 from moepack.cli.running.program import run_program_command, trace_to
 from moepack.cli.running.request_fields import split_fields
-from moepack.cli.running.starting import start_server
+from moepack.cli.running.starting import note, start_server
 from moepack.cli.shared.argument_names import typed_name
-from moepack.cli.shared.files import read_prompt
+from moepack.cli.shared.files import read_piped_text, read_prompt
 from moepack.cli.shared.options import (
     file_option,
     number_option,
     progress_options,
     source_or_pack_argument,
 )
+from moepack.cli.shared.parameters import STANDARD_INPUT, STANDARD_STREAM
 from moepack.cli.shared.terminal import is_json
 from moepack.cli.words import llama_spellings
 from moepack.cli.words.llama_command import LlamaCommand
@@ -52,10 +53,14 @@ _PAGER_OPTIONS = {
 @click.command(cls=LlamaCommand, spellings=llama_spellings.RUN, rest_metavar="PROGRAM ARGUMENTS")
 @source_or_pack_argument
 @click.option(
-    "-p", "--prompt", metavar="TEXT", help="Prompt to answer; without one, a chat begins."
+    "-p",
+    "--prompt",
+    metavar="TEXT",
+    help="Prompt to answer, with text on standard input behind it; - is that text alone. Without "
+    "one, a chat begins.",
 )
 @file_option("-f", "--file", "prompt_path", help="File with the prompt.")
-@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without a chat template.")
+@click.option("--raw", is_flag=True, help="Continue texts as they are, without a chat template.")
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @number_option(
     "-n",
@@ -105,6 +110,8 @@ def run(
     from moepack.running.programs.chat_template import chat_template_options
 
     other_work = OtherWork()
+    if prompt == STANDARD_STREAM and prompt_path is None:
+        prompt, prompt_path = None, STANDARD_INPUT
     source_or_pack, text = _split_prompt(source_or_pack, prompt, prompt_path)
     require_engine(source_or_pack)
     template = chat_template_options(chat_template, chat_template_file)
@@ -114,19 +121,19 @@ def run(
     with ExitStack() as stack:
         pack = stack.enter_context(open_model(fetch(source_or_pack)))
         pack.require_files()
-        is_plain = raw or _lacks_template(pack, text, system, template)
+        is_raw = raw or _lacks_template(pack, system, template)
         trace = stack.enter_context(trace_to(engine.pop("trace_path"), pack, has_requests=True))
         words = [*template, *server_words]
         server = stack.enter_context(start_server(pack, trace, words, other_work, **engine))
         count = tokens if tokens > 0 else None
         options: Any = {"sampling": sampling, "count": count, "more": fields}
-        conversation = Conversation(server.client, system, **options)
+        conversation = Conversation(server.client, system, is_raw=is_raw, **options)
         if text is None:
             chat(conversation, server, editor, has_stats=stats)
-        else:
-            complete = partial(server.client.complete, **options)
-            ask = complete if is_plain else conversation.ask
-            print_answer(server, partial(ask, text), has_stats=stats)
+            return
+        if prompt_path != STANDARD_INPUT:
+            text = "\n\n".join(part for part in (text, read_piped_text()) if part)
+        print_answer(server, partial(conversation.ask, text), has_stats=stats)
 
 
 def _split_prompt(
@@ -151,28 +158,29 @@ def _split_prompt(
     return words, None
 
 
-def _lacks_template(
-    pack: Pack, text: str | None, system: str | None, template: Sequence[str]
-) -> bool:
-    """Return whether a prompt is continued as it is, since the model has no template for chats.
+def _lacks_template(pack: Pack, system: str | None, template: Sequence[str]) -> bool:
+    """Return whether texts are continued as they are, since the model has no template for chats.
 
-    Raises RequestError for chats and system prompts, which need one.
+    Raises RequestError for a system prompt, which needs one.
     """
     from moepack.running.programs.chat_template import has_chat_template, no_chats
 
     if template or has_chat_template(pack):
         return False
-    if text is None or system is not None:
+    if system is not None:
         raise no_chats(pack)
+    note(
+        "the model has no template for chats: each text is continued as it is, and by itself "
+        "(--raw); --chat-template chatml gives it one"
+    )
     return True
 
 
 def _check(
     text: str | None, raw: bool, system: str | None, template: Sequence[str], tokens: int
 ) -> None:
-    if text is None and (is_json() or raw):
-        option = "--json" if is_json() else "--raw"
-        raise RequestError(f"{option} needs a prompt", hint="give it with -p or -f")
+    if text is None and is_json():
+        raise RequestError("--json needs a prompt", hint="give it with -p or -f")
     if raw and (system is not None or template):
         option = "--system" if system is not None else "--chat-template"
         raise RequestError(f"--raw uses no template, but {option} needs one")

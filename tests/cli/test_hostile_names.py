@@ -219,7 +219,7 @@ def test_running_a_model_obeys_none_either(
     small = ("--memory", "floor", "--context", "64", "--threads", "1", "--temperature", "0")
     for code, options in (
         (0, ("-p", "Hello", "-n", "3")),
-        (2, ("--raw",)),
+        (2, ("--raw", "--system", "x")),
         (2, ("-p", "Hello", "--system", "x")),
     ):
         assert main.run(["run", str(folder), *options, *small]) == code

@@ -48,7 +48,8 @@ def test_a_prompt_is_answered_by_a_gguf_and_by_its_pack_alike(
 
 def test_json_has_the_numbers(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("Hello")
-    run = cli("run", SHARD, "-f", tmp_path / "prompt.txt", "-n", "7", "--json", *SMALL)
+    raw = ("-f", tmp_path / "prompt.txt", "--raw")
+    run = cli("run", SHARD, *raw, "-n", "7", "--json", *SMALL)
     assert run.stderr == ""
     facts = json.loads(run.stdout)
     assert (facts["token_count"], facts["step_count"], facts["end"]) == (7, 6, "length")
@@ -103,7 +104,8 @@ def test_a_system_prompt_goes_through_the_template(cli: Run, chat_path: Path) ->
 @pytest.mark.long
 def test_an_interruption_ends_it() -> None:
     """Of a text that goes on for hundreds of tokens, after the first of them."""
-    with Piped(*MOEPACK, "run", SHARD, "-p", "x", "--temp", "0", "-t", "1") as process:
+    words = (*MOEPACK, "run", SHARD, "-p", "x", "--temp", "0", "-t", "1")
+    with Piped(*words, stdin=subprocess.DEVNULL) as process:
         process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate(timeout=60)
@@ -111,17 +113,46 @@ def test_an_interruption_ends_it() -> None:
     assert complaint.splitlines()[-1] == "error: interrupted"
 
 
-def test_a_model_without_a_template_is_refused_before_anything_is_loaded(
+def test_a_model_without_a_template_continues_texts_in_chats_as_with_p(cli: Run) -> None:
+    """Each by itself, and a note says so; of a system prompt nothing would be left."""
+    arguments = ("run", SHARD, "-n", "7", *SMALL)
+    alone = cli(*arguments, "-p", "Hello")
+    chat = cli(*arguments, input="x\nHello\n/system be brief\n")
+    assert (alone.returncode, chat.returncode) == (0, 2), chat.stderr
+    assert chat.stdout.endswith(alone.stdout)
+    raw = cli(*arguments, "--raw", input="x\nHello\n")
+    assert (raw.returncode, raw.stdout) == (0, chat.stdout)
+    for run, note_count in ((alone, 1), (chat, 1), (raw, 0)):
+        assert run.stderr.count("note: the model has no template for chats") == note_count
+    assert "a system prompt needs a template" in chat.stderr
+    system = cli(*arguments, "--memory", "1KiB", "-p", "x", "--system", "y")
+    assert (system.returncode, "--chat-template chatml" in system.stderr) == (2, True)
+
+
+def test_a_prompt_comes_from_files_and_pipes_without_its_last_new_line(
     cli: Run, tmp_path: Path
 ) -> None:
-    """Neither the too little memory nor the trace is met, which come later."""
-    trace = tmp_path / "trace"
-    run = cli("run", SHARD, "--memory", "1KiB", "--trace", trace, input="x\n")
-    assert run.returncode == 2
-    error, hint = run.stderr.splitlines()
-    assert error.endswith("the model has no template for chats")
-    assert all(word in hint for word in ("--chat-template chatml", "--raw -p TEXT"))
-    assert not list(tmp_path.iterdir())
+    """Behind another one, if there is one."""
+    path = tmp_path / "prompt"
+    path.write_text("Hello\n\nthere\n")
+    brief = ("run", SHARD, "-n", "7", "-q", "--raw", *SMALL)
+    texts = [
+        cli(*brief, "-p", "Hello\n\nthere").stdout,
+        cli(*brief, "-f", path).stdout,
+        cli(*brief, "-p", "-", input="Hello\n\nthere\n").stdout,
+        cli(*brief, "-p", "Hello", input="there\n").stdout,
+        cli(*brief, "-p", "Hello", input="there").stdout,
+    ]
+    assert len(set(texts)) == 1
+    assert texts[0] != cli(*brief, "-p", "Hello").stdout
+
+
+@pytest.mark.long
+def test_a_pipe_in_which_nothing_comes_is_left_out_with_a_note() -> None:
+    arguments = ("run", SHARD, "-p", "Hello", "-n", "1", *SMALL)
+    with Piped(*MOEPACK, *arguments) as process:
+        assert process.wait(60) == 0
+        assert "note: nothing comes on standard input" in process.stderr.read()
 
 
 def test_a_template_is_given_by_its_name_as_a_text_and_in_a_file(cli: Run, tmp_path: Path) -> None:

@@ -205,8 +205,9 @@ class _Chat:
             system = self._conversation.system
             say("there is no system prompt" if system is None else system, err=True)
             return
-        is_quoted = len(text) > 1 and text[0] == text[-1] == '"'
-        self._conversation.system = (text.strip('"') if is_quoted else text) or None
+        if self._conversation.is_raw:
+            raise RequestError("a system prompt needs a template", hint="--chat-template chatml")
+        self._conversation.system = (text.strip('"') if len(text) > 1 and text[0] == text[-1] == '"' else text) or None
         self.note("from the next answer on; the conversation stays (/clear forgets it)")
 
     def _answer(self, text: str) -> None:

@@ -2,13 +2,16 @@
 
 import contextlib
 import os
+import select
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moepack.cli.shared.parameters import STANDARD_STREAM
+from moepack.cli.shared.terminal import complain
 from moepack.common.errors import RequestError
 from moepack.common.pack_files import is_in_pack
 from moepack.storage.atomic import refuse_existing, refuse_special, require_folder_of
@@ -16,6 +19,7 @@ from moepack.storage.regular_file import is_stream
 
 MAX_PROMPT = 1 << 24
 """Characters of a prompt from a file: more than any context has room for."""
+_SECONDS_FOR_PIPE = 3.0
 
 
 @contextlib.contextmanager
@@ -104,7 +108,29 @@ def check_output(
 
 
 def read_prompt(path: str) -> str:
-    """Return the text in a file. Raises RequestError if it cannot be read, or is too long."""
+    """Return the text in a file, without its last new line, which editors add.
+
+    Raises RequestError if it cannot be read, or is too long.
+    """
     from moepack.running.programs.chat_template import read_text  # slow to load
 
-    return read_text(path, "prompt", MAX_PROMPT)
+    return read_text(path, "prompt", MAX_PROMPT).removesuffix("\n")
+
+
+def read_piped_text() -> str:
+    """Return the text in a pipe or a file that is standard input, as `read_prompt` does.
+
+    Programs may start others with a pipe that never ends: only so long is waited for its begin.
+    """
+    kind = stat.S_IFMT(os.fstat(0).st_mode)
+    if kind not in (stat.S_IFIFO, stat.S_IFREG, stat.S_IFSOCK):
+        return ""
+    if not select.select([0], [], [], _SECONDS_FOR_PIPE)[0]:
+        complain("note", "nothing comes on standard input: it is left out; -p - waits for it")
+        return ""
+    with open(0, encoding="utf-8", errors="replace", closefd=False) as file:
+        text = file.read(MAX_PROMPT + 1)
+    if len(text) > MAX_PROMPT:
+        expected = f"up to {MAX_PROMPT:,} characters"
+        raise RequestError("the text on standard input is too long", expected=expected)
+    return text.removesuffix("\n")

@@ -14,7 +14,7 @@ from moepack.common.remote_path import is_remote
 from moepack.common.sizes import LEAST_BARE, is_share, parse_size
 
 STANDARD_STREAM = "-"
-_STANDARD_INPUT = "/dev/stdin"
+STANDARD_INPUT = "/dev/stdin"
 _STANDARD_OUTPUT = (STANDARD_STREAM, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _INPUT_IS_TAKEN = "moepack.input_is_taken"
 _OUTPUT_IS_TAKEN = "moepack.output_is_taken"
@@ -90,7 +90,7 @@ class InputPath(PathName):
             return str(value)
         if ctx is not None and ctx.meta.setdefault(_INPUT_IS_TAKEN, param) is not param:
             raise RequestError("standard input can be read only once", path=value)
-        return _STANDARD_INPUT
+        return STANDARD_INPUT
 
 
 class OutputFile(PathName):

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from moepack.common.errors import RequestError
@@ -18,7 +19,9 @@ Message = dict[str, str]
 class Conversation:
     """The messages of a chat: the user's, and the model's answers.
 
-    `system` is the system prompt; `options` are those of `ServerClient.chat`.
+    `system` is the system prompt; `options` are those of `ServerClient.chat`. If it `is_raw`, each
+    text is continued as it is, without a template: by itself, since nothing would tell it from the
+    texts before.
     """
 
     def __init__(
@@ -26,12 +29,13 @@ class Conversation:
         client: ServerClient,
         system: str | None = None,
         *,
+        is_raw: bool = False,
         sampling: Sampling = Sampling(),
         **options: Any,
     ) -> None:
         self._client = client
         self._sampling, self._options = sampling, options
-        self.system = system
+        self.system, self.is_raw = system, is_raw
         self.clear()
 
     def clear(self) -> None:
@@ -41,8 +45,8 @@ class Conversation:
 
     @property
     def has_past(self) -> bool:
-        """Whether there are any messages yet."""
-        return bool(self._messages)
+        """Whether answers depend on messages before."""
+        return bool(self._messages) and not self.is_raw
 
     def ask(
         self, text: str, cancellation: Cancellation | None = None
@@ -52,7 +56,8 @@ class Conversation:
         Without any, the question is forgotten as well. Raises what `ServerClient.chat` raises.
         """
         question = {"role": "user", "content": text}
-        return self._answer([*self._messages, question], self._sampling, cancellation)
+        past = [] if self.is_raw else self._messages
+        return self._answer([*past, question], self._sampling, cancellation)
 
     def ask_again(self, cancellation: Cancellation | None = None) -> AbstractContextManager[Answer]:
         """Regenerate the last answer, with another seed.
@@ -74,8 +79,12 @@ class Conversation:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         message: Message = {}
         options: Any = {"sampling": sampling, "cancellation": cancellation, **self._options}
+        if self.is_raw:
+            answering = partial(self._client.complete, messages[-1]["content"])
+        else:
+            answering = partial(self._client.chat, [*system, *messages])
         try:
-            with self._client.chat([*system, *messages], **options) as answer:
+            with answering(**options) as answer:
                 try:
                     yield answer
                 finally:

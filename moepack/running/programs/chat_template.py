@@ -26,8 +26,7 @@ def no_chats(pack: Pack) -> RequestError:
     return RequestError(
         "the model has no template for chats",
         path=pack.path,
-        hint=f"give it one: `{run} --chat-template chatml`; or continue a text: "
-        f"`{run} --raw -p TEXT`",
+        hint=f"give it one: `{run} --chat-template chatml`",
     )
 
 
