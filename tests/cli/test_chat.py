@@ -121,6 +121,24 @@ def test_a_command_of_a_chat_is_obeyed_and_never_sent(
     assert run.stderr.count("answer: ") == 1
 
 
+@pytest.mark.parametrize(
+    ("typed", "prompt"),
+    [
+        ('"be brief"', "be brief"),
+        ('"He said "yes""', '"He said "yes""'),
+        ('say "yes"', 'say "yes"'),
+        ('"yes" or "no"', '"yes" or "no"'),
+        ('"""He said "yes""""', 'He said "yes"'),
+        ('"', '"'),
+    ],
+)
+def test_quotes_in_a_system_prompt_are_kept(
+    typed: str, prompt: str, cli: Run, chat_path: Path
+) -> None:
+    run = cli("run", chat_path, *BRIEF, "-q", input=f"/system {typed}\n/system\n")
+    assert run.stderr == f"{prompt}\n"
+
+
 def test_several_lines_are_no_command() -> None:
     for text in ("/help\nline two", "/clear\n/bye", "/nothing\nat all\n"):
         assert parse_command(text) is None

@@ -207,7 +207,7 @@ class _Chat:
             return
         if self._conversation.is_raw:
             raise RequestError("a system prompt needs a template", hint="--chat-template chatml")
-        self._conversation.system = (text.strip('"') if len(text) > 1 and text[0] == text[-1] == '"' else text) or None
+        self._conversation.system = _unquote(text) or None
         self.note("from the next answer on; the conversation stays (/clear forgets it)")
 
     def _answer(self, text: str) -> None:
@@ -226,6 +226,15 @@ class _Chat:
         print_answer(
             self._server, lambda: ask(cancellation), has_stats=self._has_stats, waiting=waiting
         )
+
+
+def _unquote(text: str) -> str:
+    """Return the text between quotes, if they are one pair around all of it; else as it is."""
+    for quotes in (_QUOTES, '"'):
+        inside = text.removeprefix(quotes).removesuffix(quotes)
+        if text == f"{quotes}{inside}{quotes}" and quotes not in inside:
+            return inside
+    return text
 
 
 def _read_quoted(read: _Read, text: str) -> str:
