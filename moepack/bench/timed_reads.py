@@ -21,6 +21,7 @@ from moepack.pack.reading.expert_read import ExpertRead, FileRead
 from moepack.pack.reading.reader import Reader
 from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 from moepack.storage.buffers import allocate_huge
+from moepack.storage.regular_file import open_regular
 
 Reads = Sequence[FileRead]
 """The reads of one expert, which go into one buffer."""
@@ -242,6 +243,6 @@ def _check(completion: Completion, read: FileRead) -> None:
 
 
 def _mapped(path: Path) -> memoryview:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         # Unmapped with its last view: the traceback of an error holds one, and would be lost.
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -27,6 +27,7 @@ from moepack.common.pack_files import JOURNAL_NAME
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.pack.format import manifest, records
 from moepack.pack.format.index import Index
+from moepack.pack.reading.directory import read_manifest
 from moepack.pack.reading.pack import Pack
 from moepack.packing.plan.blob_hotness import count_of, is_measured
 from moepack.packing.plan.chosen_hotness import load_hotness
@@ -77,7 +78,7 @@ def rank_pack(
         with contextlib.closing(LineLog(path / JOURNAL_NAME)) as lock:
             try:
                 _remove_leftovers(path, old_name)
-                is_changed = (path / manifest.NAME).read_bytes() != data
+                is_changed = read_manifest(path) != data
                 if is_changed:
                     manifest.decode(data, str(path / manifest.NAME))
                     commit(path, name, index, data)
@@ -141,7 +142,7 @@ def _manifest(path: Path, index: bytes, hotness: dict[str, Any]) -> tuple[bytes,
 
     All other keys stay, those of other programs among them.
     """
-    body = strict_json.parse((path / manifest.NAME).read_bytes())
+    body = strict_json.parse(read_manifest(path))
     entry = manifest.describe_index(index)
     old = body["index"]
     name = f"index-{entry.digest:016x}.bin"
@@ -156,7 +157,7 @@ def _manifest(path: Path, index: bytes, hotness: dict[str, Any]) -> tuple[bytes,
 
 def _remove_leftovers(path: Path, current: str) -> None:
     """Remove the leftovers of an interrupted ranking; raise PackError if the pack has changed."""
-    described = manifest.decode((path / manifest.NAME).read_bytes(), str(path))
+    described = manifest.decode(read_manifest(path), str(path))
     if described.index_entry.name != current:
         hint = "run the same command again"
         raise PackError("another process ranked it meanwhile", path=path, hint=hint)

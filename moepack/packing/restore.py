@@ -31,6 +31,7 @@ from moepack.packing.in_place.leftovers import settle
 from moepack.packing.in_place.unfinished import is_unfinished, is_whole_pack
 from moepack.storage.atomic import make_folder, refuse_existing
 from moepack.storage.extents import Extent, NewFile
+from moepack.storage.regular_file import open_regular
 from moepack.storage.whole_files import WholeFilesResult, write_whole_files
 
 _PIECE_LENGTH = 1 << 20
@@ -239,7 +240,7 @@ def _check_sha256(entry: ShardEntry, path: Path) -> None:
 def _compare(path: Path, name: str, expected: str, length: int) -> None:
     """Compare the first `length` bytes of a restored shard with their SHA-256."""
     sha256 = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=open_regular) as file:
         while piece := file.read(min(length, _PIECE_LENGTH)):
             sha256.update(piece)
             length -= len(piece)

@@ -14,6 +14,7 @@ from moepack.common.errors import SourceError
 from moepack.common.escaping import shell_word
 from moepack.common.pack_files import is_pack
 from moepack.source import gguf_header
+from moepack.storage.regular_file import read_back
 
 SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf\Z", re.DOTALL)
 NOT_MODELS = {
@@ -34,6 +35,7 @@ NOT_MODELS = {
 
 _SHOWN_MODELS = 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_MAX_COMMIT = 64
 
 
 def shard_names(prefix: str, count: int) -> Iterator[str]:
@@ -81,7 +83,7 @@ def _snapshots(folder: Path) -> list[list[Path]]:
         return []
     every = sorted(path for path in snapshots.iterdir() if path.is_dir())
     try:
-        commit = (folder / "refs" / "main").read_text().strip()
+        commit = read_back(folder / "refs" / "main", _MAX_COMMIT).decode().strip()
     except (OSError, ValueError):
         return [every]
     main = [path for path in every if _COMMIT.fullmatch(commit) and path.name == commit]

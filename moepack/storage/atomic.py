@@ -18,16 +18,15 @@ from moepack.storage.regular_file import (
 
 def sync_directory(path: AnyPath) -> None:
     """Make names that were created, changed or removed in a directory survive a loss of power."""
-    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def sync_file(path: AnyPath) -> None:
     """Make the bytes of a file survive a loss of power."""
-    _sync(path, os.O_RDONLY)
+    _sync(open_regular(path))
 
 
-def _sync(path: AnyPath, flags: int) -> None:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
+def _sync(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     finally:
@@ -35,8 +34,9 @@ def _sync(path: AnyPath, flags: int) -> None:
 
 
 def write_synced(path: AnyPath, data: bytes | memoryview) -> None:
-    """Write a whole file, and sync it."""
-    with open(path, "wb") as file:
+    """Write a whole regular file, and sync it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(open_regular(path, flags), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

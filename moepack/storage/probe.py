@@ -15,6 +15,7 @@ from moepack.storage.backend import Backend, ReadRequest
 from moepack.storage.buffers import allocate
 from moepack.storage.fallback_backend import FallbackBackend
 from moepack.storage.open_files import lies_in_memory
+from moepack.storage.regular_file import open_regular
 from moepack.storage.threaded import ThreadedBackend
 
 if sys.platform == "linux":
@@ -110,7 +111,7 @@ def _try(name: str, path: Path | None, depth: int, fixed: memoryview | None) -> 
         return backend, "there is no data file to try it on"
     try:
         start = _read_start(backend, path, depth)
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=open_regular) as file:
             if start != file.read(_TRIAL_LENGTH):
                 raise _NotWorkingError("it reads other bytes than a plain read")
     except BaseException as error:

@@ -96,6 +96,16 @@ def remove(path: AnyPath) -> None:
         os.unlink(path)
 
 
+def read_back(path: AnyPath, most: int, flags: int = os.O_RDONLY) -> bytes:
+    """Return the content of a regular file, at most `most` + 1 bytes: so many are too many.
+
+    The door for all that moepack wrote, and decides by when it reads it again: whatever is in its
+    place by now. Raises NotRegularError at once for anything but a regular file, and OSError.
+    """
+    with open(open_regular(path, flags), "rb") as file:
+        return file.read(most + 1)
+
+
 def read_whole(descriptor: int, offset: int, length: int) -> bytearray:
     """Return `length` bytes from `offset` of an open file. Raises OSError, and EOFError."""
     data = bytearray(length)

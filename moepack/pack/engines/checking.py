@@ -34,6 +34,7 @@ from moepack.pack.verifying.report import Finding, Findings, Report
 from moepack.pack.verifying.witness import read_shards
 from moepack.source import ggml_types
 from moepack.source.shards import find_shards
+from moepack.storage.regular_file import open_regular
 from moepack.storage.thread_pool import run_each
 
 _PIECE_LENGTH = 1 << 20
@@ -258,7 +259,7 @@ class _Check:
         findings: list[Finding] = []
         with self.reference.open() as read, ExitStack() as stack:
             files = {
-                path: stack.enter_context(open(path, "rb", buffering=0))
+                path: stack.enter_context(open(path, "rb", buffering=0, opener=open_regular))
                 for path in {one.path for one in slices}
             }
             for one in slices:
@@ -277,7 +278,7 @@ class _Check:
             yield Finding("digest", "its SHA-256 is not the one stated for it", **_where(one))
 
     def _check_zeros(self, zeros: _Zeros, advanced: Advanced) -> list[Finding]:
-        with open(zeros.path, "rb", buffering=0) as file:
+        with open(zeros.path, "rb", buffering=0, opener=open_regular) as file:
             position = zeros.start
             while position < zeros.end:
                 length = min(_PIECE_LENGTH, zeros.end - position)

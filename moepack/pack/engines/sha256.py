@@ -22,6 +22,7 @@ from moepack.pack.reading.pack import Pack
 from moepack.storage.copying import read_extent
 from moepack.storage.extents import Extent
 from moepack.storage.inputs import Inputs
+from moepack.storage.regular_file import open_regular
 from moepack.storage.thread_pool import run_each
 
 _PIECE_LENGTH = 1 << 20
@@ -108,7 +109,7 @@ def hash_model(
 def file_sha256(path: Path, advanced: Callable[[int], None]) -> str:
     """Compute the SHA-256 of a file; `advanced` is called with the bytes of each piece."""
     computed = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=open_regular) as file:
         while piece := file.read(_PIECE_LENGTH):
             computed.update(piece)
             advanced(len(piece))

@@ -34,7 +34,7 @@ from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.remote_path import RemotePath, is_remote
 from moepack.pack.format import manifest
 from moepack.storage.input_file import open_input
-from moepack.storage.regular_file import NotRegularError, open_regular
+from moepack.storage.regular_file import NotRegularError, open_regular, read_back
 
 if TYPE_CHECKING:
     from moepack.pack.reading.partial import Partial
@@ -135,8 +135,7 @@ def read_manifest(path: Path) -> bytes:
         except OSError as error:
             raise _problem(name, error) from None
     try:
-        with open(name, "rb", opener=open_regular) as file:
-            return file.read(manifest.MAX_LENGTH + 1)
+        return read_back(name, manifest.MAX_LENGTH)
     except (FileNotFoundError, NotADirectoryError):
         raise _not_a_pack(path) from None
     except OSError as error:

@@ -12,7 +12,7 @@ from moepack.common.remote_path import RemotePath
 from moepack.pack.format import records
 from moepack.pack.format.manifest import IndexEntry
 from moepack.storage.atomic import write_whole
-from moepack.storage.regular_file import open_regular
+from moepack.storage.regular_file import read_back
 from moepack.storage.remote.stores import store_of
 from moepack.storage.user_folder import is_ours, user_folder
 
@@ -26,8 +26,7 @@ def fetch_index(path: RemotePath, entry: IndexEntry) -> bytes:
     if cached is not None:
         with contextlib.suppress(OSError):
             if is_ours(cached):
-                with open(cached, "rb", opener=open_regular) as file:
-                    data = file.read(entry.length + 1)
+                data = read_back(cached, entry.length)
                 if _is_right(data, entry):
                     return data
     data = store_of(path).read(path.key, entry.length)

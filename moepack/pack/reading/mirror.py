@@ -22,7 +22,7 @@ from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.names import MIRROR_NAME, is_plain_name
 from moepack.storage.ranges import Ranges, read_ranges
-from moepack.storage.regular_file import open_regular
+from moepack.storage.regular_file import read_back
 
 NAME = "mirror.json"
 _FORMAT = "moepack mirror"
@@ -108,8 +108,7 @@ def load(folder: Path) -> Description | None:
     """
     path = folder / NAME
     try:
-        with open(path, "rb", opener=open_regular) as file:
-            data = file.read(_MAX_LENGTH + 1)
+        data = read_back(path, _MAX_LENGTH)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return decode(data, path)

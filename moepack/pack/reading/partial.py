@@ -23,7 +23,7 @@ from moepack.common.remote_path import RemotePath, parse
 from moepack.pack.format import manifest
 from moepack.pack.format.names import is_plain_name
 from moepack.storage.ranges import Ranges, RangeSet, read_ranges
-from moepack.storage.regular_file import open_regular
+from moepack.storage.regular_file import read_back
 
 NAME = pack_files.PARTIAL_NAME
 MANIFEST_NAME = ".pull.manifest"
@@ -188,7 +188,6 @@ def open_partial(folder: Path) -> Partial:
 
 def _read(path: Path, limit: int) -> bytes | None:
     try:
-        with open(path, "rb", opener=open_regular) as file:
-            return file.read(limit + 1)
+        return read_back(path, limit)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -37,6 +37,7 @@ from moepack.common.remote_path import is_remote
 from moepack.common.sizes import Size, parse_ranges, ranges_text
 from moepack.pack.format import manifest
 from moepack.pack.reading import partial as partials
+from moepack.pack.reading.directory import read_manifest
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.partial import PartialRecord, PullRequest
 from moepack.packing.copies.packed_items import packed_items
@@ -204,8 +205,7 @@ class _Pull:
 
     def check_same(self) -> None:
         """Raise RequestError if the pack that is whole here is another one."""
-        path = self._folder / manifest.NAME
-        if path.read_bytes() != self._pack.manifest_bytes:
+        if read_manifest(self._folder) != self._pack.manifest_bytes:
             hint = "choose another directory, or remove it"
             raise RequestError("another pack is here already", path=self._folder, hint=hint)
 

@@ -20,7 +20,7 @@ from moepack.common.paths import AnyPath
 from moepack.common.remote_path import RemotePath, is_remote
 from moepack.storage.atomic import make_folder, sync_directory, write_synced
 from moepack.storage.page_cache import drop
-from moepack.storage.regular_file import open_regular
+from moepack.storage.regular_file import read_back
 
 
 class Target(Protocol):
@@ -107,8 +107,7 @@ class _FolderTarget:
         path = self.path / name
         try:
             drop([path])
-            with open(path, "rb", opener=open_regular) as file:
-                return file.read(limit + 1)
+            return read_back(path, limit)
         except FileNotFoundError:
             return None
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.common.errors import PackError
-from moepack.pack.format import manifest
+from moepack.pack.format import manifest, records
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
 from moepack.packing.writing.commit import is_on_drive, write_proven
+from moepack.storage.regular_file import read_back
 
 _COPIES = ("", ".copy")
 NAMES = tuple(f"{name}{copy}" for copy in _COPIES for name in (manifest.NAME, manifest.INDEX_NAME))
@@ -74,8 +75,8 @@ def read(folder: Path, path: Path) -> Draft:
     for copy in _COPIES:
         name = folder / f"{manifest.NAME}{copy}"
         try:
-            index_bytes = (folder / f"{manifest.INDEX_NAME}{copy}").read_bytes()
-            draft = decode(path, name.read_bytes(), index_bytes, str(name))
+            index = read_back(folder / f"{manifest.INDEX_NAME}{copy}", records.MAX_INDEX_LENGTH)
+            draft = decode(path, read_back(name, manifest.MAX_LENGTH), index, str(name))
         except (OSError, PackError) as error:
             problems.append(error)
             continue

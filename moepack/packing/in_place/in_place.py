@@ -31,10 +31,11 @@ from moepack.common.errors import MachineError, MoepackError, PackError, Request
 from moepack.common.pack_files import IN_PLACE_NAME
 from moepack.common.paths import PathOrPaths, path_list
 from moepack.common.phases import Progress
-from moepack.pack.format import manifest
+from moepack.pack.format import manifest, records
 from moepack.pack.format.names import MIRROR_NAME
 from moepack.pack.format.source_entry import ShardEntry, SourceEntry
 from moepack.pack.format.tables import DataFile
+from moepack.pack.reading.directory import read_manifest
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import map_shards
 from moepack.packing.in_place import draft as drafts
@@ -62,7 +63,7 @@ from moepack.packing.writing.finished_files import FinishedFile, encode_index
 from moepack.packing.writing.target_directory import prepare
 from moepack.source.shards import Source
 from moepack.storage import holes
-from moepack.storage.regular_file import FileStamp
+from moepack.storage.regular_file import FileStamp, read_back
 from moepack.storage.space import check_space, shortage
 from moepack.version import TOOL
 
@@ -297,8 +298,8 @@ def _check_whole_pack(path: Path) -> Draft:
         raise refusal
     if reader := reasons.check_open(index_path):
         raise reader
-    manifest_bytes = (path / manifest.NAME).read_bytes()
-    draft = drafts.decode(path, manifest_bytes, index_path.read_bytes())
+    index_bytes = read_back(index_path, records.MAX_INDEX_LENGTH)
+    draft = drafts.decode(path, read_manifest(path), index_bytes)
     units, block = _units(draft), holes.block_length(path)
     needs = units.space_needs(block).to_restore(len(units.units)) + units.absent_length(block)
     needs += holes.extent_length(path) + margin(units, draft.index)

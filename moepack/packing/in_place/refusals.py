@@ -11,6 +11,7 @@ from pathlib import Path
 from moepack.common.errors import MachineError, MoepackError, RequestError
 from moepack.pack.reading.pack import Pack
 from moepack.storage import holes, sharing
+from moepack.storage.regular_file import open_regular
 
 
 def refusals(paths: Sequence[Path], target: Path, instead: str) -> Iterator[MoepackError]:
@@ -101,7 +102,7 @@ def _check_permission(path: Path, status: os.stat_result) -> Iterator[MoepackErr
 def _check_blocks(path: Path, instead: str) -> Iterator[MoepackError]:
     if refusal := check_open(path):
         yield refusal
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         hole = holes.hole_in(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         if hole is not None:
             hint = "make a full copy (`cp --sparse=never`), or download it again"

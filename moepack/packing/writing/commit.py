@@ -9,6 +9,7 @@ from moepack.common.errors import MachineError
 from moepack.pack.format import manifest
 from moepack.storage.atomic import sync_directory, write_synced
 from moepack.storage.page_cache import drop
+from moepack.storage.regular_file import read_back
 
 TEMPORARY_NAME = f"{manifest.NAME}.tmp"
 
@@ -31,14 +32,14 @@ def settling(path: Path, problem: str) -> Iterator[None]:
 def is_on_drive(path: Path, data: bytes) -> bool:
     """Return whether the drive, rather than the page cache, has a file with these bytes."""
     try:
-        return path.exists() and _read_back(path) == data
+        return path.exists() and _has_bytes(path, data)
     except OSError:
         return False
 
 
-def _read_back(path: Path) -> bytes:
+def _has_bytes(path: Path, data: bytes) -> bool:
     drop([path])
-    return path.read_bytes()
+    return read_back(path, len(data)) == data
 
 
 def write_proven(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -51,7 +52,7 @@ def write_proven(folder: Path, files: Mapping[str, bytes]) -> None:
             write_synced(folder / name, data)
     sync_directory(folder)
     for name, data in files.items():
-        if _read_back(folder / name) != data:
+        if not _has_bytes(folder / name, data):
             problem = "the drive returned other bytes than were written"
             hint = "the drive or the memory is failing: the original bytes were kept"
             raise MachineError(problem, path=folder / name, hint=hint)

@@ -83,7 +83,7 @@ def _open_locked(path: Path) -> io.FileIO:
     except OSError as error:
         if not isinstance(error, NotRegularError) and error.errno != errno.ELOOP:
             raise
-        hint = "remove the directory, and pack again"
+        hint = "moepack did not make it: remove it, then run the same command again"
         problem = "not a journal: a link, or no regular file"
         raise RequestError(problem, path=path, hint=hint) from None
     try:

@@ -16,6 +16,7 @@ from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.messages import Op, encode
 from moepack.running.pager.page_faults import check_page_faults
+from moepack.storage.regular_file import open_regular
 
 _PAGE = mmap.PAGESIZE
 
@@ -94,7 +95,7 @@ class MappedShards:
         """The files that may be mapped, opened."""
         try:
             for path in self._paths:
-                self.descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                self.descriptors.append(open_regular(path))
         except BaseException:
             self.close()
             raise
@@ -239,7 +240,7 @@ class MappedImage:
 
     def _map_dense(self, start: int, length: int, number: int, source: int) -> bytes:
         if number not in self._files:
-            self._files[number] = os.open(self._pack.file_paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            self._files[number] = open_regular(self._pack.file_paths[number])
             self._open.append(self._files[number])
         file = self._files[number]
         return encode(Op.DENSE, expert=file, offset=start, length=length, source=source)

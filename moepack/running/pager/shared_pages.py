@@ -11,7 +11,7 @@ from moepack.common.remote_path import is_remote
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.reader import Reader
 from moepack.running.pager.mapped_model import FamilySpans, MappedSpan
-from moepack.storage.regular_file import read_whole
+from moepack.storage.regular_file import open_regular, read_whole
 
 _PAGE = mmap.PAGESIZE
 
@@ -97,7 +97,7 @@ class SharedPages:
         if location.codec or is_remote(location.path):  # in a part of a pack
             return self._read_whole(part, start, length)
         try:
-            with open(location.path, "rb", buffering=0) as file:
+            with open(location.path, "rb", buffering=0, opener=open_regular) as file:
                 return bytes(read_whole(file.fileno(), location.offset + start, length))
         except OSError as error:
             raise read_failure(error, location.path, PackError) from error

@@ -53,7 +53,7 @@ def find_compiled(source: Path, folder: Path, machine: str) -> Path | None:
     """Return the undamaged library in `folder` that was compiled from `source`; None without."""
     for path in sorted(folder.glob(f"{_stem(source, machine)}-*.so")):
         try:
-            if path.name == _name(source, machine, path.read_bytes()):
+            if path.is_file() and path.name == _name(source, machine, path.read_bytes()):
                 return path
         except OSError:
             continue

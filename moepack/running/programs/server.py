@@ -22,6 +22,7 @@ from moepack.common.escaping import one_line
 from moepack.running.programs.access import THIS_MACHINE, Access
 from moepack.running.programs.gate import Connection, Gate, GateLimits
 from moepack.running.programs.llama_server_options import parse_options
+from moepack.storage.regular_file import open_regular
 
 ENDS_WITH_INPUT = "MOEPACK_ENDS_WITH_INPUT"
 """If this variable is set, the server ends when its standard input does."""
@@ -64,8 +65,7 @@ def _check(params: Any) -> None:
     if path is None:
         return
     try:
-        with open(path, "rb"):
-            pass
+        os.close(open_regular(path))
     except OSError as error:
         raise SourceError(f"cannot read the model: {error.strerror}", path=path) from None
 

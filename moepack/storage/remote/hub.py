@@ -162,7 +162,8 @@ def cached_snapshot(name: str, revision: str) -> tuple[str, Path] | None:
     try:
         commit = revision
         if not is_commit(revision):
-            commit = (folder / "refs" / revision).read_text().strip()
+            branch = folder / "refs" / revision
+            commit = branch.read_text().strip() if branch.is_file() else ""
         snapshot = folder / "snapshots" / commit
         return (commit, snapshot) if is_commit(commit) and snapshot.is_dir() else None
     except (OSError, UnicodeDecodeError):

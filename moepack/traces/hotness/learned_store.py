@@ -13,6 +13,7 @@ from moepack.common.errors import MachineError, TraceError, read_failure, write_
 from moepack.pack.reading.pack import Pack
 from moepack.storage.atomic import sync_directory
 from moepack.storage.lock import try_lock
+from moepack.storage.regular_file import read_back
 from moepack.storage.user_folder import user_folder
 from moepack.traces.hotness import learned as codec
 from moepack.traces.hotness.learned import LEAST_TOKENS, Learned, LearnedWindow
@@ -47,9 +48,8 @@ class LearnedStore:
         Raises TraceError for a damaged file, MachineError for one that cannot be read.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:
-                data = file.read(codec.most_length(self._expert_counts) + 1)
+            most = codec.most_length(self._expert_counts)
+            data = read_back(self.path, most, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return self.new()
         except OSError as error:
