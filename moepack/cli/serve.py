@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from moepack.cli.running.fetching import require_engine
 from moepack.cli.running.options import (
     chat_options,
     context_option,
@@ -97,6 +98,7 @@ def serve(
     alias = name or os.path.basename(os.path.normpath(source_or_pack[0]))
     command = [sys.executable, "-m", "moepack.running.programs.server", "-m", "{}"]
     command += ["--host", host, "--port", str(port), "--alias", one_line(alias)]
+    require_engine(source_or_pack)
     command += [] if cors_origins is None else ["--cors-origins", cors_origins]
     command += [*template, *passed_on, *(rest or ())]
     sizes = partial(_model_words, command, options.pop("context"), threads)

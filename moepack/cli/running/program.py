@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moepack.cli.running.fetching import fetch, require_engine
+from moepack.cli.running.fetching import fetch
 from moepack.cli.shared.argument_names import as_typed
 from moepack.cli.shared.progress import ProgressLines, progress
 from moepack.cli.shared.terminal import complain, is_quiet, lay_out, say
@@ -56,8 +56,6 @@ def run_program_command(
 
     if not command:
         raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
-    if is_ours:
-        require_engine(source_or_pack)
     trace_path = options["trace_path"]
     with open_model(fetch(source_or_pack)) as pack, trace_to(trace_path, pack) as trace:
         pack.require_files()
