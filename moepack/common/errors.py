@@ -20,6 +20,8 @@ class ErrorCode(StrEnum):
     NOT_REGULAR = "not-regular"
     """The path is no regular file: a pipe, a device, a directory."""
     NOT_GGUF = "not-gguf"
+    PACK_EXISTS = "pack-exists"
+    """A whole pack is where another is to be written."""
 
 
 class MoepackError(Exception):

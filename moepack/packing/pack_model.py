@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from moepack.common.errors import RequestError, SourceError
+from moepack.common.errors import ErrorCode, RequestError, SourceError
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.phases import Phases, Progress
 from moepack.common.remote_path import is_remote
@@ -22,8 +22,8 @@ from moepack.packing.in_place.unfinished import is_unfinished
 from moepack.packing.plan.layout import DEFAULT, Layout
 from moepack.packing.plan.pack_request import PackRequest, PlannedModel
 from moepack.packing.plan.pack_summary import PackSummary, WrittenFiles, from_pack, from_plan
-from moepack.packing.plan.plan import Plan
 from moepack.packing.writing import packer
+from moepack.packing.writing.finished_pack import finished_pack
 from moepack.packing.writing.packer import DEFAULT_THREADS
 from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.packing.writing.target_directory import check_as_if_packing, check_existing
@@ -76,6 +76,8 @@ def pack_model(
     write the files, and this call commits. All calls need the same choices; each of them skips
     files that are finished.
 
+    A pack of the same input that is at `target` already is left as it is, unread.
+
     `dry_run` writes nothing, and raises the errors of packing before it writes. `resume` continues
     an interrupted pack; `threads` write at a time. `planned` is called with the planned pack before
     anything is written, `progress` with the bytes done since its last call and with those to do in
@@ -103,8 +105,10 @@ def pack_model(
     if in_place:
         _check_in_place(model, writer)
     summary = from_plan(model.plan, target, dry_run)
-    if not (in_place or dry_run):  # before the source is read for its SHA-256, too
-        _check_target(model.plan, target, writer, resume)
+    check = partial(_check_target, model, target, writer, resume, sha256=sha256, strong=strong)
+    # Before the source is read for its SHA-256, too.
+    if not (in_place or dry_run) and (finished := check()):
+        return finished
     phases = Phases(progress)
     shards = describe_shards(
         model.source,
@@ -121,9 +125,7 @@ def pack_model(
     if planned is not None:
         planned(summary)
     if dry_run:
-        if not in_place:
-            _check_target(model.plan, target, writer, resume)
-        return summary
+        return (None if in_place else check()) or summary
     if writer is not None:
         write = partial(writer.write, pack, strong=strong)
     elif in_place:
@@ -201,10 +203,31 @@ def _check_in_place(model: PlannedModel, writer: DistributedPacker | None) -> No
 
 
 def _check_target(
-    plan: Plan, target: AnyPath, writer: DistributedPacker | None, resume: bool
-) -> None:
-    """Raise the error with which packing would end before it wrote."""
-    if writer is not None:
-        writer.check(plan)
-    else:
-        check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
+    model: PlannedModel,
+    target: AnyPath,
+    writer: DistributedPacker | None,
+    resume: bool,
+    *,
+    sha256: bool,
+    strong: bool,
+) -> PackSummary | None:
+    """Return the summary of this very pack, if it is there; None if it can be written.
+
+    Raises the error with which packing would end before it wrote.
+    """
+    plan = model.plan
+    try:
+        if writer is not None:
+            writer.check(plan)
+        else:
+            check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
+    except RequestError as error:
+        if error.code is not ErrorCode.PACK_EXISTS:
+            raise
+        described = describe_source(model.source, model.shape, describe_shards(model.source))
+        planned = PlannedPack(model.source, described, plan)
+        finished = finished_pack(planned, target, sha256=sha256, strong=strong)
+        if finished is None:
+            raise
+        return finished
+    return None

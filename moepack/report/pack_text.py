@@ -90,6 +90,11 @@ def _hotness(summary: PackSummary) -> str:
 
 def packed(summary: PackSummary) -> str:
     """Write the result of packing."""
+    if summary.is_finished:
+        return (
+            f"{summary.path}: is there already, of the same input;"
+            f" {digest_text.compared(summary.digests)}"
+        )
     if summary.written_length is None:
         return "nothing was written"
     resumed = summary.resumed_file_count or 0

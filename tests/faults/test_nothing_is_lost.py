@@ -589,11 +589,30 @@ def make_pipe(_model: Model, target: Path) -> None:
     os.mkfifo(target / JOURNAL)
 
 
+@pytest.mark.parametrize("options", [[], ["--sha256"], ["--strong"], ["--layout", "hot-first"]])
+def test_a_job_that_has_made_its_pack_can_be_run_again(
+    options: list[str], small: Model, tmp_path: Path, cli: Run
+) -> None:
+    target = tmp_path / "pack"
+    words = ("pack", small.source, "-o", target, *options)
+    assert cli(*words).returncode == 0
+    before = state(target)
+    for again in ((), ("--resume",), ("--dry-run",)):
+        run = cli(*words, *again)
+        assert run.returncode == 0, run.stderr
+        assert f"{target}: is there already, of the same input; no part was read" in run.stdout
+        assert state(target) == before
+    (target / "dense.bin").unlink()
+    run = cli(*words)
+    assert (run.returncode, "a data file is missing" in run.stderr) == (4, True)
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "hint"),
     [
-        (pack_whole, [], "a whole pack is here already", "another directory"),
-        (pack_whole, ["--resume"], "a whole pack is here already", "another directory"),
+        (pack_whole, ["--sha256"], "a whole pack is here already", "another directory"),
+        (pack_whole, ["--strong", "--resume"], "a whole pack is here already", "another directory"),
+        (pack_whole, ["--alignment", "64KiB"], "a whole pack is here already", "another directory"),
         (pack_whole, ["--layers", "0"], "a whole pack is here already", "another directory"),
         (write_other_file, [], "not empty", "empty directory"),
         (write_other_file, ["--resume"], "not empty", "empty directory"),

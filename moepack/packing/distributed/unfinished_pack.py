@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from moepack.common import digest, strict_json
-from moepack.common.errors import MachineError, RequestError, remedy, write_failure
+from moepack.common.errors import ErrorCode, MachineError, RequestError, remedy, write_failure
 from moepack.common.pack_files import RECORDS_NAME
 from moepack.pack.format import manifest, records
 from moepack.packing.distributed.target import Target
@@ -198,7 +198,8 @@ def check_target(target: Target, names: Mapping[str, int], *, join: bool) -> Non
     others = sorted(name for name in names if not name.startswith(f"{RECORDS_NAME}/"))
     if manifest.NAME in others:
         hint = "choose another place, or remove it"
-        raise RequestError("a whole pack is here already", path=path, hint=hint)
+        code = ErrorCode.PACK_EXISTS
+        raise RequestError("a whole pack is here already", path=path, hint=hint, code=code)
     if _INPUT in names and not join:
         problem = "an interrupted pack is here, or one that is being written"
         hint = "continue it with `resume=True`, or remove the folder"

@@ -44,7 +44,8 @@ class PackSummary:
     finished before, `seconds` how long that took; all three are None for a dry run. `digests`
     counts the bytes of those files, which are read again, and `damaged_files` are those that were
     not as they had been written, and were written anew. After a part of a pack `missing_file_count`
-    is how many others have to write before it can be committed; else it is None.
+    is how many others have to write before it can be committed; else it is None. If it
+    `is_finished`, it was there before, and is as it was; `digests` counts its bytes then.
     """
 
     layout: str
@@ -75,6 +76,7 @@ class PackSummary:
     missing_file_count: int | None = None
     digests: DigestCounts = field(default_factory=DigestCounts)
     damaged_files: tuple[str, ...] = ()
+    is_finished: bool = False
     in_place: InPlaceFacts | None = None
 
 

@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from moepack.common.errors import MachineError, RequestError
+from moepack.common.errors import ErrorCode, MachineError, RequestError
 from moepack.common.pack_files import IN_PLACE_NAME, JOURNAL_NAME, RECORDS_NAME
 from moepack.pack.format import manifest
 from moepack.storage.atomic import make_folder, require_folder_of
@@ -29,7 +29,8 @@ def check_existing(path: Path, resume: bool) -> None:
     names = {name for name in os.listdir(path) if name != "lost+found"}
     if manifest.NAME in names:
         hint = "choose another directory, or remove it"
-        raise RequestError("a whole pack is here already", path=path, hint=hint)
+        code = ErrorCode.PACK_EXISTS
+        raise RequestError("a whole pack is here already", path=path, hint=hint, code=code)
     if IN_PLACE_NAME in names:
         problem = "a pack that is made in place is here, unfinished: it may hold the only copy"
         hint = (

@@ -93,8 +93,7 @@ def test_nothing_is_committed_before_all_parts_are_written(
     write_parts(tmp_path / "pack")
     pack_part(tmp_path / "pack", commit=True)
     assert contents(tmp_path / "pack") == alone
-    with pytest.raises(RequestError, match="a whole pack is here already"):
-        pack_part(tmp_path / "pack", part="1/3")
+    assert pack_part(tmp_path / "pack", part="1/3").is_finished
 
 
 @pytest.mark.parametrize(
@@ -333,8 +332,11 @@ def test_a_pack_in_a_bucket_has_the_bytes_of_one_on_the_disk(
     pack_part(f"{bucket}/one.moepack")
     assert objects(f"{bucket}/one.moepack") == alone
     assert verify(f"{bucket}/one.moepack", shards_of(MODEL)).passed
+    for options in ({}, {"resume": True}, {"part": "1/2"}, {"commit": True}):
+        assert pack_part(f"{bucket}/one.moepack", **options).is_finished
     with pytest.raises(RequestError, match="a whole pack is here already"):
-        pack_part(f"{bucket}/one.moepack", resume=True)
+        pack_part(f"{bucket}/one.moepack", layers="2")
+    assert objects(f"{bucket}/one.moepack") == alone
 
 
 def test_parts_that_share_a_bucket_alone_are_committed_once(
