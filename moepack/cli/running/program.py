@@ -43,7 +43,6 @@ def run_program_command(
     end of the command, by the model.
     """
     from moepack.pack.opening.open_model import open_model
-    from moepack.report import run_text
     from moepack.running.pager.pager import PagerOptions
     from moepack.running.programs.command import (
         find_misled_program,
@@ -80,16 +79,7 @@ def run_program_command(
         listener = Listener(watcher.begun, watcher.failed, watcher.tick, watcher.pinning)
         learner = learner_of(pack, options["no_learn"])
         end = run_program(pack, command, pager_options, listener, variables, trace, learner)
-    if end.has_mapped and not is_quiet():
-        say(run_text.pager_usage(end.usage), err=True)
-    if end.is_out_of_memory:
-        _complain_of_memory(end)
-    elif not end.has_mapped and not is_ours:
-        complain(
-            "note",
-            "the program has ended and never mapped the model: give it the path {}, and have it "
-            "map the file, not read it (use_mmap in llama.cpp's interfaces)",
-        )
+    _report_end(end, is_ours)
     click.get_current_context().exit(end_like(end.returncode))
 
 
@@ -129,16 +119,28 @@ def say_memory(pager: Pager) -> None:
         complain("note", f"more than is free, less a margin for other programs: {limit_text()}")
 
 
-def _complain_of_memory(end: ProgramEnd) -> None:
+def _report_end(end: ProgramEnd, is_ours: bool) -> None:
+    """Print what a program needed, and why it was killed or never mapped the model."""
     from moepack.planning.machine.memory_limits import limit_text
+    from moepack.report import run_text
 
-    experts = size_text(end.usage.resident_length)
-    complain("error", f"the program was killed, out of memory: {limit_text()}; experts: {experts}")
-    complain(
-        "hint",
-        "less for experts: --memory SIZE; less beside them: a shorter context (-c), fewer tokens "
-        "at once (-ub), fewer earlier prompts (--cache-ram)",
-    )
+    if end.has_mapped and not is_quiet():
+        say(run_text.pager_usage(end.usage), err=True)
+    if end.is_out_of_memory:
+        experts = size_text(end.usage.resident_length)
+        reason = f"out of memory: {limit_text()}; experts: {experts}"
+        complain("error", f"the program was killed, {reason}")
+        complain(
+            "hint",
+            "less for experts: --memory SIZE; less beside them: a shorter context (-c), fewer "
+            "tokens at once (-ub), fewer earlier texts (--cache-ram)",
+        )
+    elif not end.has_mapped and not is_ours:
+        complain(
+            "note",
+            "the program has ended and never mapped the model: give it the path {}, and have it "
+            "map the file, not read it (use_mmap in llama.cpp's interfaces)",
+        )
 
 
 class _Watcher:

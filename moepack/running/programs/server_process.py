@@ -158,11 +158,14 @@ class ServerProcess:
                 found=template[1],
                 hint="it must be Jinja that llama.cpp understands, or one of its names",
             )
+        if is_out_of_memory(code, self._kills_before):
+            return MachineError(
+                f"llama.cpp's server was killed, out of memory: {limit_text()}",
+                hint="less `memory` for experts, or a shorter `context`",
+            )
         match = _LOGGED_ERROR.search(log) or _OTHER_ERROR.search(log)
         words = [f"ended by {signal.Signals(-code).name}"] if code < 0 else []
-        if is_out_of_memory(code, self._kills_before):
-            words.append(f"out of memory: {limit_text()}")
-        elif match is not None:
+        if match is not None:
             words.append(match[1])
         return _FAULTS.get(code, MachineError)(
             f"llama.cpp's server: {': '.join(words) or f'ended with code {code}'}"

@@ -16,6 +16,7 @@ from moepack.common.errors import MachineError, RequestError, SourceError
 from moepack.common.sizes import size_text
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
+from moepack.planning.machine.memory_limits import read_memory
 from moepack.planning.machine.processors import cpu_count
 from moepack.running.llama_cpp import library
 from moepack.running.llama_cpp.bounds import (
@@ -233,7 +234,7 @@ class Recorder(Closing):
 def _check_fits_memory(pack: Pack) -> None:
     """Refuse a model that is too large to copy: the system would kill this process."""
     length = sum(os.path.getsize(path) for path in pack.file_paths)
-    memory_length = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory_length = int(read_memory().value)
     if length > memory_length:
         raise MachineError(
             "the model does not fit into memory, where llama.cpp may repack its weights",

@@ -28,6 +28,7 @@ from tests.support.chat_model import begin_copy, finish
 from tests.support.interruptions import before_each
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama
+from tests.support.own_groups import lay_groups
 from tests.support.recordings import PROMPTS, larger_than_memory, read_recording, record_to
 
 pytestmark = needs_llama
@@ -89,6 +90,14 @@ def test_a_model_larger_than_memory_is_recorded_without_a_copy_of_its_weights(
     assert "`repack=False`" in (caught.value.hint or "")
     with pytest.raises(MachineError, match="llama.cpp cannot load the model"):
         Recorder(str(path), repack=False)
+
+
+def test_a_model_larger_than_its_control_group_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_groups(tmp_path, "0::/a", {"a/memory.max": str(1 << 20)}, monkeypatch)
+    with pytest.raises(MachineError, match="into memory.*expected up to 1.0 MiB"):
+        Recorder(str(first_shard("qwen3moe")))
 
 
 def test_each_token_has_the_choices_of_its_own(recorder: Recorder) -> None:
