@@ -6,12 +6,15 @@
 A GGUF becomes a pack, which stores it once, and a pack is pulled; both go on after an interruption.
 A commit is the first digits of that on the hub. A version is made of the manifest of a pack, or of
 the stamps of shards. Where the hub's own cache has the shards already, these are used as they lie.
+A newer version takes the place of older ones, but for those that were named by their commit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +24,7 @@ from moepack.common.errors import MachineError, MoepackError, SourceError, open_
 from moepack.common.paths import PathOrPaths, path_list
 from moepack.common.phases import Progress
 from moepack.common.remote_path import RemotePath, is_remote
+from moepack.common.sizes import size_text
 from moepack.pack.format import manifest
 from moepack.pack.reading.directory import named_pack, read_manifest
 from moepack.packing.copies.pull import pull
@@ -33,17 +37,24 @@ from moepack.storage.remote.stores import named_on_hub, resolve
 from moepack.storage.user_folder import user_folder
 
 _SUFFIX = ".moepack"
+_KEPT_SUFFIX = ".kept"
+"""Of the mark beside a pack that was named by its commit."""
 _VERSION_LENGTH = 12
 _GO_ON = "run the same command again: it goes on from what is there"
 _NO_SPACE = "free some space, or name a folder on another drive in XDG_CACHE_HOME"
 
 
 class FetchPlan(NamedTuple):
-    """A model that is about to be fetched: its address, the new pack's path and its bytes."""
+    """A model that is about to be fetched: its address, the new pack's path and its bytes.
+
+    `cache` is the folder of all fetched models, which take `cache_length` bytes of its drive now.
+    """
 
     address: str
     path: str
     length: int
+    cache: str
+    cache_length: int
 
 
 def fetch_model(
@@ -58,7 +69,9 @@ def fetch_model(
     A path is returned as it is. For the address of a GGUF or a pack it is a pack in the user's
     cache (`XDG_CACHE_HOME`), or the shards in the hub's own cache. One that is there is not fetched
     again: for an address with a commit nothing is asked of the network; for any other, its newest
-    version is, and if that cannot be reached the one that is here is taken, with a `notice`.
+    version is, and if that cannot be reached the one that is here is taken, with a `notice`. A
+    version that came now replaces older ones of the same address, with a `notice` of each; those
+    stay that were named by their commit once, or that a program has open.
     `planned` is called before anything is fetched, `progress` as for `pull`. After an interruption
     the same call goes on.
 
@@ -69,6 +82,7 @@ def fetch_model(
         return model
     place = _Place.of(os.fspath(names[0]))
     if (pack := place.find_pinned()) is not None:
+        _keep(pack)
         return pack
     try:
         source = _find(place)
@@ -80,7 +94,60 @@ def fetch_model(
         source.target.parent.mkdir(parents=True, exist_ok=True)
         with _going_on():
             _fetch(source, planned, progress)
+        if not place.is_pinned:
+            _remove_older(place.folder, source.target, notice)
+    if place.is_pinned:
+        _keep(source.target)
     return source.target
+
+
+def _keep(model: PathOrPaths) -> None:
+    """Mark a pack of the cache as named by its commit."""
+    if isinstance(model, Path):
+        with contextlib.suppress(OSError):
+            model.with_suffix(_KEPT_SUFFIX).touch()
+
+
+def _remove_older(folder: Path, target: Path, notice: Callable[[str], None] | None) -> None:
+    """Remove the other versions of the pack `target`, which is whole now."""
+    key = target.relative_to(folder).as_posix().partition("/")[2]
+    for older in folder.glob(f"*/{glob.escape(key)}"):
+        if older == target or older.with_suffix(_KEPT_SUFFIX).exists() or _is_open(older):
+            continue
+        length = _length_on_disk(older)
+        with contextlib.suppress(OSError):
+            (older / manifest.NAME).unlink()  # first, so that a rest is no pack
+        shutil.rmtree(older, ignore_errors=True)
+        if notice is not None:
+            notice(f"an older version was removed, {size_text(length)}: {older}")
+
+
+def _is_open(folder: Path) -> bool:
+    """Return whether a program of this user has a file of a folder open."""
+    prefix = os.path.realpath(folder) + os.sep
+    for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile, or is another user's
+            if os.readlink(descriptor).startswith(prefix):
+                return True
+    return False
+
+
+def _length_on_disk(folder: Path) -> int:
+    """Return the bytes that the files below a folder take of its drive."""
+    length = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # it was removed meanwhile
+            length += path.lstat().st_blocks * 512
+    return length
+
+
+def _models_folder() -> Path:
+    """Return the folder of all fetched models. Raises MachineError."""
+    cache = user_folder("XDG_CACHE_HOME", ".cache")
+    if cache is None:
+        hint = "name one in XDG_CACHE_HOME, or use `moepack pack`, `moepack pull`"
+        raise MachineError("there is no folder for models", hint=hint)
+    return cache / "models"
 
 
 class _Place(NamedTuple):
@@ -98,18 +165,15 @@ class _Place(NamedTuple):
     @classmethod
     def of(cls, address: str) -> _Place:
         """Return the place for an address. Raises SourceError, MachineError."""
-        cache = user_folder("XDG_CACHE_HOME", ".cache")
-        if cache is None:
-            hint = "name one in XDG_CACHE_HOME, or use `moepack pack`, `moepack pull`"
-            raise MachineError("there is no folder for models", hint=hint)
+        models = _models_folder()
         address = named_on_hub(address)
         if address.lower().startswith("hf:"):
             named = hub.parse(address)
-            folder = cache / "models" / "hf" / named.repository
+            folder = models / "hf" / named.repository
             return cls(address, folder, named.inner, named.repository, named.revision)
         path = resolve(address)
         scheme, _, host = path.store.partition("://")
-        folder = cache / "models" / scheme / host
+        folder = models / scheme / host
         return cls(address, folder, path.key)
 
     @property
@@ -219,9 +283,12 @@ def _fetch(
     planned: Callable[[FetchPlan], None] | None,
     progress: Progress | None,
 ) -> None:
+    cache = _models_folder()
+
     def announce(length: int) -> None:
         if planned is not None:
-            planned(FetchPlan(source.address, str(source.target), length))
+            path = str(source.target)
+            planned(FetchPlan(source.address, path, length, str(cache), _length_on_disk(cache)))
 
     if source.is_pack:
         pull(

@@ -15,9 +15,16 @@ if TYPE_CHECKING:
 
 
 def fetching(plan: FetchPlan) -> str:
-    """Write the address, the length and the new path of a model that is fetched to run it."""
+    """Write the address, the length and the new path of a model that is fetched to run it.
+
+    And the length of all that were fetched before.
+    """
     path, address = shorten(plan.path), shorten(plan.address)
-    return f"{address}: {size_text(plan.length)} come to {path}, once"
+    line = f"{address}: {size_text(plan.length)} come to {path}, once"
+    if not plan.cache_length:
+        return line
+    cache = f"{shorten(plan.cache)} has {size_text(plan.cache_length)} of fetched models already"
+    return f"{line}\n{cache}: remove those that are not wanted any more"
 
 
 def plan(summary: PullSummary) -> str:

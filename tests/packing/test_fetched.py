@@ -213,10 +213,31 @@ def test_a_pack_in_a_store_is_pulled_and_found_again(
     server.fault = lambda number: None
     shutil.rmtree(server.folder / "a.moepack")
     moepack.pack_model(first_shard("granite"), server.folder / "a.moepack")
-    other = moepack.fetch_model(address)
+    plans: list[FetchPlan] = []
+    other = moepack.fetch_model(address, planned=plans.append, notice=notices.append)
     assert isinstance(other, Path)
     assert other != path
     assert is_same(other, server.folder / "a.moepack")
+    assert plans[0].cache == str(cache)
+    assert plans[0].cache_length >= sum(one.stat().st_size for one in local.iterdir())
+    assert not path.exists(), "an older version"
+    assert notices[1].startswith("an older version was removed")
+
+
+@pytest.mark.parametrize("reason", ["named by its commit", "open"])
+def test_an_older_version_that_somebody_wants_stays(
+    reason: str, hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_pinned = reason == "named by its commit"
+    path = moepack.fetch_model(f"{ADDRESS}@{COMMIT}" if is_pinned else ADDRESS)
+    assert isinstance(path, Path)
+    monkeypatch.setattr(hub, "commit", "f" * 40)
+    forget_stores()
+    with moepack.Pack(path) as pack, pack.reader() as reader:
+        if not is_pinned:
+            reader.read(0, 0)
+        assert moepack.fetch_model(ADDRESS) != path
+    assert (path / "manifest.json").exists()
 
 
 def test_a_pull_into_the_cache_goes_on_after_an_interruption(
