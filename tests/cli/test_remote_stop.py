@@ -1,4 +1,4 @@
-"""Commands that read from a store end at once at Ctrl-C and TERM, whatever is on its way."""
+"""The ends of commands that read from a store: at Ctrl-C, TERM, and refusals midway."""
 
 import os
 import shutil
@@ -70,3 +70,25 @@ def test_a_signal_ends_it_while_the_server_says_nothing(
     assert time.monotonic() - started < AT_ONCE
     assert process.returncode == 130
     assert "error: interrupted" in errors
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [("pack {url}/{shard} -o {new}", "--resume"), ("pull {url}/pack -o {new}", "goes on from")],
+)
+def test_a_refusal_midway_says_that_a_link_has_expired_and_how_to_go_on(
+    line: str, advice: str, server: FileServer, tmp_path: Path
+) -> None:
+    names = {"url": server.url, "shard": Path(shards_of("granite")[0]).name}
+    words = [word.format(**names, new=tmp_path / "new") for word in line.split()]
+    whole = run_command(*MOEPACK, *words)
+    assert whole.returncode == 0, whole.stderr
+    shutil.rmtree(tmp_path / "new")
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+    last = 2 * len(server.traffic.gets()) - 1
+    server.fault, server.status = lambda number: "status" if number == last else None, 403
+    end = run_command(*MOEPACK, *words, "--threads", "1")
+    assert end.returncode == 6, end.stderr
+    assert "403 Forbidden" in end.stderr
+    assert "the link or the credentials may have expired" in end.stderr
+    assert advice in end.stderr

@@ -36,7 +36,7 @@ _HINTS = {
     "403": "no credentials in the environment allow it (for the hub: HF_TOKEN)",
     "429": "the server limits requests: wait some minutes, then go on with `resume=True`",
 }
-_EXPIRED_HINT = "it was allowed before: the link, or the credentials, have expired; renew them"
+_EXPIRED_HINT = "it was allowed before: the link or the credentials may have expired"
 _NETWORK_HINT = "see whether the address is right and the network is up"
 CERTIFICATE_HINT = (
     "if you trust its certificate authority, name the file of that in SSL_CERT_FILE (PEM)"
@@ -88,7 +88,8 @@ class Store:
             return self._stamps[key]
         import obstore
 
-        meta = self._call(lambda: wait_for(lambda: obstore.head_async(self._client, key)))
+        meta = self._call(lambda: wait_for(lambda: obstore.head_async(self._client, key)), key)
+        self._allowed.add(key)
         return RemoteStamp(meta["size"], meta["e_tag"])
 
     def read(self, key: str, limit: int) -> bytes:
@@ -223,8 +224,10 @@ class Store:
     def _translated(self, error: Exception, key: str | None) -> OSError:
         """Return the error for one of the client's; a key that was allowed before is named so."""
         failure = _translated(error)
-        if isinstance(failure, RemoteError) and failure.errno == errno.EACCES:
-            failure.hint = _EXPIRED_HINT if key in self._allowed else failure.hint
+        # The hub allows all files of a repository, or none.
+        was_allowed = self._allowed if self._stamps is not None else key in self._allowed
+        if was_allowed and isinstance(failure, RemoteError) and failure.errno == errno.EACCES:
+            failure.hint = _EXPIRED_HINT
         return failure
 
 
