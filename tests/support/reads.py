@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import mmap
 import os
 import random
 import select
@@ -188,7 +189,7 @@ class HeldFile:
                 message = os.read(self._device, MIB + PAGE)
             except OSError:  # the one that asked is gone
                 continue
-            _, code, unique, *_ = _FUSE_IN.unpack_from(message)
+            _, code, unique, node, *_ = _FUSE_IN.unpack_from(message)
             if code == _READ:
                 _, offset, length = struct.unpack_from("<QQI", message, _FUSE_IN.size)
                 with self._lock:
@@ -198,12 +199,13 @@ class HeldFile:
                         continue
                 self._answer(unique, offset, length)
             elif code not in (_FORGET, _BATCH_FORGET, _INTERRUPT):
-                self._reply(unique, self._metadata(code))
+                self._reply(unique, self._metadata(code, node))
 
-    def _metadata(self, code: int) -> bytes | int:
+    def _metadata(self, code: int, node: int) -> bytes | int:
         if code == _INIT:  # version, read-ahead, flags, background, write length, time unit
             return struct.pack("<4I2H2I", 7, 31, 0, _ASYNC_DIRECT, 64, 48, PAGE, 1).ljust(64, b"\0")
-        mode, number = (0o100644, 2) if code == _LOOKUP else (0o40755, 1)
+        is_file = code == _LOOKUP or node == 2
+        mode, number = (0o100644, 2) if is_file else (0o40755, 1)
         times = (0,) * 6
         attributes = _FUSE_ATTRIBUTES.pack(
             number, self._length, 0, *times, mode, 1, 0, 0, 0, PAGE, 0
@@ -223,6 +225,25 @@ class HeldFile:
         code, body = (-body, b"") if isinstance(body, int) else (0, body)
         with contextlib.suppress(OSError):  # the reader was killed
             os.write(self._device, _FUSE_OUT.pack(16 + len(body), code, unique) + body)
+
+
+@contextlib.contextmanager
+def unmappable(pack: Path, folder: Path) -> Iterator[Path]:
+    """Give a pack's files on a FUSE that maps none of them, by links in `folder`."""
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        for path in pack.iterdir():
+            data = path.read_bytes()
+            try:
+                file = HeldFile(lambda at, length, data=data: data[at : at + length], len(data))  # type: ignore[misc]
+            except OSError as error:
+                pytest.skip(f"this user may not mount FUSE: {error.strerror}")
+            stack.enter_context(file).let_go()
+            mount = Path(f"/proc/{os.getpid()}") / file.path.relative_to("/proc/self")
+            (folder / path.name).symlink_to(mount)
+        with pytest.raises(OSError, match=os.strerror(errno.ENODEV)), open(mount, "rb") as opened:
+            mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        yield folder
 
 
 @pytest.fixture

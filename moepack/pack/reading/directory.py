@@ -34,6 +34,7 @@ from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.remote_path import RemotePath, is_remote
 from moepack.pack.format import manifest
 from moepack.storage.input_file import open_input
+from moepack.storage.mapping import map_file
 from moepack.storage.regular_file import NotRegularError, open_regular, read_back
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def is_replaced(folder: Path, manifest_bytes: bytes) -> bool:
 
 
 def map_index(folder: Path, entry: manifest.IndexEntry) -> mmap.mmap | bytes:
-    """Map the index of a pack into memory, read-only. Raises as `read_manifest`."""
+    """Map the index of a pack into memory, or else read it. Raises as `read_manifest`."""
     name = folder / entry.name
     try:
         if isinstance(name, RemotePath):
@@ -178,7 +179,7 @@ def map_index(folder: Path, entry: manifest.IndexEntry) -> mmap.mmap | bytes:
         with open(name, "rb", opener=open_regular) as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return b""
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return map_file(file.fileno()) or file.read()
     except FileNotFoundError:
         raise PackError("the index is missing", path=name) from None
     except OSError as error:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.common.errors import PackError, RequestError, read_failure
+from moepack.storage.mapping import map_file
 from moepack.storage.regular_file import NotRegularError, open_regular
 
 if TYPE_CHECKING:
@@ -43,26 +44,30 @@ _FLOATS = {"F32", "F16", "F64"}
 class Mappings:
     """The files of a pack, each mapped when it is first needed. May be used by several threads.
 
-    Arrays hold what they view: a mapping ends with its last array, not when the pack is closed.
+    Arrays hold what they view: a mapping ends with its last array, not when the pack is closed. On
+    a file system that maps no files each array is read into memory of its own.
     """
 
     def __init__(self) -> None:
-        self._files: dict[Path, mmap.mmap] = {}
+        self._files: dict[Path, mmap.mmap | None] = {}
 
     def bytes_at(self, path: Path, offset: int, length: int, place: str) -> NDArray[np.uint8]:
         """Return bytes of a file, read-only. Raises PackError for a file that has fewer."""
-        mapped = self._files.get(path)
-        if mapped is None:
-            mapped = self._files.setdefault(path, _map(path, place))
-        if offset + length > len(mapped):
+        if path not in self._files:
+            self._files.setdefault(path, _map(path, place))
+        mapped = self._files[path]
+        file_length = os.path.getsize(path) if mapped is None else len(mapped)
+        if offset + length > file_length:
             raise PackError(
                 "the file ends too early",
                 path=path,
                 place=place,
                 expected=f"{offset + length:,} bytes or more",
-                found=f"{len(mapped):,}",
+                found=f"{file_length:,}",
                 hint="it was cut or replaced: run `moepack verify` on the pack",
             )
+        if mapped is None:
+            return np.frombuffer(_read(path, offset, length, place), np.uint8)
         return np.frombuffer(mapped, np.uint8, length, offset)
 
 
@@ -95,12 +100,21 @@ def dense_array(mappings: Mappings, tensor: TensorLocation, *, dequantize: bool)
     return _values(array, tensor.type_id, tensor.type_name, tensor.name)
 
 
-def _map(path: Path, place: str) -> mmap.mmap:
+def _read(path: Path, offset: int, length: int, place: str) -> bytes:
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            file.seek(offset)
+            return file.read(length)
+    except OSError as error:
+        raise read_failure(error, path, PackError, place) from None
+
+
+def _map(path: Path, place: str) -> mmap.mmap | None:
     try:
         with open(path, "rb", opener=open_regular) as file:
             if not os.fstat(file.fileno()).st_size:
                 raise PackError("the file is empty", path=path, place=place)
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return map_file(file.fileno())
     except FileNotFoundError:
         raise PackError("a data file is missing", path=path, place=place) from None
     except NotRegularError as error:

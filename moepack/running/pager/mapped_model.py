@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import mmap
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from moepack.common.errors import PackError
 from moepack.common.keys import ExpertKey
 from moepack.common.shape import ROUTED_FAMILY, is_row_table
-from moepack.common.sizes import align
+from moepack.common.sizes import align, size_text
 from moepack.pack.engines.gguf_layout import GgufLayout, LaidTensor, lay_out
 from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.messages import Op, encode
 from moepack.running.pager.page_faults import check_page_faults
+from moepack.storage.mapping import map_file
 from moepack.storage.regular_file import open_regular
 
 _PAGE = mmap.PAGESIZE
@@ -163,11 +165,12 @@ class MappedImage:
         self._layout: GgufLayout = lay_out(pack, _PAGE)
         self.experts_offset = self._layout.experts_offset
         self._open: list[int] = []
-        self._files: dict[int, int] = {}
+        self._files: dict[int, int | None] = {}
+        """The pack's files with dense tensors, opened; None for those that cannot be mapped."""
         try:
             stub = self._memory("moepack-model", len(self._layout.header) + 1)
             self.image: int = self._memory("moepack-image", self._layout.length)
-            self._copy_unaligned()
+            self._copy_unmapped()
         except BaseException:
             self.close()
             raise
@@ -182,9 +185,17 @@ class MappedImage:
         os.ftruncate(descriptor, length)
         return descriptor
 
-    def _copy_unaligned(self) -> None:
-        """Copy dense tensors that begin on no page of their file, as those of shards do."""
-        tensors = [one for one in self._layout.dense if one.length and not _on_page(one)]
+    def _copy_unmapped(self) -> None:
+        """Copy dense tensors that begin on no page of their file, as those of shards do.
+
+        Also all of those on a file system that maps no files, with a warning.
+        """
+        tensors = [one for one in self._layout.dense if one.length and not self._is_mapped(one)]
+        length = sum(one.length for one in tensors if _on_page(one))
+        if length:
+            problem = f"{self._pack.path}: its file system maps no files"
+            text = f"{problem}: dense tensors of {size_text(length)} are read into memory"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if not tensors:
             return
         memory = mmap.mmap(self.image, self.experts_offset)
@@ -224,7 +235,7 @@ class MappedImage:
         """
         start = source = length = number = 0
         for tensor in self._layout.dense:
-            if not tensor.length or not _on_page(tensor):
+            if not tensor.length or not self._is_mapped(tensor):
                 continue
             (extent,) = tensor.extents
             pages = align(extent.length, _PAGE)
@@ -238,11 +249,21 @@ class MappedImage:
         if length:
             yield self._map_dense(start, length, number, source)
 
+    def _is_mapped(self, tensor: LaidTensor) -> bool:
+        """Return whether programs map a dense tensor in the pack's file."""
+        (extent,) = tensor.extents
+        if not _on_page(tensor):
+            return False
+        if extent.input not in self._files:
+            file = open_regular(self._pack.file_paths[extent.input])
+            self._open.append(file)
+            mapped = map_file(file)
+            self._files[extent.input] = None if mapped is None else file
+        return self._files[extent.input] is not None
+
     def _map_dense(self, start: int, length: int, number: int, source: int) -> bytes:
-        if number not in self._files:
-            self._files[number] = open_regular(self._pack.file_paths[number])
-            self._open.append(self._files[number])
         file = self._files[number]
+        assert file is not None
         return encode(Op.DENSE, expert=file, offset=start, length=length, source=source)
 
     def close(self) -> None:

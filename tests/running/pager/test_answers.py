@@ -9,6 +9,7 @@ import moepack
 from moepack.running.pager.usage import PagerUsage
 from tests.support.models import REAL_MODELS, keys_of
 from tests.support.pagers import SLOTS, Alone, Answers, Form, answers, paging
+from tests.support.reads import unmappable
 
 
 def usage_after(model: Path, expected: list[Answers], **options: Any) -> PagerUsage:
@@ -17,6 +18,18 @@ def usage_after(model: Path, expected: list[Answers], **options: Any) -> PagerUs
             assert answers(program) == expected
         assert not run.failures
         return run.pager.usage
+
+
+def test_a_pack_may_lie_on_a_file_system_that_maps_no_files(
+    alone: Alone, form: Form, tmp_path: Path
+) -> None:
+    with (
+        unmappable(form("qwen3moe", "pack"), tmp_path / "pack") as path,
+        pytest.warns(RuntimeWarning, match="maps no files: dense tensors of .* KiB"),
+    ):
+        usage = usage_after(path, alone("qwen3moe"), memory="floor", micro_batch=32)
+    assert usage.miss_count > 0
+    assert usage.fault_count == 0
 
 
 @pytest.mark.parametrize(
