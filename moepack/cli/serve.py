@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 @click.option(
     "--cors-origins",
     metavar="ORIGINS",
-    help="Web pages that may use it, and names for it: localhost,https://chat.example; * is all.  "
-    "[default: localhost, for this machine's]",
+    help="Web pages that may use the server, and names for it: localhost,https://chat.example, or "
+    "* for all.  [default: localhost, this machine's pages]",
 )
 @click.option("--name", metavar="NAME", help="Model name for clients; by default the file's name.")
 @context_option

@@ -26,7 +26,7 @@ _REQUEST_FIELDS = _HOP_FIELDS | {b"upgrade", b"expect", b"content-length", b"ori
 """Fields that are not forwarded: of one connection, and those that the gate answers itself."""
 _KINDS = {403: "permission_error", 503: "unavailable_error"}
 _SECONDS_WITHOUT_DESCRIPTORS = 0.2
-_SECONDS_TO_LEAVE = 5.0
+_SECONDS_TO_LEAVE = 10.0
 _MOST_SECONDS_TO_PROBE = 30.0
 
 
@@ -75,7 +75,7 @@ class _Peer:
 
     def send(self, *events: h11.Event) -> None:
         """Send events, without waiting until they have left."""
-        self.writer.writelines(self.http.send(event) or b"" for event in events)
+        self.writer.write(b"".join(self.http.send(event) or b"" for event in events))
 
     def send_continue(self) -> None:
         """Send `100 Continue`, which all clients of HTTP/1.1 expect at any time."""

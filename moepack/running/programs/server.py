@@ -109,9 +109,9 @@ def _limits(params: Any) -> GateLimits:
     )
 
 
-@functools.cache
+@functools.lru_cache(1 << 10)
 def _note(text: str) -> None:
-    """Print a note once."""
+    """Print a note, unless it was one of the last."""
     sys.stderr.write(f"note: {one_line(text)}\n")
 
 
