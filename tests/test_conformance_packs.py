@@ -27,7 +27,7 @@ OPENING, USE, VERIFICATION = (
 )
 
 
-FROZEN = "d6c01a6e7bab48a1ba99fa0616d79722bea54319b1fd49e34a9306dcd03df7af"
+FROZEN = "110bff1c0bda299d546d81dad1e6cea29aae6dbc398449679de5c0e58b161dac"
 
 
 def name_of(entry: dict[str, Any]) -> str:

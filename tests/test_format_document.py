@@ -51,6 +51,20 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in cells]
 
 
+# Sections.
+
+
+def test_what_readers_do_not_need_is_marked_and_comes_last() -> None:
+    """How a part is found comes right behind the terms."""
+    headings = re.findall(r"^## (.+)$", FORMAT, re.MULTILINE)
+    assert headings[:2] == ["Terms", "Finding a part"]
+    later = headings.index("Worked example") + 1
+    marked = [name for name in headings if section(f"## {name}").startswith("\n*Not for readers")]
+    assert marked == headings[later:-1]
+    assert {"Writing: order of events", "Layouts", "Messages", "GGML types"} <= set(marked)
+    assert FORMAT[: FORMAT.index("\n## Types\n")].count("\n") < 680
+
+
 # Records, types, limits, digests.
 
 
@@ -142,6 +156,19 @@ def test_the_families_are_those_that_are_packed() -> None:
 
 
 # The manifest and layouts.
+
+
+def test_the_manifest_ends_in_the_bytes_that_are_stated(example: Path) -> None:
+    match = re.search(
+        r"last (\d+) bytes of the file\*\* are exactly `(.+?)`, 16 digits and `(.+?)`;", FORMAT
+    )
+    assert match
+    before, after = (text.encode().decode("unicode_escape").encode() for text in match.groups()[1:])
+    data = (example / "manifest.json").read_bytes()
+    end = data[-int(match[1]) :]
+    assert (end.startswith(before), end.endswith(after)) == (True, True)
+    assert len(end) == len(before) + 16 + len(after)
+    assert end[len(before) :][:16].decode() == f"{digest.xxh3(data[: -len(end)]):016x}"
 
 
 def test_the_keys_of_the_manifest_are_those_that_are_written(example: Path) -> None:

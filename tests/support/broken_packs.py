@@ -675,6 +675,7 @@ VERIFIERS_RULES = [
         "rank: in index.bin",
         ("ranks that differ", record("blob", 0, rank=3), "its record says 3"),
         ("hotness that rises", record("blob", 3, hotness=100), "hotter than the one before it"),
+        ("hotness of 2^63", record("blob", 1, hotness=1 << 63), "has a hotness of 9,223,372"),
     ),
     *at(
         "manifest: in manifest.json",

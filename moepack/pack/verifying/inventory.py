@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from moepack.common import digest
 from moepack.common.errors import PackError
 from moepack.common.sizes import count_text
+from moepack.pack.format import records
 from moepack.pack.format.dense import DenseTensor
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
@@ -283,6 +284,10 @@ class _Inventory:
                 continue
             if blob.rank != rank:
                 message = f"blob {number:,} stands at rank {rank:,}, its record says {blob.rank:,}"
+                self.findings.add("rank", message, **self.index_file)
+            if blob.hotness > records.MAX_LENGTH:
+                message = f"blob {number:,} has a hotness of {blob.hotness:,}, "
+                message += f"more than {records.MAX_LENGTH:,}"
                 self.findings.add("rank", message, **self.index_file)
             hotness = (measured[number], blob.hotness)
             if blob.hotness and not measured[number]:
