@@ -6,14 +6,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 import pytest
 
 from moepack.bench.control_group import control_group
+from moepack.cli.running.program import say_memory
+from moepack.pack.opening.open_model import open_model
+from moepack.running.pager.pager import Pager, PagerOptions
 from tests.support import architectures
 from tests.support.children import MOEPACK, PATIENCE, Piped, run_command
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
+from tests.support.own_groups import lay_groups
 
 pytestmark = [pytest.mark.long, needs_llama]
 MIB = 1 << 20
@@ -45,6 +50,23 @@ def test_where_no_memory_is_free_the_least_is_taken() -> None:
     assert end.returncode == 0, end.stderr
     assert "note: more than is free, less a margin" in end.stderr
     assert "its control group allows 300.0 MiB" in end.stderr
+
+
+def test_more_memory_than_the_group_has_is_said_with_the_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two sizes that are written alike are never said to be different."""
+    lay_groups(tmp_path, "0::/a", {"a/memory.max": str(MIB)}, monkeypatch)
+    options = PagerOptions(memory=MIB + 4096, micro_batch=1)
+    with (
+        click.Context(click.Command("run")),
+        open_model([first_shard("qwen3moe")]) as pack,
+        Pager(pack, options, print) as pager,
+    ):
+        say_memory(pager)
+    errors = capsys.readouterr().err
+    assert errors.startswith("memory for experts: 1.0 MiB of ")
+    assert "note: that is 4.0 KiB too much: its control group allows 1.0 MiB" in errors
 
 
 def test_earlier_prompts_never_take_the_memory_of_the_server(model: Path) -> None:
