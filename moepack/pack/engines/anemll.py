@@ -6,28 +6,22 @@ src/llama-moe-sidecar.cpp): the path of a JSON file is as good as that of a side
 `repacked_file` counts from its folder; expert E of a tensor lies at `repacked_offset` + E times
 `expert_stride`, and a stride is at least as long as the offset and an expert together. So experts
 have to be in the order of their numbers, from the start of a file on, at equal distances: the
-layout `natural`. Between them may be padding. The engine's own tool writes a folder with
-`manifest.json`, and mostly whole tensors: its entries then have no stride, and no count.
+layout `natural`. Between them may be padding.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moepack.common.escaping import shell_word
 from moepack.common.remote_path import is_remote
 from moepack.common.sizes import ranges_text
-from moepack.pack.engines import json_values
 from moepack.pack.engines.contract import (
     Engine,
-    ExpectedPart,
-    Exported,
-    ExportedSlice,
     ExportPlan,
     LastFile,
     Need,
@@ -45,7 +39,6 @@ from moepack.pack.engines.expert_tensors import (
 )
 from moepack.pack.format.tables import PackedFamily
 from moepack.pack.reading.pack import Pack
-from moepack.pack.verifying.report import Finding
 
 FILE_NAME = "anemll.json"
 _ARCHITECTURES = (
@@ -179,69 +172,6 @@ def _entry(pack: Pack, tensor: RoutedTensor, bank: _Bank, folder: str) -> dict[s
     }
 
 
-def _slices(path: Path, _expected: Sequence[ExpectedPart]) -> Iterator[Exported]:
-    """Find the slices by the manifest, with the checks that its readers make."""
-    path = _manifest_in(path)
-    try:
-        manifest = json.loads(path.read_bytes())
-        if manifest["sidecar_kind"] != "flashmoe_gguf" or manifest["schema_version"] != 1:
-            yield Finding("manifest", "of another kind or version", file=path.name)
-        for entry in manifest["entries"]:
-            if entry["tensor_family"].endswith("_exps"):
-                yield from _slices_of(path, entry)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        yield Finding("manifest", f"cannot be read: {error}", file=path.name)
-
-
-def _source_of(path: Path) -> Path | None:
-    """Return the first of the model's files that the manifest names, if it is there."""
-    path = _manifest_in(path)
-    try:
-        named = path.parent / json.loads(path.read_bytes())["source"]["model_files"][0]
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None
-    return named if named.is_file() else None
-
-
-def _manifest_in(path: Path) -> Path:
-    """Return the manifest: `path`, or in that folder ours or the one of the engine's tool."""
-    if not path.is_dir():
-        return path
-    ours = path / FILE_NAME
-    return ours if ours.exists() else path / "manifest.json"
-
-
-def _slices_of(path: Path, entry: dict[str, Any]) -> Iterator[Exported]:
-    number = partial(json_values.number, entry)
-    file = path.parent / json_values.text(entry, "repacked_file")
-    offset, length, layer = map(number, ("repacked_offset", "bytes_per_expert", "layer"))
-    is_whole_tensor = "expert_stride" not in entry
-    stride = length if is_whole_tensor else number("expert_stride")
-    count = number("exact_byte_length") // max(length, 1)
-    name, type_name = (json_values.text(entry, key) for key in ("tensor_name", "quant_type"))
-    problem = None
-    if stride < offset + length and not is_whole_tensor:
-        problem = f"the stride {stride:,} is shorter than {offset + length:,}"
-    elif not file.is_file() or file.stat().st_size < (count - 1) * stride + offset + length:
-        problem = f"{file.name} is missing or too short"
-    elif entry["exact_byte_length"] != count * length or entry.get("expert_count", count) != count:
-        problem = "exact_byte_length is not that of all experts"
-    if problem is not None:
-        yield Finding("manifest", problem, tensor=name, file=path.name)
-        return
-    part = name.partition(".")[2].partition(".")[2]
-    for expert in range(count):
-        yield ExportedSlice(
-            layer,
-            expert,
-            part,
-            file,
-            offset + expert * stride,
-            length,
-            type_name=type_name,
-        )
-
-
 ENGINE = Engine(
     name="anemll",
     title="Anemll's llama.cpp, and llama.cpp-omni",
@@ -253,7 +183,5 @@ ENGINE = Engine(
     is_folder=False,
     needs=_needs,
     plan=_plan,
-    slices=_slices,
     default_target=lambda pack: pack.path / FILE_NAME,
-    source_of=_source_of,
 )

@@ -1,8 +1,8 @@
 """An export: the contract of the module of a format, its needs and its plan.
 
 A module describes its format by an `Engine`, and `registry` lists it; nothing else has to know it.
-Its plan is made from the index alone and opens no data file; `exporting` carries it out. `slices`
-reads a finished export for `verify`, with arithmetic of its own: it takes nothing from the plan.
+Its plan is made from the index alone and opens no data file; `exporting` carries it out, `checking`
+compares a finished export with it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 from moepack.common.phases import Progress
 from moepack.pack.reading.pack import Pack
-from moepack.pack.verifying.report import Finding
 from moepack.storage.extents import NewFile
 
 Settings = Mapping[str, Any]
@@ -72,76 +71,15 @@ class ExportPlan(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class ExpectedPart(NamedTuple):
-    """A part of all experts of a layer, as the model has it.
-
-    `length` is bytes and `shape` GGUF order, both of one expert.
-    """
-
-    layer: int
-    name: str
-    expert_count: int
-    length: int
-    type_id: int
-    shape: tuple[int, ...]
-
-
-class ExpectedTensor(NamedTuple):
-    """A dense tensor, as the model has it: `length` is bytes, `shape` GGUF order."""
-
-    name: str
-    length: int
-    type_id: int
-    shape: tuple[int, ...]
-
-
-class ExportedFile(NamedTuple):
-    """A file that has nothing but a head, slices, and zeros between and behind them.
-
-    `head_length` is the bytes of header and tables at its start.
-    """
-
-    path: Path
-    head_length: int
-
-
-class ExportedSlice(NamedTuple):
-    """The bytes of one part of an expert in an export, as its own reader finds them.
-
-    A dense tensor has no layer and no expert, and `part` is its name. `sha256`, `type_name` (in any
-    case) and `shape` are what the format states, None for what it does not.
-    """
-
-    layer: int | None
-    expert: int | None
-    part: str
-    path: Path
-    offset: int
-    length: int
-    sha256: str | None = None
-    type_name: str | None = None
-    shape: tuple[int, ...] | None = None
-
-
-class ExportedMetadata(NamedTuple):
-    """The metadata of a GGUF: each key with the bytes of its type and value."""
-
-    pairs: Mapping[str, bytes]
-
-
-Exported = ExportedFile | ExportedSlice | ExportedMetadata | Finding
-
-
 class Engine(NamedTuple):
     """A format of another engine, and how a pack is written in it.
 
     `name` is the word on the command line, `title` the engine; `reads`, `writes`, `copies` and
-    `proof` are phrases of the table of exports. `is_folder` says that the target is a folder.
-    `needs` yields what a pack lacks; `plan` is only asked for a pack that lacks nothing. `slices`
-    reads an export, given the expected parts. One that `is_whole` has all of the model, another the
-    weights of its routed experts. `default_target` is where it goes if no target is given.
-    `source_of` gives the GGUF that a finished export names as its source, None if it names none
-    that is there.
+    `proof` are phrases of the table of exports. `is_folder` says that the target is a folder,
+    `owns_folder` that nothing else lies in it. `needs` yields what a pack lacks; `plan` is only
+    asked for a pack that lacks nothing. `settings_of` reads from a finished export of a pack by
+    which options it was written; whatever a damaged one makes it raise is ignored.
+    `default_target` is where an export goes, in the pack, if no target is given.
     """
 
     name: str
@@ -154,8 +92,7 @@ class Engine(NamedTuple):
     is_folder: bool
     needs: Callable[[Pack, Settings], Iterable[Need]]
     plan: Callable[[Pack, Path, Settings], ExportPlan]
-    slices: Callable[[Path, Sequence[ExpectedPart]], Iterable[Exported]]
-    is_whole: bool = False
+    owns_folder: bool = False
     options: tuple[ExportOption, ...] = ()
+    settings_of: Callable[[Pack, Path], Settings] = lambda _pack, _path: {}
     default_target: Callable[[Pack], Path] | None = None
-    source_of: Callable[[Path], Path | None] = lambda _path: None

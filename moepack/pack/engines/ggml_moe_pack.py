@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +21,6 @@ from moepack.common.escaping import shell_word
 from moepack.common.sizes import align
 from moepack.pack.engines.contract import (
     Engine,
-    ExpectedPart,
-    Exported,
-    ExportedFile,
-    ExportedSlice,
     ExportOption,
     ExportPlan,
     Need,
@@ -39,17 +35,20 @@ from moepack.pack.engines.expert_tensors import (
     needed_stacks,
     tensors_of,
 )
+from moepack.pack.format.index import Index
 from moepack.pack.reading.pack import Pack
-from moepack.pack.verifying.report import Finding
 from moepack.storage.extents import Extent, NewFile
 
 _MAGIC = b"GGMLMOEPACKv1\0\0\0"
 _HEADER = struct.Struct("<16sIIQQ")
 _ENTRY = struct.Struct("<128siIQQ")
 _PAGE = 4096
+_MOST_ENTRIES = 1 << 24
 _ROLES = ("gate_up", "up", "gate", "down")
 _SGLANGS = "kimi-k3"
 """The architecture that SGLang reads this format for."""
+_Expert = tuple[int, int]
+"""The layer and the number of an expert."""
 
 
 def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
@@ -64,7 +63,7 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
     if order == "auto":
         is_sglangs = pack.manifest.source.architecture == _SGLANGS
         order = "source" if is_sglangs else "hotness"
-    parts = tuple(_placed(_in_order(pack, layers, order)))
+    parts = tuple(_placed(layers, _in_order(pack, layers, order)))
     start = _data_start(len(parts))
     head = b"".join(_head(parts, start))
     end = parts[-1].offset + parts[-1].tensor.length
@@ -103,36 +102,40 @@ class _PlacedPart(NamedTuple):
 
 
 def _in_order(
-    pack: Pack, layers: dict[int, Layer], order: str
-) -> Iterator[tuple[RoutedTensor, int]]:
-    """Yield parts, those of an expert together: by layer and expert, or the hottest first."""
-    experts = _by_layer(layers) if order == "source" else _hottest_first(pack, layers)
-    for layer, expert in experts:
-        for role in _ROLES:
-            if role in layer:
-                yield layer[role], expert
+    pack: Pack, layers: dict[int, Layer], order: str | Sequence[_Expert]
+) -> Iterable[_Expert]:
+    """Return all experts: by layer and number, the hottest first, or in an order that is given."""
+    by_layer = [
+        (number, expert)
+        for number, layer in layers.items()
+        for expert in range(next(iter(layer.values())).expert_count)
+    ]
+    if order == "source":
+        return by_layer
+    if isinstance(order, tuple) and sorted(order) == by_layer:
+        return order
+    return _hottest_first(pack.index)
 
 
-def _by_layer(layers: dict[int, Layer]) -> Iterator[tuple[Layer, int]]:
-    for layer in layers.values():
-        for expert in range(next(iter(layer.values())).expert_count):
-            yield layer, expert
-
-
-def _hottest_first(pack: Pack, layers: dict[int, Layer]) -> Iterator[tuple[Layer, int]]:
-    index = pack.index
+def _hottest_first(index: Index) -> Iterator[_Expert]:
     first_blobs = [family.first_blob for family in index.families]
     for rank in range(index.blob_count):
         blob = index.blob_at_rank(rank)
         family = index.families[bisect_right(first_blobs, blob) - 1]
         if family.name == FAMILY:
-            yield layers[family.layer], blob - family.first_blob
+            yield family.layer, blob - family.first_blob
 
 
-def _placed(parts: Iterator[tuple[RoutedTensor, int]]) -> Iterator[_PlacedPart]:
-    listed = list(parts)
-    offset = _data_start(len(listed))
-    for tensor, expert in listed:
+def _placed(layers: dict[int, Layer], experts: Iterable[_Expert]) -> Iterator[_PlacedPart]:
+    """Yield the parts of the experts, those of one together, at their offsets."""
+    parts = [
+        (layers[number][role], expert)
+        for number, expert in experts
+        for role in _ROLES
+        if role in layers[number]
+    ]
+    offset = _data_start(len(parts))
+    for tensor, expert in parts:
         yield _PlacedPart(tensor, expert, offset)
         offset = align(offset + tensor.length, _PAGE)
 
@@ -148,30 +151,14 @@ def _head(parts: Sequence[_PlacedPart], start: int) -> Iterator[bytes]:
         yield _ENTRY.pack(name, part.expert, 0, part.offset, part.tensor.length)
 
 
-def _slices(path: Path, _expected: Sequence[ExpectedPart]) -> Iterator[Exported]:
-    """Find the slices by the index of the file."""
+def _settings_of(_pack: Pack, path: Path) -> Settings:
+    """Return the order of the experts in a file: any is right."""
     with open(path, "rb") as file:
-        header = file.read(40)
-        if len(header) < 40 or header[:16] != b"GGMLMOEPACKv1".ljust(16, b"\0"):
-            yield Finding("file", "not a GGMLMOEPACKv1", file=path.name)
-            return
-        version, header_length = struct.unpack_from("<II", header, 16)
-        count, start = struct.unpack_from("<QQ", header, 24)
-        table = file.read(min(count, 1 << 24) * 152)
-    if (version, header_length) != (1, 40) or len(table) != count * 152 or start < 40 + len(table):
-        yield Finding("record", "the header is wrong, or the index cut short", file=path.name)
-        return
-    yield ExportedFile(path, 40 + len(table))
-    for number in range(count):
-        entry = struct.unpack_from("<128siIQQ", table, 152 * number)
-        name, expert, reserved, offset, length = entry
-        fields = name.rstrip(b"\0").decode("ascii", "replace").split(".", 2)
-        if reserved or offset % 4096 or offset < start or len(fields) != 3:
-            message = f"entry {number} breaks a rule of the format"
-            yield Finding("record", message, expert=expert, file=path.name)
-            continue
-        layer = int(fields[1]) if fields[1].isdecimal() else -1
-        yield ExportedSlice(layer, expert, fields[2], path, offset, length)
+        count = _HEADER.unpack(file.read(_HEADER.size))[3]
+        table = file.read(min(count, _MOST_ENTRIES) * _ENTRY.size)
+    entries = _ENTRY.iter_unpack(table)
+    experts = ((int(name.split(b".")[1]), expert) for name, expert, *_ in entries)
+    return {"order": tuple(dict.fromkeys(experts))}
 
 
 ENGINE = Engine(
@@ -185,7 +172,7 @@ ENGINE = Engine(
     is_folder=False,
     needs=_needs,
     plan=_plan,
-    slices=_slices,
+    settings_of=_settings_of,
     options=(
         ExportOption(
             "order",

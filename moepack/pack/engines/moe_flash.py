@@ -9,7 +9,7 @@ reader scans the text for them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,8 @@ from typing import Any
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
 from moepack.common.sizes import align, size_text
-from moepack.pack.engines import json_values
 from moepack.pack.engines.contract import (
     Engine,
-    ExpectedPart,
-    Exported,
-    ExportedFile,
-    ExportedSlice,
     ExportOption,
     ExportPlan,
     LastFile,
@@ -40,9 +35,9 @@ from moepack.pack.engines.expert_tensors import (
     tensors_of,
 )
 from moepack.pack.reading.pack import Pack
-from moepack.pack.verifying.report import Finding
 from moepack.storage.extents import Extent, NewFile
 
+_MANIFEST_NAME = "manifest.json"
 _ALIGNMENT = 2 << 20
 _MAX_ALIGNMENT = 1 << 30
 _ROLES = ("gate_up", "gate", "up", "down")
@@ -55,10 +50,7 @@ def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
 
 
 def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
-    alignment = settings["alignment"]
-    if alignment.bit_count() != 1 or alignment > _MAX_ALIGNMENT:
-        expected = f"a power of two up to {size_text(_MAX_ALIGNMENT)}"
-        raise RequestError("not an alignment", expected=expected, found=f"{alignment:,} bytes")
+    alignment = _checked(settings["alignment"])
     layers = expert_tensors(pack)
     files = tuple(
         NewFile(
@@ -73,13 +65,26 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
     return ExportPlan(
         folder=target,
         files=files,
-        last=LastFile("manifest.json", lambda _progress: manifest),
+        last=LastFile(_MANIFEST_NAME, lambda _progress: manifest),
         tensor_count=len(list(tensors_of(layers))),
         alignment=alignment,
         command="LLAMA_FLASH_MOE_ENABLED=1 LLAMA_FLASH_MOE_MODE=async_prefetch"
         f" LLAMA_FLASH_MOE_EXPERTS_DIR={shell_word(str(target))} llama-server -m MODEL.gguf",
         notes=tuple(_notes(pack, layers)),
     )
+
+
+def _checked(alignment: int) -> int:
+    """Return an alignment; raise RequestError for what is none."""
+    if alignment.bit_count() != 1 or alignment > _MAX_ALIGNMENT:
+        expected = f"a power of two up to {size_text(_MAX_ALIGNMENT)}"
+        raise RequestError("not an alignment", expected=expected, found=f"{alignment:,} bytes")
+    return alignment
+
+
+def _settings_of(_pack: Pack, path: Path) -> Settings:
+    manifest = json.loads((path / _MANIFEST_NAME).read_bytes())
+    return {"alignment": _checked(int(manifest["alignment"]))}
 
 
 def _notes(pack: Pack, layers: Mapping[int, Layer]) -> Iterator[str]:
@@ -153,50 +158,6 @@ def _expert(number: int, layer: Layer, expert: int, alignment: int) -> dict[str,
     }
 
 
-def _slices(path: Path, _expected: Sequence[ExpectedPart]) -> Iterator[Exported]:
-    """Find the slices by the manifest; files that it does not name do not belong there."""
-    names = {file.name for file in path.iterdir()} - {"manifest.json"}
-    try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        experts = [
-            (json_values.number(layer, "layer"), expert)
-            for layer in manifest["layers"]
-            for expert in layer["experts"]
-        ]
-        for layer, expert in experts:
-            names.discard(json_values.text(expert, "file"))
-            yield from _slices_of(path / json_values.text(expert, "file"), layer, expert)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        yield Finding("manifest", f"cannot be read: {error}", file="manifest.json")
-    for name in sorted(names):
-        yield Finding("file", "the manifest does not name it", file=name)
-
-
-def _slices_of(file: Path, layer: int, expert: dict[str, Any]) -> Iterator[Exported]:
-    own_number, length = json_values.number(expert, "id"), json_values.number(expert, "padded_size")
-    if not file.is_file() or file.stat().st_size != length:
-        message = f"not a file of {length:,} bytes"
-        yield Finding("file", message, layer=layer, expert=own_number, file=file.name)
-        return
-    yield ExportedFile(file, 0)
-    for part in expert["parts"]:
-        name = f"ffn_{part['name']}_exps.weight"
-        offset, size = json_values.number(part, "offset"), json_values.number(part, "size")
-        yield ExportedSlice(
-            layer,
-            own_number,
-            name,
-            file,
-            offset,
-            size,
-            type_name=json_values.text(part, "type"),
-            shape=tuple(part["dims"]),
-        )
-    if sum(part["size"] for part in expert["parts"]) != json_values.number(expert, "raw_size"):
-        message = "raw_size is not the length of its parts"
-        yield Finding("manifest", message, layer=layer, expert=own_number, file="manifest.json")
-
-
 ENGINE = Engine(
     name="moe-flash",
     title="llama-cpp-moe-flash",
@@ -208,7 +169,8 @@ ENGINE = Engine(
     is_folder=True,
     needs=_needs,
     plan=_plan,
-    slices=_slices,
+    owns_folder=True,
+    settings_of=_settings_of,
     options=(
         ExportOption("alignment", "size", "Multiple that each file is filled up to.", _ALIGNMENT),
     ),

@@ -8,22 +8,12 @@ branch feature/moe-expert-gpu-cache, by its logs and documents of 2026-05.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from moepack.common.escaping import shell_word
-from moepack.pack.engines.contract import (
-    Engine,
-    ExpectedPart,
-    Exported,
-    ExportedFile,
-    ExportedSlice,
-    ExportPlan,
-    Need,
-    Settings,
-)
+from moepack.pack.engines.contract import Engine, ExportPlan, Need, Settings
 from moepack.pack.engines.expert_tensors import (
     ROLES,
     RoutedTensor,
@@ -33,10 +23,7 @@ from moepack.pack.engines.expert_tensors import (
     tensors_of,
 )
 from moepack.pack.reading.pack import Pack
-from moepack.pack.verifying.report import Finding
 from moepack.storage.extents import Extent, NewFile
-
-_NAME = re.compile(r"layer_(\d{2,5})\.(gate|up|down)\.bin\Z", re.ASCII)
 
 
 def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
@@ -71,26 +58,6 @@ def _extents(tensor: RoutedTensor) -> Iterator[Extent]:
         yield tensor.extent(expert, expert * tensor.length)
 
 
-def _slices(path: Path, expected: Sequence[ExpectedPart]) -> Iterable[Exported]:
-    """Find the slices by the lengths of the files: there is nothing else to go by."""
-    counts = {(part.layer, part.name): part.expert_count for part in expected}
-    for file in sorted(path.iterdir()):
-        match = _NAME.match(file.name)
-        if match is None:
-            yield Finding("file", "no file of this format", file=file.name)
-            continue
-        layer, part = int(match[1]), f"ffn_{match[2]}_exps.weight"
-        count, size = counts.get((layer, part)), file.stat().st_size
-        if count is None or size % count:
-            problem = "of no layer with experts" if count is None else "no whole experts"
-            yield Finding("surplus", problem, layer=layer, part=part, file=file.name)
-            continue
-        yield ExportedFile(file, 0)
-        for expert in range(count):
-            start = size // count * expert
-            yield ExportedSlice(layer, expert, part, file, start, size // count)
-
-
 ENGINE = Engine(
     name="moe-stream-dir",
     title="ssubbotin's llama-server",
@@ -102,5 +69,5 @@ ENGINE = Engine(
     is_folder=True,
     needs=_needs,
     plan=_plan,
-    slices=_slices,
+    owns_folder=True,
 )

@@ -25,7 +25,6 @@ from moepack.common.errors import open_failure
 from moepack.common.escaping import shell_word
 from moepack.common.phases import Progress, advancing
 from moepack.common.sizes import align, ranges_text
-from moepack.pack.engines import sglang_check
 from moepack.pack.engines.contract import Engine, ExportOption, ExportPlan, LastFile, Need, Settings
 from moepack.pack.engines.expert_tensors import (
     FAMILY,
@@ -122,8 +121,9 @@ class _Export:
         self.length = self.data_start + len(self.layers) * self.expert_count * self.stride
         self.head = b""
         self.hashes: Hashes | None = None
-        config = settings["config"]
-        self.config_sha256 = None if config is None else _config_sha256(Path(config))
+        self.config_sha256: str | None = settings.get("config_sha256")
+        if settings["config"] is not None:
+            self.config_sha256 = _config_sha256(Path(settings["config"]))
         experts = NewFile(FILE_NAME, self.length, self._extents)
         self._head_input = len(pack.file_paths)
         if settings["gguf"] is None:
@@ -327,6 +327,18 @@ def _config_sha256(path: Path) -> str:
         raise open_failure(error, path) from None
 
 
+def _settings_of(pack: Pack, path: Path) -> Settings:
+    """Return the GGUF, unless it was written with the experts, and the SHA-256 of the config."""
+    with open(path / FILE_NAME, "rb") as file:
+        *_, config = _HEADER.unpack(file.read(_HEADER.size))
+    source = json.loads((path / MANIFEST_NAME).read_bytes())["source"]
+    gguf = Path(source["path"])
+    is_own = gguf.name == gguf_name(pack) and pack.manifest.is_whole
+    if is_own and source["size"] == lay_out(pack, ALIGNMENT).length:
+        return {"config_sha256": config.hex()}
+    return {"config_sha256": config.hex(), "gguf": gguf}
+
+
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
@@ -338,8 +350,7 @@ ENGINE = Engine(
     is_folder=True,
     needs=_needs,
     plan=_plan,
-    slices=sglang_check.slices,
-    source_of=sglang_check.source_of,
+    settings_of=_settings_of,
     options=(
         ExportOption("gguf", "file", "GGUF of the model in one file, to read beside the experts."),
         ExportOption("config", "file", "The model's config.json; its SHA-256 is entered."),

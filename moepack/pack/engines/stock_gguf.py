@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,21 +12,14 @@ from moepack.common.escaping import shell_word, shell_words
 from moepack.common.sizes import size_text
 from moepack.pack.engines.contract import (
     Engine,
-    ExpectedPart,
-    Exported,
-    ExportedFile,
-    ExportedMetadata,
-    ExportedSlice,
     ExportOption,
     ExportPlan,
     Need,
     Settings,
 )
 from moepack.pack.engines.gguf_layout import GgufLayout, lay_out
-from moepack.pack.engines.references import metadata_in
 from moepack.pack.reading.pack import Pack
-from moepack.pack.verifying.witness import read_shards
-from moepack.source import ggml_types
+from moepack.source import gguf_header
 from moepack.source.folder import SHARD_NAME
 from moepack.storage.extents import Extent, NewFile
 
@@ -44,10 +37,7 @@ def _needs(_pack: Pack, _settings: Settings) -> Iterable[Need]:
 
 
 def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
-    alignment = settings["alignment"]
-    if alignment.bit_count() != 1 or not 32 <= alignment <= MAX_ALIGNMENT:
-        expected = f"a power of two from 32 B to {size_text(MAX_ALIGNMENT)}"
-        raise RequestError("not an alignment", expected=expected, found=f"{alignment:,} bytes")
+    alignment = _checked(settings["alignment"])
     match = SHARD_NAME.match(target.name)
     if match and int(match["count"]) > 1:
         problem = "the name of one shard of several, and this is the whole model"
@@ -64,43 +54,23 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
     )
 
 
+def _checked(alignment: int) -> int:
+    """Return an alignment; raise RequestError for what is none."""
+    if alignment.bit_count() != 1 or not 32 <= alignment <= MAX_ALIGNMENT:
+        expected = f"a power of two from 32 B to {size_text(MAX_ALIGNMENT)}"
+        raise RequestError("not an alignment", expected=expected, found=f"{alignment:,} bytes")
+    return alignment
+
+
+def _settings_of(_pack: Pack, path: Path) -> Settings:
+    return {"alignment": _checked(int(gguf_header.read(path).value("general.alignment")))}
+
+
 def _extents(layout: GgufLayout, head: int) -> Iterator[Extent]:
     """Yield the header and all tensors by their offsets."""
     yield Extent(0, len(layout.header), head, 0, digest.xxh3(layout.header), "header")
     for tensor in (*layout.dense, *layout.experts):
         yield from tensor.extents
-
-
-def _slices(path: Path, _expected: Sequence[ExpectedPart]) -> Iterator[Exported]:
-    """Find experts and dense tensors as the verifier finds them in a source."""
-    witness = read_shards([str(path)])
-    yield ExportedFile(path, witness.shards[0].header_length)
-    yield ExportedMetadata(metadata_in(path))
-    for tensor in witness.dense.values():
-        if tensor.length:
-            yield ExportedSlice(
-                None,
-                None,
-                tensor.name,
-                path,
-                tensor.start,
-                tensor.length,
-                type_name=ggml_types.type_name(tensor.type_id),
-                shape=tensor.shape,
-            )
-    for key, part in witness.parts.items():
-        type_name = ggml_types.type_name(part.type_id)
-        for expert, start in enumerate(part.starts):
-            yield ExportedSlice(
-                key.layer,
-                expert,
-                key.part,
-                path,
-                start,
-                part.length,
-                type_name=type_name,
-                shape=part.shape,
-            )
 
 
 ENGINE = Engine(
@@ -114,7 +84,6 @@ ENGINE = Engine(
     is_folder=False,
     needs=_needs,
     plan=_plan,
-    slices=_slices,
-    is_whole=True,
+    settings_of=_settings_of,
     options=(ExportOption("alignment", "size", "Alignment of all tensors.", ALIGNMENT),),
 )

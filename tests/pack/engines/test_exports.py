@@ -85,12 +85,20 @@ def test_every_expert_is_read_back_or_the_model_is_refused(
     slices = READERS[engine](target, counts_of(model))
     digests = {key: hashlib.sha256(data).hexdigest()[:16] for key, data in slices.items()}
     assert digests == expected_slices(model)
+    if engine == "anemll":
+        report = moepack.verify_export(engine, target, pack=pack)
+        assert (report.passed, report.compared_length) == (None, target.stat().st_size)
+        assert report.not_looked_at == ("the experts, which are the pack's own",)
+        with pytest.raises(RequestError, match="reads experts in the pack: name that with `pack`"):
+            moepack.verify_export(engine, target, source=shards_of(model))
+        return
     for report in (
         moepack.verify_export(engine, target, pack=pack),
         moepack.verify_export(engine, target, source=shards_of(model)),
     ):
         assert report.passed, report.findings
         assert (report.compared_length or 0) >= sum(map(len, slices.values()))
+        assert report.part_count >= len(slices)
 
 
 @pytest.mark.parametrize("engine", NAMES)
@@ -155,13 +163,11 @@ def test_what_is_there_stays_unless_it_is_the_same_or_forced(
 def test_a_damaged_byte_is_found_in_any_file(
     engine: str, natural: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Each byte of a small sample in turn; JSON may say the same in other bytes."""
+    """Each byte of a small sample in turn, headers, manifests and padding included."""
     pack, target = natural["gpt-oss"], target_of(engine, tmp_path)
     moepack.export(engine, pack, target, **options_of(engine))
     files = sorted(target.iterdir()) if target.is_dir() else [target]
     for file in files[:6]:
-        if file.suffix in (".json", ".gguf") and engine != "gguf":
-            continue
         data = file.read_bytes()
         for offset in {*range(0, len(data), max(1, len(data) // 23)), len(data) - 1}:
             damaged = bytearray(data)
@@ -172,7 +178,33 @@ def test_a_damaged_byte_is_found_in_any_file(
         file.write_bytes(data[: len(data) // 2])
         assert moepack.verify_export(engine, target, pack=pack).passed is False
         file.write_bytes(data)
+    assert not moepack.verify_export(engine, target, pack=pack).findings
+
+
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        ("gguf", {"alignment": 1 << 16}),
+        ("moe-flash", {"alignment": 1 << 15}),
+        ("ggmlmoepack", {"order": "source"}),
+        ("ggmlmoepack", {"order": "hotness"}),
+        ("sglang", {"gguf": "given.gguf"}),
+        ("sglang", {"config": "config.json"}),
+    ],
+)
+def test_the_options_of_an_export_are_read_from_it(
+    engine: str, options: dict[str, Any], natural: dict[str, Path], tmp_path: Path
+) -> None:
+    """The order of the hottest is in the pack alone, and found in the file."""
+    pack, target = tmp_path / "pack", target_of(engine, tmp_path)
+    pack_model([first_shard("gpt-oss")], pack, "hot-first", counts={(0, 3): 5, (1, 2): 9})
+    (tmp_path / "config.json").write_text("{}")
+    moepack.export("gguf", natural["gpt-oss"], tmp_path / "given.gguf", alignment=64)
+    for name in options.keys() & {"gguf", "config"}:
+        options |= {name: tmp_path / options[name]}
+    moepack.export(engine, pack, target, **options)
     assert moepack.verify_export(engine, target, pack=pack).passed
+    assert moepack.verify_export(engine, target, source=first_shard("gpt-oss")).passed
 
 
 def test_a_format_that_is_not_there_is_named(natural: dict[str, Path], tmp_path: Path) -> None:
@@ -197,6 +229,8 @@ def test_one_thing_to_compare_with_is_needed(natural: dict[str, Path], tmp_path:
         moepack.verify_export("gguf", tmp_path, pack=pack, source=source)
     with pytest.raises(RequestError, match="no such file"):
         moepack.verify_export("gguf", tmp_path / "none", pack=natural["gpt-oss"])
+    with pytest.raises(RequestError, match="no export of this format, expected a file"):
+        moepack.verify_export("gguf", tmp_path, pack=natural["gpt-oss"])
 
 
 def test_a_place_that_cannot_be_is_refused_before_anything_is_read(
@@ -240,9 +274,8 @@ def test_an_interrupted_export_goes_on_where_it_was(
 def test_an_export_of_another_model_is_told_apart(natural: dict[str, Path], tmp_path: Path) -> None:
     moepack.export("moe-stream-dir", natural["qwen3moe"], tmp_path / "experts")
     report = moepack.verify_export("moe-stream-dir", tmp_path / "experts", pack=natural["mixtral"])
-    assert report.headline is not None
-    assert "another model" in report.headline
-    assert {finding.kind for finding in report.findings} >= {"shape"}
+    assert report.headline == "the export is not whole, or not of the pack"
+    assert {finding.kind for finding in report.findings} >= {"file"}
 
 
 def test_files_that_are_missing_or_do_not_belong_there_are_found(
@@ -253,8 +286,9 @@ def test_files_that_are_missing_or_do_not_belong_there_are_found(
     (tmp_path / "experts" / "notes.txt").touch()
     pack = natural["qwen3moe"]
     report = moepack.verify_export("moe-stream-dir", tmp_path / "experts", pack=pack)
-    kinds = [finding.kind for finding in report.findings]
-    assert (kinds.count("missing"), kinds.count("surplus"), kinds.count("file")) == (16, 1, 1)
+    found = {(finding.kind, finding.file) for finding in report.findings}
+    surplus = {("surplus", "layer_09.up.bin"), ("surplus", "notes.txt")}
+    assert found == {("missing", "layer_01.up.bin"), *surplus}
 
 
 def test_many_small_files_are_synced_together_before_any_has_its_name(
