@@ -70,7 +70,7 @@ def export() -> None:
 def _command(engine: Engine) -> click.Command:
     """Return the command that exports to a format, with its options."""
     target = _target(engine)
-    suffix = "" if engine.default_target else f" -o {'experts' if engine.is_folder else 'model.'}"
+    suffix = "" if engine.default_name else f" -o {'experts' if engine.is_folder else 'model.'}"
     if suffix.endswith("."):
         suffix += engine.name
     example = f"moepack export {engine.name} model.moepack{suffix}"
@@ -109,10 +109,10 @@ def _target(engine: Engine) -> Any:
         "-o",
         "--output",
         "target",
-        required=engine.default_target is None,
+        required=engine.default_name is None,
         type=kind,
         metavar=metavar,
-        help=f"{what} to write." + ("  [default: in the pack]" if engine.default_target else ""),
+        help=f"{what} to write." + ("  [default: in the pack]" if engine.default_name else ""),
     )
 
 

@@ -40,7 +40,6 @@ from moepack.pack.engines.expert_tensors import (
 from moepack.pack.format.tables import PackedFamily
 from moepack.pack.reading.pack import Pack
 
-FILE_NAME = "anemll.json"
 _ARCHITECTURES = (
     "deepseek2",
     "deepseek4",
@@ -183,5 +182,5 @@ ENGINE = Engine(
     is_folder=False,
     needs=_needs,
     plan=_plan,
-    default_target=lambda pack: pack.path / FILE_NAME,
+    default_name="anemll.json",
 )

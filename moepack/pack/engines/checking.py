@@ -58,7 +58,7 @@ def verify_export(
     if os.path.isdir(path) != chosen.is_folder:
         expected = "a folder" if chosen.is_folder else "a file"
         raise RequestError("no export of this format", path=path, expected=expected)
-    if source is not None and chosen.default_target is not None:
+    if source is not None and chosen.default_name is not None:
         problem = f"{chosen.title} reads experts in the pack: name that with `pack`"
         hint = "`moepack verify PACK --source SOURCE` compares the experts with the source"
         raise RequestError(problem, hint=hint)

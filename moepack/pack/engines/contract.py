@@ -79,7 +79,7 @@ class Engine(NamedTuple):
     `owns_folder` that nothing else lies in it. `needs` yields what a pack lacks; `plan` is only
     asked for a pack that lacks nothing. `settings_of` reads from a finished export of a pack by
     which options it was written; whatever a damaged one makes it raise is ignored.
-    `default_target` is where an export goes, in the pack, if no target is given.
+    `default_name` is the name of the export in the pack itself if no target is given.
     """
 
     name: str
@@ -95,4 +95,4 @@ class Engine(NamedTuple):
     owns_folder: bool = False
     options: tuple[ExportOption, ...] = ()
     settings_of: Callable[[Pack, Path], Settings] = lambda _pack, _path: {}
-    default_target: Callable[[Pack], Path] | None = None
+    default_name: str | None = None

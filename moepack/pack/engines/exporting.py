@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from moepack.common.errors import RequestError
 from moepack.common.pack_files import MANIFEST_NAME, is_pack
 from moepack.common.phases import Phases, Progress
 from moepack.pack.engines import registry
-from moepack.pack.engines.contract import Engine, ExportPlan, LastFile, Settings
+from moepack.pack.engines.contract import Engine, ExportPlan, Settings
 from moepack.pack.engines.stock_gguf import ALIGNMENT
 from moepack.pack.reading.pack import Pack
 from moepack.storage.atomic import make_folder, refuse_existing, require_folder_of, write_whole
@@ -85,10 +84,10 @@ def export(
     settings = _settings(chosen, options)
     with Pack(pack) as opened:
         opened.require_complete()
-        if target is None and chosen.default_target is None:
+        if target is None and chosen.default_name is None:
             kind = "folder" if chosen.is_folder else "file"
             raise RequestError(f"no {kind} was given to write", hint="name one with `target`")
-        path = Path(target) if target is not None else _default_target(chosen, opened)
+        path = opened.path / str(chosen.default_name) if target is None else Path(target)
         require(chosen, opened, settings)
         _check_place(chosen, opened, path)
         plan = chosen.plan(opened, path, settings)
@@ -162,11 +161,6 @@ def _settings(engine: Engine, options: dict[str, Any]) -> Settings:
     return {name: options.get(name, option.default) for name, option in by_name.items()}
 
 
-def _default_target(engine: Engine, pack: Pack) -> Path:
-    assert engine.default_target is not None
-    return engine.default_target(pack)
-
-
 def _check_place(engine: Engine, pack: Pack, path: Path) -> None:
     """Raise RequestError for a place that nothing can be written to, before anything is."""
     require_folder_of(path)
@@ -205,20 +199,14 @@ def _write(
         )
     if plan.last is None:
         return result
-    written, kept = _write_last(plan.last, plan.folder, pack, resume, force, phases.begin())
-    return result._replace(length=result.length + written, kept_length=result.kept_length + kept)
-
-
-def _write_last(
-    last: LastFile, folder: Path, pack: Pack, resume: bool, force: bool, progress: Progress
-) -> tuple[int, int]:
-    """Write the last file; return its length, and how much of it was there already."""
-    data, path = last.content(progress), folder / last.name
+    data, path = plan.last.content(phases.begin()), plan.folder / plan.last.name
+    kept_length = result.kept_length
     if resume and path.is_file() and path.read_bytes() == data:
-        return len(data), len(data)
-    _check_last(path, pack, force)
-    write_whole(path, data)
-    return len(data), 0
+        kept_length += len(data)
+    else:
+        _check_last(path, pack, force)
+        write_whole(path, data)
+    return result._replace(length=result.length + len(data), kept_length=kept_length)
 
 
 def _check_last(path: Path, pack: Pack, force: bool) -> None:
@@ -239,30 +227,27 @@ def _summary(
     plan: ExportPlan,
     result: WholeFilesResult | None = None,
 ) -> ExportSummary:
-    length = sum(file.length for file in plan.files)
     needed = free = None
+    dry_run = result is None
     if result is None:
-        needed = _needed(plan, path, pack.file_paths)
+        existing = next(p for p in (plan.folder, *plan.folder.absolute().parents) if p.is_dir())
+        needed = needed_length(existing, plan.files, pack.file_paths)
         free = free_space(path)
+        result = WholeFilesResult(sum(file.length for file in plan.files), 0, 0)
     return ExportSummary(
         engine=engine.name,
         path=os.fspath(path),
         file_count=len(plan.files) + (plan.last is not None),
         tensor_count=plan.tensor_count,
         alignment=plan.alignment,
-        length=length if result is None else result.length,
-        cloned_length=0 if result is None else result.cloned_length,
-        kept_length=0 if result is None else result.kept_length,
+        length=result.length,
+        cloned_length=result.cloned_length,
+        kept_length=result.kept_length,
         is_copied=bool(plan.files),
-        digests=DigestCounts() if result is None else result.digests,
+        digests=result.digests,
         command=plan.command,
         notes=plan.notes,
-        dry_run=result is None,
+        dry_run=dry_run,
         needed_length=needed,
         free_space=free,
     )
-
-
-def _needed(plan: ExportPlan, path: Path, inputs: Iterable[Path]) -> int:
-    existing = next(p for p in (plan.folder, *plan.folder.absolute().parents) if p.is_dir())
-    return needed_length(existing, plan.files, list(inputs))

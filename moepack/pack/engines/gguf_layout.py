@@ -32,6 +32,11 @@ class LaidTensor(NamedTuple):
     length: int
     extents: tuple[Extent, ...]
 
+    @property
+    def offset(self) -> int:
+        """The offset of the tensor, from the start of the GGUF."""
+        return self.extents[0].offset
+
 
 class GgufLayout(NamedTuple):
     """The GGUF: its header with the padding behind it, and its tensors, dense ones first.
@@ -46,13 +51,6 @@ class GgufLayout(NamedTuple):
     alignment: int
     experts_offset: int
     length: int
-
-    def placed(self) -> Iterator[tuple[LaidTensor, int]]:
-        """Yield all tensors in their order, with their offsets from the start of the file."""
-        offset = len(self.header)
-        for tensor in (*self.dense, *self.experts):
-            yield tensor, offset
-            offset += align(tensor.length, self.alignment)
 
 
 def lay_out(pack: Pack, alignment: int) -> GgufLayout:

@@ -12,31 +12,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common.errors import RequestError
-from moepack.pack.engines.gguf_layout import GgufLayout
+from moepack.pack.engines.gguf_layout import LaidTensor
 from moepack.pack.reading.pack import Pack
 from moepack.source.shards import open_source
+from moepack.storage.extents import Extent
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf\Z")
 _HINT = "`moepack export gguf` makes one GGUF of the pack"
 
 
-class GgufTensor(NamedTuple):
-    """A tensor of the GGUF: shape in GGUF order, offset from the start of the file, bytes."""
-
-    name: str
-    type_id: int
-    shape: tuple[int, ...]
-    offset: int
-    length: int
-
-
 class OneGguf(NamedTuple):
-    """A GGUF: `header_length` is all bytes before the tensor data; the tensors in file order."""
+    """A GGUF: `header_length` is all bytes before the tensor data; the tensors in file order.
+
+    The inputs of their extents are the files of the pack, or the GGUF itself if it is there.
+    """
 
     path: Path
     length: int
     header_length: int
-    tensors: tuple[GgufTensor, ...]
+    tensors: tuple[LaidTensor, ...]
 
 
 def given_gguf(pack: Pack, path: Path) -> OneGguf:
@@ -50,19 +44,17 @@ def given_gguf(pack: Pack, path: Path) -> OneGguf:
         raise RequestError("a split GGUF: one file is needed", path=path, hint=_HINT)
     shard = source.shards[0]
     tensors = tuple(
-        GgufTensor(one.name, one.type_id, one.dims, one.offset, one.length) for one in shard.tensors
+        LaidTensor(
+            one.name,
+            one.type_id,
+            one.dims,
+            one.length,
+            (Extent(one.offset, one.length, 0, one.offset),),
+        )
+        for one in shard.tensors
     )
     _check(pack, path, tensors)
     return OneGguf(path, shard.file_length, shard.data_offset, tensors)
-
-
-def planned_gguf(path: Path, layout: GgufLayout) -> OneGguf:
-    """Return a GGUF that is laid out, and will be written at `path`."""
-    tensors = tuple(
-        GgufTensor(one.name, one.type_id, one.shape, offset, one.length)
-        for one, offset in layout.placed()
-    )
-    return OneGguf(path, layout.length, len(layout.header), tensors)
 
 
 def gguf_name(pack: Pack) -> str:
@@ -71,7 +63,7 @@ def gguf_name(pack: Pack) -> str:
     return _SHARD.sub(".gguf", name) if name.endswith(".gguf") else f"{name}.gguf"
 
 
-def _check(pack: Pack, path: Path, tensors: tuple[GgufTensor, ...]) -> None:
+def _check(pack: Pack, path: Path, tensors: tuple[LaidTensor, ...]) -> None:
     """Raise RequestError unless the GGUF has each tensor of the pack, in its type and shape."""
     by_name = {tensor.name: (tensor.type_id, tensor.shape) for tensor in tensors}
     for name, type_id, shape in _expected(pack):

@@ -37,14 +37,8 @@ from moepack.pack.engines.expert_tensors import (
     needed_roles,
     tensors_of,
 )
-from moepack.pack.engines.gguf_layout import GgufLayout, lay_out
-from moepack.pack.engines.one_gguf import (
-    GgufTensor,
-    OneGguf,
-    gguf_name,
-    given_gguf,
-    planned_gguf,
-)
+from moepack.pack.engines.gguf_layout import GgufLayout, LaidTensor, lay_out
+from moepack.pack.engines.one_gguf import OneGguf, gguf_name, given_gguf
 from moepack.pack.engines.sha256 import Hashes, file_sha256, hash_model
 from moepack.pack.engines.stock_gguf import ALIGNMENT, gguf_file
 from moepack.pack.reading.pack import Pack
@@ -129,7 +123,9 @@ class _Export:
         if settings["gguf"] is None:
             self.layout: GgufLayout | None = lay_out(pack, ALIGNMENT)
             written = gguf_file(gguf_name(pack), self.layout, self._head_input + 1)
-            self.gguf: OneGguf = planned_gguf(target / written.name, self.layout)
+            tensors = (*self.layout.dense, *self.layout.experts)
+            path, head_length = target / written.name, len(self.layout.header)
+            self.gguf = OneGguf(path, self.layout.length, head_length, tensors)
             self.files: tuple[NewFile, ...] = (written, experts)
         else:
             self.layout = None
@@ -147,12 +143,13 @@ class _Export:
     def _extents(self) -> Iterator[Extent]:
         yield Extent(0, len(self.head), self._head_input, 0, digest.xxh3(self.head), "head")
         for offset, layer, expert in self._objects():
-            for number, role in enumerate(ROLES):
-                yield layer[role].extent(expert, offset + number * self.role_length)
+            for role_id, role in enumerate(ROLES):
+                yield self.layers[layer][role].extent(expert, offset + role_id * self.role_length)
 
-    def _objects(self) -> Iterator[tuple[int, Layer, int]]:
+    def _objects(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the offset of each expert, its layer, and its number."""
         offset = self.data_start
-        for layer in self.layers.values():
+        for layer in self.layers:
             for expert in range(self.expert_count):
                 yield offset, layer, expert
                 offset += self.stride
@@ -192,14 +189,12 @@ class _Export:
 
     def _entries(self) -> Iterator[bytes]:
         model, source, _ = self._identities
-        layer_of = {id(layer): number for number, layer in self.layers.items()}
         for offset, layer, expert in self._objects():
-            number = layer_of[id(layer)]
-            seed = f"{model}:{source}:{number}:{expert}"
+            seed = f"{model}:{source}:{layer}:{expert}"
             generation = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little") or 1
             for role_id, role in enumerate(ROLES):
                 place = offset + role_id * self.role_length
-                yield self._entry(layer[role], expert, role_id, place, generation)
+                yield self._entry(self.layers[layer][role], expert, role_id, place, generation)
 
     def _entry(
         self, tensor: RoutedTensor, expert: int, role_id: int, offset: int, generation: int
@@ -302,7 +297,7 @@ class _Export:
             ],
         }
 
-    def _tensor_facts(self, tensor: GgufTensor, is_routed: bool) -> dict[str, Any]:
+    def _tensor_facts(self, tensor: LaidTensor, is_routed: bool) -> dict[str, Any]:
         assert self.hashes is not None
         name = ggml_types.type_name(tensor.type_id)
         return {

@@ -78,7 +78,7 @@ def hash_model(
         if layout is None:
             source = stack.enter_context(Inputs([gguf.path], SourceError))
             work = [_range(source, 0, gguf.length), _range(source, 0, gguf.header_length)]
-            others = {one.name: _range(source, one.offset, one.length) for one in gguf.tensors}
+            others = {one.name: _laid(source, one) for one in gguf.tensors}
         else:
             whole_file = gguf_file(gguf.path.name, layout, len(pack.file_paths))
             header = next(iter(whole_file.extents()))
@@ -86,8 +86,7 @@ def hash_model(
                 _Work(packed, whole_file.length, whole_file.extents),
                 _Work(packed, header.length, lambda: (header,)),
             ]
-            tensors = (*layout.dense, *layout.experts)
-            others = {one.name: _laid(packed, one) for one in tensors if one.name not in ours}
+            others = {one.name: _laid(packed, one) for one in gguf.tensors if one.name not in ours}
         work += [*(_experts(tensor, packed) for tensor in experts), *others.values()]
         advanced = advancing(progress, sum(one.length for one in work))
         whole, head, *hashed = run_each(_hash, work, threads, advanced)
@@ -121,8 +120,7 @@ def _range(inputs: Inputs, offset: int, length: int) -> _Work:
 
 
 def _laid(packed: Inputs, tensor: LaidTensor) -> _Work:
-    start = tensor.extents[0].offset if tensor.extents else 0
-    extents = [one._replace(offset=one.offset - start) for one in tensor.extents]
+    extents = [one._replace(offset=one.offset - tensor.offset) for one in tensor.extents]
     return _Work(packed, tensor.length, lambda: extents)
 
 
