@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from moepack.common.escaping import shell_word
 from moepack.common.remote_path import is_remote
@@ -37,7 +37,6 @@ from moepack.pack.engines.expert_tensors import (
     pack_command,
     tensors_of,
 )
-from moepack.pack.format.tables import PackedFamily
 from moepack.pack.reading.pack import Pack
 
 _ARCHITECTURES = (
@@ -52,48 +51,33 @@ _ARCHITECTURES = (
 )
 
 
-class _Bank(NamedTuple):
-    """The experts of a layer: the number of their file, `offsets` of the parts of expert 0.
-
-    `stride` is the bytes from one expert to the next.
-    """
-
-    file: int
-    offsets: tuple[int, ...]
-    stride: int
-
-
 def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
     if is_remote(pack.path):
         yield Need("it needs a pack on this machine", "copy the pack to this machine first")
     layers = expert_tensors(pack)
     yield from needed_stacks(layers)
-    families = {family.layer: family for family in pack.index.families if family.name == FAMILY}
-    others = [layer for layer, family in families.items() if _bank(pack, family) is None]
+    others = [number for number, layer in layers.items() if _stride(pack, layer) is None]
     if others:
         layers_text = f"layers {ranges_text(others)}"
         problem = f"it needs experts in their order, at equal distances: {layers_text} lack that"
         yield Need(problem, pack_command(pack, "--layout natural"))
 
 
-def _bank(pack: Pack, family: PackedFamily) -> _Bank | None:
-    """Return how the experts of a layer lie; None if no offset and stride can say it."""
-    index, kinds = pack.index, family.part_kinds
-    if any(file.is_shard for file in index.files):
+def _stride(pack: Pack, layer: Layer) -> int | None:
+    """Return the bytes from an expert to the next; None if they do not lie in order."""
+    if any(file.is_shard for file in pack.index.files):
         return None
-    first = index.parts(family.first_part, kinds)
-    offsets = tuple(part[0] for part in first)
-    file = first[0][3]
-    stride = index.blob(family.first_blob)[1]
-    for expert in range(family.expert_count):
-        parts = index.parts(family.first_part + expert * len(kinds), kinds)
-        if any(
-            part[0] != offset + expert * stride or part[3] != file or part[4]
-            for part, offset in zip(parts, offsets, strict=True)
-        ):
+    stride = pack.index.blob(next(iter(layer.values())).family.first_blob)[1]
+    for tensor in layer.values():
+        first = tensor.extent(0, 0)
+        if first.input_offset + first.length > stride:
             return None
-    ends = (offset + kind.length for offset, kind in zip(offsets, kinds, strict=True))
-    return _Bank(file, offsets, stride) if max(ends) <= stride else None
+        for expert in range(tensor.expert_count):
+            place = first.input_offset + expert * stride
+            extent = tensor.extent(expert, 0)
+            if (extent.input, extent.input_offset) != (first.input, place) or extent.frame_length:
+                return None
+    return stride
 
 
 def _plan(pack: Pack, target: Path, _settings: Settings) -> ExportPlan:
@@ -142,16 +126,15 @@ def _manifest(pack: Pack, target: Path, layers: Mapping[int, Layer]) -> dict[str
 
 def _entries(pack: Pack, layers: Mapping[int, Layer], folder: str) -> Iterator[dict[str, Any]]:
     for layer in layers.values():
-        bank = _bank(pack, next(iter(layer.values())).family)
-        assert bank is not None
+        stride = _stride(pack, layer)
         for tensor in layer.values():
-            yield _entry(pack, tensor, bank, folder)
+            yield _entry(pack, tensor, stride, folder)
 
 
-def _entry(pack: Pack, tensor: RoutedTensor, bank: _Bank, folder: str) -> dict[str, Any]:
+def _entry(pack: Pack, tensor: RoutedTensor, stride: int | None, folder: str) -> dict[str, Any]:
     kind = tensor.kind
     shard, source_offset = pack.index.origin(tensor.family, kind, 0)
-    data_file = os.path.realpath(pack.file_paths[bank.file])
+    first = tensor.extent(0, 0)
     return {
         "layer": tensor.family.layer,
         "tensor_family": kind.name.removesuffix(".weight"),
@@ -165,9 +148,9 @@ def _entry(pack: Pack, tensor: RoutedTensor, bank: _Bank, folder: str) -> dict[s
         "bytes_per_expert": tensor.length,
         "expert_count": tensor.expert_count,
         "expert_major": True,
-        "expert_stride": bank.stride,
-        "repacked_file": os.path.relpath(data_file, folder),
-        "repacked_offset": bank.offsets[tensor.number],
+        "expert_stride": stride,
+        "repacked_file": os.path.relpath(os.path.realpath(pack.file_paths[first.input]), folder),
+        "repacked_offset": first.input_offset,
     }
 
 
