@@ -7,12 +7,11 @@ the pack's index; headers, manifests and parts without digests byte for byte.
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.common.errors import MoepackError, PackError, RequestError, SourceError, read_failure
+from moepack.common.errors import PackError, RequestError, SourceError, read_failure
 from moepack.common.paths import PathOrPaths
 from moepack.common.phases import Phases, Progress, advancing
 from moepack.pack.engines import registry
@@ -28,7 +27,7 @@ from moepack.storage.inputs import Inputs
 from moepack.storage.thread_pool import run_each
 
 _PIECE_LENGTH = 512 << 10
-_SHOWN_LENGTH = 80
+_SHOWN_LENGTH = 256
 
 
 def verify_export(
@@ -118,7 +117,7 @@ class _Check:
         defaults = {option.name: option.default for option in engine.options}
         try:
             return defaults | dict(engine.settings_of(self.pack, self.path))
-        except (MoepackError, OSError, ValueError, LookupError, TypeError, struct.error):
+        except Exception:  # in any way that other bytes can be read; they are found as such
             return defaults
 
     def _is_there(self, folder: Path, file: NewFile) -> bool:
@@ -135,14 +134,13 @@ class _Check:
 
     def _compare(self, path: Path, run: Run, inputs: Inputs) -> None:
         """Compare a run of a file with the inputs of its extents, and with zeros between them."""
-        known = [extent for extent in run.extents if extent.digest is not None]
+        with_digests = [extent for extent in run.extents if extent.digest is not None]
         buffer = memoryview(bytearray(_PIECE_LENGTH))
         position = run.start
         try:
-            digests = digests_of(Path(os.path.realpath(path)), known)
-            right = {
-                one for one, actual in zip(known, digests, strict=True) if actual == one.digest
-            }
+            digests = digests_of(Path(os.path.realpath(path)), with_digests)
+            pairs = zip(with_digests, digests, strict=True)
+            right = {extent for extent, actual in pairs if actual == extent.digest}
             with open(path, "rb", buffering=0) as file:
                 for extent in (*run.extents, Extent(run.end, 0, 0, 0)):
                     zeros = _zeros(extent.offset - position)

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from moepack.common.errors import RequestError
 from moepack.common.phases import Progress
+from moepack.common.sizes import size_text
 from moepack.pack.reading.pack import Pack
 from moepack.storage.extents import NewFile
 
@@ -96,3 +98,11 @@ class Engine(NamedTuple):
     options: tuple[ExportOption, ...] = ()
     settings_of: Callable[[Pack, Path], Settings] = lambda _pack, _path: {}
     default_name: str | None = None
+
+
+def checked_alignment(alignment: int, least: int, most: int) -> int:
+    """Return an alignment in bytes; raise RequestError unless it is a power of two in bounds."""
+    if alignment.bit_count() != 1 or not least <= alignment <= most:
+        expected = f"a power of two from {size_text(least)} to {size_text(most)}"
+        raise RequestError("not an alignment", expected=expected, found=f"{alignment:,} bytes")
+    return alignment

@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
-from moepack.common.sizes import align, size_text
+from moepack.common.sizes import align
 from moepack.pack.engines.contract import (
     Engine,
     ExportOption,
@@ -24,6 +23,7 @@ from moepack.pack.engines.contract import (
     LastFile,
     Need,
     Settings,
+    checked_alignment,
 )
 from moepack.pack.engines.expert_tensors import (
     FAMILY,
@@ -50,7 +50,7 @@ def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
 
 
 def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
-    alignment = _checked(settings["alignment"])
+    alignment = checked_alignment(settings["alignment"], 1, _MAX_ALIGNMENT)
     layers = expert_tensors(pack)
     files = tuple(
         NewFile(
@@ -74,17 +74,9 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
     )
 
 
-def _checked(alignment: int) -> int:
-    """Return an alignment; raise RequestError for what is none."""
-    if alignment.bit_count() != 1 or alignment > _MAX_ALIGNMENT:
-        expected = f"a power of two up to {size_text(_MAX_ALIGNMENT)}"
-        raise RequestError("not an alignment", expected=expected, found=f"{alignment:,} bytes")
-    return alignment
-
-
 def _settings_of(_pack: Pack, path: Path) -> Settings:
     manifest = json.loads((path / _MANIFEST_NAME).read_bytes())
-    return {"alignment": _checked(int(manifest["alignment"]))}
+    return {"alignment": checked_alignment(int(manifest["alignment"]), 1, _MAX_ALIGNMENT)}
 
 
 def _notes(pack: Pack, layers: Mapping[int, Layer]) -> Iterator[str]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from moepack.common import digest
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word, shell_words
-from moepack.common.sizes import size_text
 from moepack.pack.engines.contract import (
     Engine,
     ExportOption,
     ExportPlan,
     Need,
     Settings,
+    checked_alignment,
 )
 from moepack.pack.engines.gguf_layout import GgufLayout, lay_out
 from moepack.pack.reading.pack import Pack
@@ -24,6 +24,7 @@ from moepack.source.folder import SHARD_NAME
 from moepack.storage.extents import Extent, NewFile
 
 ALIGNMENT = 4096
+_LEAST_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 21
 
 
@@ -37,7 +38,7 @@ def _needs(_pack: Pack, _settings: Settings) -> Iterable[Need]:
 
 
 def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
-    alignment = _checked(settings["alignment"])
+    alignment = checked_alignment(settings["alignment"], _LEAST_ALIGNMENT, MAX_ALIGNMENT)
     match = SHARD_NAME.match(target.name)
     if match and int(match["count"]) > 1:
         problem = "the name of one shard of several, and this is the whole model"
@@ -54,16 +55,9 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
     )
 
 
-def _checked(alignment: int) -> int:
-    """Return an alignment; raise RequestError for what is none."""
-    if alignment.bit_count() != 1 or not 32 <= alignment <= MAX_ALIGNMENT:
-        expected = f"a power of two from 32 B to {size_text(MAX_ALIGNMENT)}"
-        raise RequestError("not an alignment", expected=expected, found=f"{alignment:,} bytes")
-    return alignment
-
-
 def _settings_of(_pack: Pack, path: Path) -> Settings:
-    return {"alignment": _checked(int(gguf_header.read(path).value("general.alignment")))}
+    alignment = int(gguf_header.read(path).value("general.alignment"))
+    return {"alignment": checked_alignment(alignment, _LEAST_ALIGNMENT, MAX_ALIGNMENT)}
 
 
 def _extents(layout: GgufLayout, head: int) -> Iterator[Extent]:

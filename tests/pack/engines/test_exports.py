@@ -177,6 +177,10 @@ def test_a_damaged_byte_is_found_in_any_file(
             assert report.passed is False, (file.name, offset)
         file.write_bytes(data[: len(data) // 2])
         assert moepack.verify_export(engine, target, pack=pack).passed is False
+        if target.is_dir():
+            file.unlink()
+            report = moepack.verify_export(engine, target, pack=pack)
+            assert ("missing", file.name) in {(one.kind, one.file) for one in report.findings}
         file.write_bytes(data)
     assert not moepack.verify_export(engine, target, pack=pack).findings
 
@@ -205,6 +209,16 @@ def test_the_options_of_an_export_are_read_from_it(
     moepack.export(engine, pack, target, **options)
     assert moepack.verify_export(engine, target, pack=pack).passed
     assert moepack.verify_export(engine, target, source=first_shard("gpt-oss")).passed
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"alignment": 1e999}', '{"alignment": {}}', "3"])
+def test_a_manifest_that_says_anything_is_a_difference(
+    text: str, natural: dict[str, Path], tmp_path: Path
+) -> None:
+    moepack.export("moe-flash", natural["gpt-oss"], tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").write_text(text)
+    report = moepack.verify_export("moe-flash", tmp_path / "out", pack=natural["gpt-oss"])
+    assert [finding.kind for finding in report.findings] == ["manifest"]
 
 
 def test_a_format_that_is_not_there_is_named(natural: dict[str, Path], tmp_path: Path) -> None:

@@ -156,6 +156,15 @@ def test_the_gguf_of_another_model_or_with_other_bytes_is_refused(
     assert not list(target.iterdir())
 
 
+def test_an_export_that_was_moved_is_found_by_the_paths_in_its_manifest(
+    exported: Path, packs: dict[str, Path]
+) -> None:
+    moved = exported.rename(exported.with_name("moved"))
+    (finding,) = moepack.verify_export("sglang", moved, pack=packs["gpt-oss"]).findings
+    assert (finding.kind, finding.file) == ("manifest", MANIFEST_NAME)
+    assert f'expected "pack_path": "{moved}' in finding.message
+
+
 def test_a_config_is_entered(packs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     moepack.export("sglang", packs["gpt-oss"], tmp_path / "out", config=tmp_path / "config.json")
