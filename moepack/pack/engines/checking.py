@@ -24,6 +24,7 @@ from moepack.pack.verifying.report import Finding, Findings, Report
 from moepack.storage.copying import read_extent
 from moepack.storage.extents import Extent, NewFile, Run, digests_of, runs
 from moepack.storage.inputs import Inputs
+from moepack.storage.regular_file import open_regular, read_back
 from moepack.storage.thread_pool import run_each
 
 _PIECE_LENGTH = 512 << 10
@@ -141,7 +142,7 @@ class _Check:
             digests = digests_of(Path(os.path.realpath(path)), with_digests)
             pairs = zip(with_digests, digests, strict=True)
             right = {extent for extent, actual in pairs if actual == extent.digest}
-            with open(path, "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=open_regular) as file:
                 for extent in (*run.extents, Extent(run.end, 0, 0, 0)):
                     zeros = _zeros(extent.offset - position)
                     offset = _first_difference(file.fileno(), position, zeros)
@@ -178,8 +179,7 @@ class _Check:
         if any(finding.kind == "missing" for finding in self.findings.all):
             return 0
         expected = last.content(progress)
-        with open(path, "rb") as file:
-            actual = file.read(len(expected) + 1)
+        actual = read_back(path, len(expected))
         if actual != expected:
             offset = _common_length(actual, expected)
             line = expected.count(b"\n", 0, offset)

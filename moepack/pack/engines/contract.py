@@ -73,6 +73,10 @@ class ExportPlan(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+MAX_MANIFEST_LENGTH = 1 << 30
+"""The most bytes that are read of a manifest for the options in it."""
+
+
 class Engine(NamedTuple):
     """A format of another engine, and how a pack is written in it.
 

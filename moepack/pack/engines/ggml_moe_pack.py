@@ -38,6 +38,7 @@ from moepack.pack.engines.expert_tensors import (
 from moepack.pack.format.index import Index
 from moepack.pack.reading.pack import Pack
 from moepack.storage.extents import Extent, NewFile
+from moepack.storage.regular_file import open_regular
 
 _MAGIC = b"GGMLMOEPACKv1\0\0\0"
 _HEADER = struct.Struct("<16sIIQQ")
@@ -153,7 +154,7 @@ def _head(parts: Sequence[_PlacedPart], start: int) -> Iterator[bytes]:
 
 def _settings_of(_pack: Pack, path: Path) -> Settings:
     """Return the order of the experts in a file: any is right."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         count = _HEADER.unpack(file.read(_HEADER.size))[3]
         table = file.read(min(count, _MOST_ENTRIES) * _ENTRY.size)
     entries = _ENTRY.iter_unpack(table)

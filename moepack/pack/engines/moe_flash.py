@@ -17,6 +17,7 @@ from typing import Any
 from moepack.common.escaping import shell_word
 from moepack.common.sizes import align
 from moepack.pack.engines.contract import (
+    MAX_MANIFEST_LENGTH,
     Engine,
     ExportOption,
     ExportPlan,
@@ -36,6 +37,7 @@ from moepack.pack.engines.expert_tensors import (
 )
 from moepack.pack.reading.pack import Pack
 from moepack.storage.extents import Extent, NewFile
+from moepack.storage.regular_file import read_back
 
 _MANIFEST_NAME = "manifest.json"
 _ALIGNMENT = 2 << 20
@@ -75,7 +77,7 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
 
 
 def _settings_of(_pack: Pack, path: Path) -> Settings:
-    manifest = json.loads((path / _MANIFEST_NAME).read_bytes())
+    manifest = json.loads(read_back(path / _MANIFEST_NAME, MAX_MANIFEST_LENGTH))
     return {"alignment": checked_alignment(int(manifest["alignment"]), 1, _MAX_ALIGNMENT)}
 
 

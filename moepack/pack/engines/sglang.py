@@ -25,7 +25,15 @@ from moepack.common.errors import open_failure
 from moepack.common.escaping import shell_word
 from moepack.common.phases import Progress, advancing
 from moepack.common.sizes import align, ranges_text
-from moepack.pack.engines.contract import Engine, ExportOption, ExportPlan, LastFile, Need, Settings
+from moepack.pack.engines.contract import (
+    MAX_MANIFEST_LENGTH,
+    Engine,
+    ExportOption,
+    ExportPlan,
+    LastFile,
+    Need,
+    Settings,
+)
 from moepack.pack.engines.expert_tensors import (
     FAMILY,
     ROLES,
@@ -44,6 +52,7 @@ from moepack.pack.engines.stock_gguf import ALIGNMENT, gguf_file
 from moepack.pack.reading.pack import Pack
 from moepack.source import ggml_types
 from moepack.storage.extents import Extent, NewFile
+from moepack.storage.regular_file import read_back
 
 FILE_NAME = "DeepSeek-V4-Flash.expert-pack"
 MANIFEST_NAME = f"{FILE_NAME}.manifest.json"
@@ -324,9 +333,8 @@ def _config_sha256(path: Path) -> str:
 
 def _settings_of(pack: Pack, path: Path) -> Settings:
     """Return the GGUF, unless it was written with the experts, and the SHA-256 of the config."""
-    with open(path / FILE_NAME, "rb") as file:
-        *_, config = _HEADER.unpack(file.read(_HEADER.size))
-    source = json.loads((path / MANIFEST_NAME).read_bytes())["source"]
+    *_, config = _HEADER.unpack(read_back(path / FILE_NAME, _HEADER.size)[: _HEADER.size])
+    source = json.loads(read_back(path / MANIFEST_NAME, MAX_MANIFEST_LENGTH))["source"]
     gguf = Path(source["path"])
     is_own = gguf.name == gguf_name(pack) and pack.manifest.is_whole
     if is_own and source["size"] == lay_out(pack, ALIGNMENT).length:
