@@ -142,7 +142,7 @@ class Store:
                     offset, attempt = offset + len(piece), 0
                     yield piece
             except Exception as error:
-                wait_after(self._translated(error, key), attempt, self._retried)
+                wait_after(self._failure(error, key), attempt, self._retried)
                 attempt += 1
 
     def _body(self, key: str, offset: int, end: int, stamp: RemoteStamp) -> Iterator[bytes]:
@@ -218,10 +218,10 @@ class Store:
             try:
                 return request()
             except Exception as error:
-                wait_after(self._translated(error, key), attempt, self._retried)
+                wait_after(self._failure(error, key), attempt, self._retried)
                 attempt += 1
 
-    def _translated(self, error: Exception, key: str | None) -> OSError:
+    def _failure(self, error: Exception, key: str | None) -> OSError:
         """Return the error for one of the client's; a key that was allowed before is named so."""
         failure = _translated(error)
         # The hub allows all files of a repository, or none.
