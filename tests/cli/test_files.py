@@ -229,12 +229,13 @@ def test_what_needs_a_file_refuses_what_is_none(
     kind: str, tmp_path: Path, packs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard = Path(shards_of("qwen3moe")[2]).name
-    make_special(kind, tmp_path / shard)
-    (tmp_path / "link").symlink_to(tmp_path / shard)
+    for name in (shard, "model.gguf"):
+        make_special(kind, tmp_path / name)
+    (tmp_path / "link").symlink_to(tmp_path / "model.gguf")
     pack = str(packs["qwen3moe"])
     for output in (
         ("restore", pack, "-o", str(tmp_path)),
-        ("export", "gguf", pack, "-o", str(tmp_path / shard)),
+        ("export", "gguf", pack, "-o", str(tmp_path / "model.gguf")),
         ("export", "gguf", pack, "-o", str(tmp_path / "link")),
     ):
         for force in ((), ("--force",), ("--resume",), ("--resume", "--force")):
@@ -242,8 +243,8 @@ def test_what_needs_a_file_refuses_what_is_none(
             said = capsys.readouterr().err
             assert f"{kind.replace('drive', 'device')} has this name" in said
             assert "--force" not in said
-    assert is_special(kind, tmp_path / shard)
-    assert sorted(os.listdir(tmp_path)) == sorted([shard, "link"])
+    assert all(is_special(kind, tmp_path / name) for name in (shard, "model.gguf"))
+    assert sorted(os.listdir(tmp_path)) == sorted([shard, "model.gguf", "link"])
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
