@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import moepack
-from moepack.packing.opening import open_model
+from moepack.pack.opening.open_model import open_model
 from moepack.traces.hotness.learned_store import LearnedStore
 from tests.support.children import run_command
 from tests.support.models import FIXTURES, first_shard, shards_of
