@@ -171,7 +171,8 @@ def _check_dashes(command: click.Command, words: Sequence[str]) -> None:
 
 def _check_repeated(command: click.Command, words: Sequence[str]) -> None:
     """Raise UsageError for two files of an option that takes one: the first would be dropped."""
-    parser = command.make_parser(click.Context(command, resilient_parsing=True))
+    context = click.Context(command, resilient_parsing=True, **command.context_settings)
+    parser = command.make_parser(context)
     *_, order = parser.parse_args(list(words))
     for param, count in Counter(order).items():
         is_option = isinstance(param, click.Option) and not param.multiple
