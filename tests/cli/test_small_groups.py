@@ -29,7 +29,7 @@ CONTEXT = 8192
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a small model whose keys and values are as long as those of a large one."""
     heads = dict.fromkeys(("head_count", "head_count_kv"), 8)
-    heads |= dict.fromkeys(("key_length", "value_length"), 256)
+    heads |= dict.fromkeys(("key_length", "value_length"), 512)
     attention: Any = {f"attention.{name}": count for name, count in heads.items()}
     path = tmp_path_factory.mktemp("small") / "model.gguf"
     return architectures.write("qwen3moe", path, block_count=8, context_length=CONTEXT, **attention)
@@ -71,20 +71,22 @@ def test_more_memory_than_the_group_has_is_said_with_the_difference(
 
 def test_earlier_prompts_never_take_the_memory_of_the_server(model: Path) -> None:
     """Each is kept in 31 MiB: without a limit the sixth would be one too many."""
-    options = ("--port", "0", "-t", "1", "-c", "1024", "--no-learn", "--", "-ub", "512")
+    options = ("--port", "0", "-t", "1", "-c", "512", "--no-learn", "--", "-ub", "512")
     with control_group(320 * MIB) as group:
         if group is None:
             pytest.skip("no control group can be made here")
         command = group.command([*MOEPACK, "serve", str(model), *options])
         with Piped(*command) as process, httpx.Client(timeout=PATIENCE) as client:
             url = process.stdout.readline().split()[-1]
-            for number in range(9):
-                prompt = [number, *range(255), *range(245)]
+            for number in range(7):
+                prompt = [number, *range(249)]
                 answer = client.post(f"{url}/completion", json={"prompt": prompt, "n_predict": 1})
                 assert answer.json()["timings"]["prompt_n"] == len(prompt)
             process.terminate()
             errors = process.stderr.read()
-    assert re.search("; beside them up to 9[0-9][.0-9]* MiB of dense weights and earlier", errors)
+    assert re.search(
+        "; beside them up to 1[0-9][0-9][.0-9]* MiB of dense weights and earlier", errors
+    )
 
 
 @pytest.mark.parametrize(
