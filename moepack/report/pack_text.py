@@ -107,9 +107,7 @@ def packed(summary: PackSummary) -> str:
         f"{size_text(summary.written_length)} written{speed}"
     )
     if resumed:
-        text += (
-            f", {resumed} finished before and read again: {digest_text.compared(summary.digests)}"
-        )
+        text += f", {resumed} finished before: {digest_text.compared(summary.digests)}"
     if summary.damaged_files:
         text += f"\n  damaged, and written anew: {', '.join(summary.damaged_files)}"
     if summary.missing_file_count is not None:

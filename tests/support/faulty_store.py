@@ -9,14 +9,14 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
-StoreFault = Literal["refused", "request cut", "answer cut", "answer lost", "slow"] | None
+StoreFault = Literal["refused", "request cut", "answer cut", "answer lost", "slow", "zeroed"] | None
 
 
 class FaultyStore:
     """Passes requests on to a store; `fault` says what goes wrong with each, by method and path.
 
     `status` is the answer to one that is refused. One whose request is cut never reaches the store;
-    one whose answer is cut or lost was carried out.
+    one whose answer is cut or lost was carried out; of one that is zeroed it stores zeros.
     """
 
     def __init__(self, port: int) -> None:
@@ -66,6 +66,8 @@ class FaultyStore:
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
+        if fault == "zeroed":
+            body = bytes(length)
         if fault == "slow":
             time.sleep(0.2)
         store = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import lru_cache
 
+from moepack.common.digest_counts import DigestCounts
 from moepack.common.paths import AnyPath
-from moepack.common.phases import Progress, advancing
+from moepack.common.phases import Phases, Progress, advancing
 from moepack.common.remote_path import is_remote
 from moepack.common.shares import Share
 from moepack.common.tasks import run_tasks
@@ -67,23 +68,31 @@ class DistributedPacker:
         """Write the share of this call; commit if that is all."""
         pack = DistributedPack(planned, open_target(self._path))
         written = finished_count = 0
+        damaged: list[str] = []
+        digests = DigestCounts()
         if not self._only_commits:
             pack.begin(join=self._joins)
             lengths = {name: file.length for name, file in planned.files.items()}
+            own = list(lengths) if self._share is None else list(self._share.names(lengths))
+            phases = Phases(progress)
+            later = sum(lengths[name] for name in pack.missing() if name in own)
+            damaged = pack.find_damaged(own, threads, phases.begin(later=later))
             missing = pack.missing()
-            names = missing
-            if self._share is not None:
-                names = [name for name in self._share.names(lengths) if name in missing]
+            names = [name for name in own if name in missing]
             finished_count = len(lengths) - len(missing)
-            advanced = advancing(progress, sum(lengths[name] for name in names))
+            finished_length = sum(lengths.values()) - sum(lengths[name] for name in missing)
+            digests = DigestCounts(finished_length, compared_length=pack.compared_length)
+            advanced = advancing(phases.begin(), sum(lengths[name] for name in names))
             if self._executor is not None:
                 written = self._submit(self._executor, names, threads, advanced)
+                pack.written_elsewhere(names)
             elif names:
                 written = pack.write(names, threads, advanced)
         if self._share is None:
             pack.commit(threads if strong else None, threads)
-            return WrittenFiles(written, finished_count)
-        return WrittenFiles(written, finished_count, len(pack.missing()))
+            return WrittenFiles(written, finished_count, None, digests, tuple(damaged))
+        missing_count = len(pack.missing())
+        return WrittenFiles(written, finished_count, missing_count, digests, tuple(damaged))
 
     def _submit(
         self, executor: Executor, names: list[str], threads: int, advanced: Callable[[int], None]

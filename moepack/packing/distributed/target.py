@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from moepack.common.pack_files import RECORDS_NAME
 from moepack.common.paths import AnyPath
 from moepack.common.remote_path import RemotePath, is_remote
 from moepack.storage.atomic import make_folder, sync_directory, write_synced
+from moepack.storage.extents import NewFile, is_whole
 from moepack.storage.page_cache import drop
 from moepack.storage.regular_file import read_back
 
@@ -55,8 +56,18 @@ class Target(Protocol):
         """Make an empty folder on this machine for the block, for files that are being written."""
         ...
 
-    def take(self, file: Path, name: str) -> None:
-        """Move a whole, synced file of a scratch folder to its name."""
+    def take(self, file: Path, name: str) -> str | None:
+        """Move a whole, synced file of a scratch folder to its name; return the mark it has there.
+
+        A mark changes if the file is written anew. Folders have none.
+        """
+        ...
+
+    def is_intact(self, file: NewFile, mark: str | None, advanced: Callable[[int], None]) -> bool:
+        """Return whether a file is as it was taken: by its mark, or else by its bytes.
+
+        `advanced` is called with the bytes read and found correct since its last call.
+        """
         ...
 
     def remove(self, name: str) -> None:
@@ -143,9 +154,15 @@ class _FolderTarget:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def take(self, file: Path, name: str) -> None:
+    def take(self, file: Path, name: str) -> str | None:
         os.replace(file, self.path / name)
         sync_directory(self.path)
+        return None
+
+    def is_intact(self, file: NewFile, mark: str | None, advanced: Callable[[int], None]) -> bool:
+        with contextlib.suppress(OSError):  # a bad sector: it is written anew, elsewhere
+            return is_whole(self.path / file.name, file, advanced)
+        return False
 
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
@@ -192,9 +209,17 @@ class _StoreTarget:
         with tempfile.TemporaryDirectory(prefix="moepack-") as folder:
             yield Path(folder)
 
-    def take(self, file: Path, name: str) -> None:
-        self._store.upload(self._key(name), file)
+    def take(self, file: Path, name: str) -> str | None:
+        stamp = self._store.upload(self._key(name), file)
         file.unlink()
+        return stamp.etag
+
+    def is_intact(self, file: NewFile, mark: str | None, advanced: Callable[[int], None]) -> bool:
+        try:
+            stamp = self._store.stamp(self._key(file.name))
+        except FileNotFoundError:
+            return False
+        return stamp.length == file.length and mark in (None, stamp.etag)
 
     def remove(self, name: str) -> None:
         self._store.delete(self._key(name))

@@ -4,31 +4,37 @@
       experts-….bin, dense.bin     each appears whole
       pack.records/
         input.json                 the identity of the input: all writers must have the same
-        experts-00000.bin.json     the record of a finished file: its name, its digests, its input
+        experts-00000.bin.json     the record of a finished file: its name, its digests, its input,
+                                   its ETag in a store
 
 The order of events is the promise: a data file is written and synced elsewhere, appears under its
-name, and only then gets its record. Once all files have one, index and manifest are written; the
+name, and only then gets its record. Once all files have one, and are as they were written, index
+and manifest are written; the
 manifest, created only if there is none, is the commit. The same input gives the same bytes, so that
 two writers of one file, or two that commit, do no harm. Records are removed last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any
 
 from moepack.common import digest, strict_json
 from moepack.common.errors import ErrorCode, MachineError, RequestError, remedy, write_failure
 from moepack.common.pack_files import RECORDS_NAME
+from moepack.common.phases import Progress, advancing
+from moepack.common.remote_path import is_remote
 from moepack.pack.format import manifest, records
 from moepack.packing.distributed.target import Target
 from moepack.packing.writing.finished_files import FinishedFile, from_json, to_json
 from moepack.packing.writing.journal import check_identity
 from moepack.packing.writing.planned_pack import PlannedPack
+from moepack.storage.extents import NewFile
 from moepack.storage.inputs import Inputs
 from moepack.storage.space import check_space
-from moepack.storage.thread_pool import ThreadPool
+from moepack.storage.thread_pool import ThreadPool, run_each
 
 _INPUT = f"{RECORDS_NAME}/input.json"
 _MAX_LENGTH = 64 << 20
@@ -36,12 +42,18 @@ _MAX_LENGTH = 64 << 20
 
 
 class DistributedPack:
-    """A planned pack in the making at `target`. Raises MoepackError by whose fault it is."""
+    """A planned pack in the making at `target`. Raises MoepackError by whose fault it is.
+
+    `compared_length` is the bytes of finished files that were read last, and had their digests.
+    """
 
     def __init__(self, planned: PlannedPack, target: Target) -> None:
         self._planned = planned
         self._target = target
         self._input = digest.to_text(digest.xxh3(_seal(planned.identity())))
+        self._marks: dict[str, str | None] = {}
+        self._intact: set[str] = set()
+        self.compared_length = 0
 
     def begin(self, *, join: bool) -> None:
         """Begin the pack at the target, or join those who write it.
@@ -67,6 +79,36 @@ class DistributedPack:
             finished = self._finished()
         return [name for name in self._planned.files if name not in finished]
 
+    def find_damaged(
+        self, names: Collection[str], threads: int, progress: Progress | None
+    ) -> list[str]:
+        """Return those of `names` whose files were finished and are damaged; they are missing then.
+
+        In a folder files are read, in a store their ETags are compared. Files that this run has
+        written, or found intact, are passed over.
+        """
+        with self._translated():
+            finished = self._finished()
+            left = (one for name, one in finished.items() if name in names)
+            files = [self._on_disk(one) for one in left if one.name not in self._intact]
+
+            def is_intact(file: NewFile, advanced: Callable[[int], None]) -> bool:
+                return self._target.is_intact(file, self._marks.get(file.name), advanced)
+
+            advanced = advancing(progress, sum(file.length for file in files))
+            are_intact = run_each(is_intact, files, threads, advanced)
+            self._intact.update(file.name for file in compress(files, are_intact))
+            damaged = [file.name for file in files if file.name not in self._intact]
+            if not is_remote(self._target.path):
+                self.compared_length = sum(f.length for f in files if f.name in self._intact)
+            for name in damaged:
+                self._target.remove(_record_name(name))
+        return damaged
+
+    def written_elsewhere(self, names: Iterable[str]) -> None:
+        """Take files for intact that workers of this run have written."""
+        self._intact.update(names)
+
     def write(self, names: Iterable[str], threads: int, advanced: Callable[[int], None]) -> int:
         """Write data files, one after the other, but those that are finished; return their bytes.
 
@@ -91,7 +133,7 @@ class DistributedPack:
                 inputs.check_unchanged()
                 pending.result()
                 (file,) = finished
-                written += self._length(file)
+                written += self._on_disk(file).length
                 pending = uploads.submit(self._take, folder / name, file)
             pending.result()
         return written
@@ -107,12 +149,13 @@ class DistributedPack:
             if self._is_committed():
                 self._target.clean_up()
                 return
-            if missing:
+            if missing := missing or self.find_damaged(self._planned.files, threads, None):
                 count = f"{len(missing):,} of {len(self._planned.files):,} data files"
+                state = "damaged " if missing[0] in finished else "missing "
                 raise RequestError(
                     f"{count} are not finished",
                     path=self._target.path,
-                    found="missing " + ", ".join(missing[:3]) + ", …" * (len(missing) > 3),
+                    found=state + ", ".join(missing[:3]) + ", …" * (len(missing) > 3),
                     hint="write all parts first; names may take a minute to appear on NFS",
                 )
             try:
@@ -149,8 +192,9 @@ class DistributedPack:
         return self._target.read(manifest.NAME, manifest.MAX_LENGTH) is not None
 
     def _take(self, path: Any, file: FinishedFile) -> None:
-        self._target.take(path, file.name)
-        record = to_json(file) | {"input": self._input}
+        mark = self._target.take(path, file.name)
+        self._intact.add(file.name)
+        record = to_json(file) | {"input": self._input, "mark": mark}
         self._target.put(_record_name(file.name), _seal(record))
 
     def _finished(self) -> dict[str, FinishedFile]:
@@ -171,14 +215,15 @@ class DistributedPack:
             file = from_json(entry)
         except (KeyError, TypeError, ValueError):
             return None
+        self._marks[name] = entry.get("mark")
         on_disk = self._planned.on_disk(file)
         is_there = on_disk is not None and lengths.get(name) == on_disk.length
         return file if is_there and file.name == name else None
 
-    def _length(self, file: FinishedFile) -> int:
+    def _on_disk(self, file: FinishedFile) -> NewFile:
         on_disk = self._planned.on_disk(file)
         assert on_disk is not None
-        return on_disk.length
+        return on_disk
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

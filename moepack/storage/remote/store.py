@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -185,8 +186,12 @@ class Store:
             lambda: obstore.put(self._client, key, data, mode="create" if new else "overwrite")
         )
 
-    def upload(self, key: str, path: Path) -> None:
-        """Write a file of this machine as an object, in several parts at a time."""
+    def upload(self, key: str, path: Path) -> RemoteStamp:
+        """Write a file of this machine as an object, in several parts at a time; return its stamp.
+
+        What the store has is compared with the file: by its ETag, if that is the MD5 of the parts,
+        otherwise by reading the object.
+        """
         import obstore
 
         def request() -> None:
@@ -200,9 +205,21 @@ class Store:
                 raise failure_of(errno.ECONNRESET, problem, _NETWORK_HINT) from None
 
         self._call(request)
-        length = path.stat().st_size
-        if (stored := self.stamp(key).length) != length:
-            raise failure_of(errno.EIO, f"stored {stored:,} of {length:,} bytes")
+        stamp, length = self.stamp(key), path.stat().st_size
+        if stamp.length != length:
+            raise failure_of(errno.EIO, f"stored {stamp.length:,} of {length:,} bytes")
+        if (stamp.etag or "").strip('"') != md5_etag(path) and not self._has_bytes(
+            key, path, stamp
+        ):
+            problem = "the store has other bytes than were sent"
+            raise failure_of(errno.EIO, problem, "the store or the memory is failing")
+        return stamp
+
+    def _has_bytes(self, key: str, path: Path, stamp: RemoteStamp) -> bool:
+        """Return whether an object has the bytes of a file."""
+        with open(path, "rb") as file:
+            pieces = self.stream(key, 0, stamp.length, stamp)
+            return all(file.read(len(piece)) == piece for piece in pieces)
 
     def delete(self, key: str) -> None:
         """Remove an object, if there is one."""
@@ -229,6 +246,18 @@ class Store:
         if was_allowed and isinstance(failure, RemoteError) and failure.errno == errno.EACCES:
             failure.hint = _EXPIRED_HINT
         return failure
+
+
+def md5_etag(path: Path) -> str:
+    """Return the ETag that S3 gives to an upload of a file: of its MD5, or those of its parts."""
+    parts = []
+    with open(path, "rb") as file:
+        while data := file.read(UPLOAD_LENGTH):
+            parts.append(hashlib.md5(data, usedforsecurity=False))
+    if len(parts) < 2:
+        return parts[0].hexdigest() if parts else ""
+    whole = hashlib.md5(b"".join(part.digest() for part in parts), usedforsecurity=False)
+    return f"{whole.hexdigest()}-{len(parts)}"
 
 
 def check_process(process: int) -> None:

@@ -25,8 +25,10 @@ from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.storage import scattering
 from moepack.storage.remote import store as remote_store
+from moepack.storage.remote.store import RemoteStamp
 from moepack.storage.remote.stores import store_of
 from tests.support.buckets import bucket_of_moto
+from tests.support.damages import DAMAGES, Damage
 from tests.support.gguf_builder import F32, moe
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.models import contents, flip, hotness_of, shards_of
@@ -163,6 +165,26 @@ def test_a_record_of_other_input_is_not_trusted(tmp_path: Path) -> None:
     (tmp_path / "pack" / "pack.records" / "input.json").write_bytes(b"{}")
     with pytest.raises(RequestError, match="are not finished"):
         pack_part(tmp_path / "pack", commit=True)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_data_file_is_found_and_written_again(
+    damage: Damage, alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    """By the commit, and by the part that had written it; no stamp tells of it."""
+    target, name = tmp_path / "pack", "experts-00002.bin"
+    write_parts(target)
+    damage(target / name)
+    with pytest.raises(RequestError, match="data files are not finished"):
+        pack_part(target, commit=True)
+    write_parts(target)
+    damage(target / name)
+    again = pack_part(target, part="1/1")
+    assert again.written_length == len(alone[name])
+    assert again.resumed_file_count == again.file_count - 1
+    assert again.digests.compared_length == again.digests.known_length > 0
+    pack_part(target, commit=True)
+    assert contents(target) == alone
 
 
 def test_a_data_file_that_is_gone_or_short_is_written_again(
@@ -358,10 +380,10 @@ def test_a_failed_upload_is_continued(
     address = f"{bucket}/failed.moepack"
     upload = remote_store.Store.upload
 
-    def fail(store: remote_store.Store, key: str, path: Path) -> None:
+    def fail(store: remote_store.Store, key: str, path: Path) -> RemoteStamp:
         if "dense" in key:
             raise remote_store.RemoteError(5, "503 Service Unavailable")
-        upload(store, key, path)
+        return upload(store, key, path)
 
     monkeypatch.setattr(remote_store.Store, "upload", fail)
     with pytest.raises(MachineError, match="503 Service Unavailable"):

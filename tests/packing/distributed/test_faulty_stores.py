@@ -215,6 +215,56 @@ def test_an_upload_whose_last_answer_is_cut_off_is_one(
     assert objects(network, f"{bucket}/cut") == {"file": data}
 
 
+@pytest.mark.parametrize("name", ["dense.bin", "experts-00002.bin"])
+def test_what_a_store_has_changed_is_not_committed(
+    name: str, alone: dict[str, bytes], bucket: str, network: FaultyStore
+) -> None:
+    """What it has is told by ETags; no object is read that is as it was sent."""
+    target = f"{bucket}/zeroed-{name}.moepack"
+
+    def zero(method: str, path: str) -> StoreFault:
+        return "zeroed" if method == "PUT" and path.partition("?")[0].endswith(name) else None
+
+    network.fault = zero
+    with pytest.raises(MachineError, match="the store has other bytes than were sent"):
+        pack(target)
+    assert "manifest.json" not in objects(network, target)
+    pack(target, resume=True)
+    assert objects(network, target) == alone
+
+
+def test_an_object_that_was_changed_before_the_commit_is_written_anew(
+    alone: dict[str, bytes], bucket: str, network: FaultyStore
+) -> None:
+    target = f"{bucket}/changed.moepack"
+    pack(target, part=(1, 1))
+    read = [path for method, path, _ in network.requests if method == "GET" and ".bin" in path]
+    assert not [path for path in read if not path.endswith(".json")]
+    changed = RemotePath(target) / "experts-00002.bin"
+    data = alone["experts-00002.bin"]
+    store_of(changed).put(changed.key, bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(RequestError, match=r"not finished, found damaged experts-00002\.bin"):
+        pack(target, commit=True)
+    assert pack(target, part=(1, 1)).written_length == len(data)
+    pack(target, commit=True)
+    assert objects(network, target) == alone
+
+
+def test_a_store_whose_etags_are_no_md5_is_read(
+    bucket: str, network: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with keys of its own, and in clouds other than S3."""
+    data = random.Random(6).randbytes(12 << 20)
+    (tmp_path / "file").write_bytes(data)
+    monkeypatch.setattr(remote_store, "md5_etag", lambda path: "another")
+    network.fault = lambda method, path: "zeroed" if "partNumber=2" in path else None
+    with pytest.raises(RemoteError, match="other bytes than were sent"):
+        store_of(RemotePath(bucket)).upload("read/file", tmp_path / "file")
+    network.fault = lambda method, path: None
+    store_of(RemotePath(bucket)).upload("read/file", tmp_path / "file")
+    assert objects(network, f"{bucket}/read") == {"file": data}
+
+
 def test_a_store_that_keeps_refusing_is_given_up_with_a_hint(
     bucket: str, network: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
