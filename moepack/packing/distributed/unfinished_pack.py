@@ -9,9 +9,9 @@
 
 The order of events is the promise: a data file is written and synced elsewhere, appears under its
 name, and only then gets its record. Once all files have one, and are as they were written, index
-and manifest are written; the
-manifest, created only if there is none, is the commit. The same input gives the same bytes, so that
-two writers of one file, or two that commit, do no harm. Records are removed last.
+and manifest are written; the manifest, created only if there is none, is the commit. The same input
+gives the same bytes, so that two writers of one file, or two that commit, do no harm. Records are
+removed last.
 """
 
 from __future__ import annotations
