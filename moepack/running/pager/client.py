@@ -83,6 +83,8 @@ class Client:
         self.resident: set[ExpertKey] = set()
         self.is_watching = True
         """Whether it announces selections."""
+        self.has_requests = True
+        """Whether a client is known to wait; true of programs that do not tell."""
         self.regions: list[Region] = []
         self.shared_pages: set[int] = set()
         """Pages of an image that parts share, and that it has."""

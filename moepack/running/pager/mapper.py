@@ -62,7 +62,7 @@ class ExpertMapper:
         for context, selection in client.read_selections():
             self._count(client, context, selection)
         if self._mapped_prompt is not None:  # maybe counted before
-            self._prefetch(self._mapped_prompt)
+            self._prefetch(client, self._mapped_prompt)
 
     def read_awaited(self, client: Client, context: int) -> Selection | None:
         """Return the selection that a context waits for; count those before it."""
@@ -94,7 +94,7 @@ class ExpertMapper:
         self._begin_step(selection)
         self._load(client, keys, [encode(Op.ANSWER, source=sequence)])
         if selection.token_count >= MANY:
-            self._prefetch(selection)
+            self._prefetch(client, selection)
         return True
 
     def _begin_step(self, selection: Selection) -> None:
@@ -111,14 +111,25 @@ class ExpertMapper:
         is_ours = not selection.is_copied and all(key in self.residents.spans for key in keys)
         return keys if is_ours else []
 
-    def _prefetch(self, selection: Selection) -> None:
-        """Begin to read experts of the next layer, while many tokens compute this one."""
+    def _prefetch(self, client: Client, selection: Selection) -> None:
+        """Begin to read experts of the next layer, while many tokens compute this one.
+
+        Not for a prompt that nobody waits for: a server computes it to the end of its micro-batch.
+        """
         self._mapped_prompt = None
+        if not client.has_requests:
+            return
         counts = Counter(selection.experts)
         likely = self._prompts.predict(selection.layer, counts, selection.token_count)
         self._evict_but({ExpertKey(selection.layer, expert) for expert in counts})
         with suppress(MoepackError):  # demanding them raises the error
             self.residents.prefetcher.begin(likely)
+
+    def stop_prefetching(self) -> None:
+        """Stop to read ahead if nobody waits for any process."""
+        if not any(client.has_requests for client in self.clients):
+            self.residents.prefetcher.keep_only(())
+            self.residents.prefetch_length = 0
 
     def _load(self, client: Client, keys: Sequence[ExpertKey], then: Sequence[bytes]) -> None:
         """Read and map experts; send operations `then` at last.

@@ -43,6 +43,8 @@ class MessageKind(IntEnum):
     CONTEXT = 4
     NO_FAULTS = 5
     """The system refuses userfaultfd to the process: `number` is its errno."""
+    REQUESTS = 6
+    """`number` requests are open; only servers that know send it."""
 
 
 class Message(NamedTuple):

@@ -136,9 +136,8 @@ class Pager(Closing):
         pinned_length = sum(lengths[key] for key in pinned)
         self._divide_memory(pack.shape.using(options.experts_used), lengths, pinned_length, options)
         cache = caching.make(options.policy, self._budget(), lengths, pinned)
-        residents = ResidentExperts(
-            reader, spans, lengths, cache, self._reserve, self._model, pack.shape.mtp_layers
-        )
+        mtp = pack.shape.mtp_layers
+        residents = ResidentExperts(reader, spans, lengths, cache, self._reserve, self._model, mtp)
         self._residents = residents
         stack.callback(residents.close)
         with residents.read(pinned) as completions:
@@ -341,9 +340,8 @@ class Pager(Closing):
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        length = _CREDENTIALS.size
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, length)
-        _, user, _ = _CREDENTIALS.unpack(credentials)
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, _ = _CREDENTIALS.unpack(peer)
         if user != os.getuid():  # an abstract name has no permissions
             connection.close()
             return
@@ -380,6 +378,9 @@ class Pager(Closing):
                     client.send([encode(Op.ANSWER, source=message.sequence)])
             case MessageKind.CONTEXT:
                 client.add_context(message)
+            case MessageKind.REQUESTS:
+                client.has_requests = message.number > 0
+                self._mapper.stop_prefetching()
             case MessageKind.NO_FAULTS:
                 self.has_served = True
                 self._failed(program_refusal(message.number))

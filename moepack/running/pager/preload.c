@@ -68,7 +68,7 @@ struct op {
 };
 
 /* What the program tells. */
-enum { SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE, SAY_CONTEXT, SAY_NO_FAULTS };
+enum { SAY_REGION, SAY_CHOSEN, SAY_HALF_FULL, SAY_DONE, SAY_CONTEXT, SAY_NO_FAULTS, SAY_REQUESTS };
 struct said {
     uint32_t kind, index;
     uint64_t sequence, address, length, offset;
@@ -320,6 +320,11 @@ static void *serve(void *nothing) {
         obey((size_t)length / sizeof *ops);
     }
     return NULL;
+}
+
+/* For a server that knows: nothing is read ahead for a prompt that nobody waits for. */
+EXPORT void moepack_set_request_count(unsigned count) {
+    if (pager >= 0) tell((struct said){.kind = SAY_REQUESTS, .index = count}, -1);
 }
 
 /* ---- the first time that a file is mapped which may be the model ---- */

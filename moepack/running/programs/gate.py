@@ -119,7 +119,8 @@ class _Peer:
 class Gate:
     """Answers clients through connections of `connect`, as `access` and `limits` allow.
 
-    `log` is called with a sentence for each request that `access` refuses.
+    `log` is called with a sentence for each request that `access` refuses, `counted` with the
+    number of open requests when it changes.
     """
 
     def __init__(
@@ -128,7 +129,9 @@ class Gate:
         access: Access,
         limits: GateLimits,
         log: Callable[[str], None],
+        counted: Callable[[int], object] = lambda count: None,
     ) -> None:
+        self._counted = counted
         self._connect, self._access = connect, access
         self._limits, self._log = limits, log
         self._places = asyncio.Semaphore(limits.connection_count)
@@ -189,11 +192,11 @@ class Gate:
             await self._read_body(request, client, body)
             if self._open_count >= self._limits.open_count:
                 raise _RefusedError(503, "too many requests at once")
-            self._open_count += 1
+            self._count(1)
             try:
                 await self._forward(request, body, client)
             finally:
-                self._open_count -= 1
+                self._count(-1)
         except (_RefusedError, h11.RemoteProtocolError) as error:
             if client.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 _refuse(client, error)
@@ -201,6 +204,10 @@ class Gate:
         finally:
             self._held_length -= len(body)
         return client.http.our_state is client.http.their_state is h11.DONE
+
+    def _count(self, step: int) -> None:
+        self._open_count += step
+        self._counted(self._open_count)
 
     async def _read_head(self, client: _Peer) -> h11.Request | None:
         """Read the head of a request; None if none comes."""

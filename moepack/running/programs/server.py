@@ -6,6 +6,7 @@ address; clients reach the gate before it.
 
 import asyncio
 import contextlib
+import ctypes
 import functools
 import os
 import resource
@@ -88,7 +89,10 @@ def _serve(params: Any) -> None:
     async def connect() -> Connection:
         return await asyncio.open_unix_connection(inner)
 
-    asyncio.run(_answer(Gate(connect, access, _limits(params), _note), listeners, tls))
+    # The preloaded library has it; without that library nobody has to know.
+    counted = getattr(ctypes.CDLL(None), "moepack_set_request_count", lambda count: None)
+    gate = Gate(connect, access, _limits(params), _note, counted)
+    asyncio.run(_answer(gate, listeners, tls))
     del server
 
 

@@ -1,12 +1,17 @@
 """Steps of many tokens: the next layer is prefetched, and used."""
 
 import errno
+import json
 import random
+import socket
+import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,15 +19,20 @@ import moepack
 from moepack.common.errors import MachineError
 from moepack.common.keys import ExpertKey
 from moepack.pack.opening.open_model import open_model
+from moepack.running.pager.pager import PagerOptions
+from moepack.running.pager.prefetcher import Prefetcher
 from moepack.running.pager.prompts import MANY
+from moepack.running.programs.model_server import ModelServer
 from moepack.storage import page_cache
+from moepack.storage.threaded import ThreadedBackend
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally
-from tests.support import faulty_backend
+from tests.support import architectures, faulty_backend
 from tests.support.children import wait_until
-from tests.support.faulty_backend import FaultyBackend, fault_at
+from tests.support.faulty_backend import Fault, FaultyBackend, fault_at
 from tests.support.gguf_builder import add_experts, moe
 from tests.support.models import first_shard, pack_model
+from tests.support.needs import needs_llama
 from tests.support.pagers import Answers, Form, Paging, Program, paging
 
 LAYERS, EXPERTS = 6, 16
@@ -265,3 +275,42 @@ def test_layers_of_which_one_is_read_in_place_come_together(tmp_path: Path) -> N
             for span in spans:
                 expected = reader.read(key.layer, key.expert, span.part)
                 assert residents.part(key, span.part) == expected
+
+
+@needs_llama
+def test_nothing_is_read_ahead_for_a_client_that_has_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server computes a micro-batch to its end all the same."""
+    begun: list[bool] = []
+    begin = Prefetcher.begin
+
+    def watched(prefetcher: Prefetcher, keys: Iterable[ExpertKey]) -> None:
+        begun.append(True)
+        begin(prefetcher, keys)
+
+    monkeypatch.setattr(Prefetcher, "begin", watched)
+    path = architectures.write("qwen3moe", tmp_path / "m.gguf", block_count=16, context_length=512)
+    backend = FaultyBackend(ThreadedBackend(direct=False), Fault(delay=0.01))
+    words = ["-np", "1", "-c", "512", "-b", "512", "-ub", "512", "-t", "1", "--cache-ram", "0"]
+    prompts = (range(5, 205), range(205, 5, -1))
+    first, second = (json.dumps({"prompt": [*one], "n_predict": 1}).encode() for one in prompts)
+    with open_model(path) as pack:
+        options = PagerOptions(30 * 65536, micro_batch=512, backend=backend)
+        with ModelServer(pack, options, options=words) as server:
+            address = urlsplit(server.url)
+            client = HTTPConnection(address.hostname or "", address.port)
+            client.request("POST", "/completion", first)
+            wait_until(lambda: len(begun) > 2)
+            at_once = struct.pack("ii", 1, 0)  # else the gate looks for a while if it still reads
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            client.close()
+            (process,) = server.pager._mapper.clients
+            wait_until(lambda: not process.has_requests)
+            count = len(begun)
+            assert count < 14
+            wait_until(lambda: server.usage.routed_count >= 200)
+            assert len(begun) == count
+            client.request("POST", "/completion", second)
+            assert client.getresponse().status == 200
+            assert len(begun) > count
