@@ -118,7 +118,7 @@ class _Check:
         defaults = {option.name: option.default for option in engine.options}
         try:
             return defaults | dict(engine.settings_of(self.pack, self.path))
-        except Exception:  # in any way that other bytes can be read; they are found as such
+        except Exception:  # a damaged one may raise anything; its bytes are compared all the same
             return defaults
 
     def _is_there(self, folder: Path, file: NewFile) -> bool:

@@ -57,7 +57,7 @@ class ExportPlan(NamedTuple):
     Inputs of `files` are the files of the pack's index, then what `heads` returns: headers and
     tables in memory. `heads` may read the pack (for digests that a format has); its arguments are a
     number of threads, and a function for progress. `files` are asked for their extents only
-    afterwards. `length` is all bytes, those of `last` included as far as they are known.
+    afterwards.
 
     `tensor_count` is the number of the model's tensors in it, `alignment` that of experts, in
     bytes. `command` starts the engine, `notes` are warnings for people.
@@ -83,9 +83,9 @@ class Engine(NamedTuple):
     `name` is the word on the command line, `title` the engine; `reads`, `writes`, `copies` and
     `proof` are phrases of the table of exports. `is_folder` says that the target is a folder,
     `owns_folder` that nothing else lies in it. `needs` yields what a pack lacks; `plan` is only
-    asked for a pack that lacks nothing. `settings_of` reads from a finished export of a pack by
-    which options it was written; whatever a damaged one makes it raise is ignored.
-    `default_name` is the name of the export in the pack itself if no target is given.
+    asked for a pack that lacks nothing. `settings_of` reads the options of a finished export from
+    it, and may raise anything for a damaged one. `default_name` is the name of the export in the
+    pack itself, if no target is given.
     """
 
     name: str
