@@ -40,7 +40,7 @@ ROOMS = {
     "traces": ("", "caching", "formats", "hotness", "simulation", "analysis"),
     "packing": ("plan", "writing", "in_place", "distributed", "copies", ""),
     "planning": ("machine", "footprint", "forecasting", "placing"),
-    "running": ("llama_cpp", "pager", "programs", "recording"),
+    "running": ("pager", "programs", "recording"),
     "bench": ("", "diagnosis"),
     "report": ("", "html"),
     "cli": ("shared", "words", "running", ""),

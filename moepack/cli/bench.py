@@ -28,7 +28,7 @@ from moepack.cli.shared.terminal import complain, draw, is_json, is_quiet, show
 from moepack.common.errors import RequestError
 from moepack.common.remote_path import is_remote
 from moepack.pack.reading.directory import named_pack
-from moepack.running.llama_cpp.bounds import MAX_CONTEXT
+from moepack.running.programs.bounds import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from moepack.bench.comparison import Schedule

@@ -20,7 +20,7 @@ from moepack.cli.shared.parameters import ModelName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import sum_up
 from moepack.cli.shared.traces import count_line
-from moepack.running.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
+from moepack.running.programs.bounds import MAX_CONTEXT, MAX_THREADS
 
 
 @click.command("record")
@@ -49,12 +49,11 @@ from moepack.running.llama_cpp.bounds import MAX_CONTEXT, MAX_THREADS
     most=MAX_THREADS,
     help="Number of computing threads; by default one per CPU.",
 )
-@click.option("--no-repack", is_flag=True, help="Compute with weights as they are in the files.")
 @size_option(
     "--memory",
     word="floor",
     share_of="memory",
-    help="Read experts on demand, and keep this much: 8GiB, 50% of memory, or floor, the minimum.",
+    help="Memory for experts: 8GiB, 50% of memory, or floor, the minimum; by default what is free.",
 )
 @progress_options
 def trace_record(
@@ -64,13 +63,12 @@ def trace_record(
     append: bool,
     resume: bool,
     force: bool,
-    no_repack: bool,
     **options: Any,
 ) -> None:
     """Run llama.cpp on prompts, and record the experts that its routers select.
 
-    From a pack, and with --memory, experts are read on demand: for models bigger than memory. If it
-    is interrupted, finished prompts are kept, and --resume records the others.
+    Experts are read on demand, as by `run`: the model may be bigger than memory. If it is
+    interrupted, finished prompts are kept, and --resume records the others.
 
     Example: moepack trace record --model m.gguf --prompts p.txt -o m.moetrace
     """
@@ -83,6 +81,6 @@ def trace_record(
         progress(None, "recording", "tokens") as advance,
     ):
         summary = moepack.record_trace(
-            model, prompts, target, repack=not no_repack, progress=advance, **writing, **options
+            model, prompts, target, progress=advance, **writing, **options
         )
     sum_up(replace(summary, path=output), trace_text.imported, count_line(output))

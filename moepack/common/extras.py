@@ -24,7 +24,6 @@ PACKAGES: Mapping[str, Sequence[tuple[str, str | None]]] = MappingProxyType(
         "gpu": [("nvidia-ml-py", None)],
         "mount": [("mfusepy", None)],
         "plot": [("matplotlib", None)],
-        "record": [LLAMA_CPP],
         "remote": [("huggingface_hub", None), ("obstore", None)],
         "report": [("jinja2", None), ("matplotlib", None), ("pillow", None)],
         "run": [("h11", None), ("prompt_toolkit", None), LLAMA_CPP],

@@ -9,7 +9,7 @@ import pytest
 from tests.support.children import MOEPACK, Piped, wait_until
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama
-from tests.support.recordings import larger_than_memory, read_recording
+from tests.support.recordings import read_recording
 from tests.support.warm_command import Run, json_of
 
 TRACE = FIXTURES / "qwen3moe-trace.csv"
@@ -140,31 +140,15 @@ def test_record_runs_a_model_on_prompts(tmp_path: Path, cli: Run) -> None:
     assert rescued["request_count"] == 2
 
 
-@needs_llama
-def test_a_model_larger_than_memory_needs_an_option(tmp_path: Path, cli: Run) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("Once upon a time\n")
-    path = larger_than_memory(tmp_path / "model.gguf")
-    arguments = ("--model", path, "--prompts", prompts, "-o", tmp_path / "out.moetrace")
-    refused = cli("trace", "record", *arguments)
-    assert refused.returncode == 6
-    assert "hint: --memory" in refused.stderr
-    run = cli("trace", "record", *arguments, "--no-repack")
-    assert "llama.cpp cannot load the model" in run.stderr
-
-
 @pytest.mark.long
 @needs_llama
-@pytest.mark.parametrize("options", [[], ["--memory", "floor"]])
-def test_an_interrupted_recording_keeps_what_was_finished(
-    tmp_path: Path, options: list[str]
-) -> None:
+def test_an_interrupted_recording_keeps_what_was_finished(tmp_path: Path) -> None:
     """By Ctrl-C, which reaches all processes of a terminal."""
     prompts, target = tmp_path / "prompts.txt", tmp_path / "out.moetrace"
     prompts.write_text("Once upon a time\n" * 5000)
     command = (*MOEPACK, "trace", "record", "--model", first_shard("qwen3moe"))
     partial = Path(f"{target}.partial")
-    words = ("--prompts", prompts, "-o", target, *options)
+    words = ("--prompts", prompts, "-o", target)
     with Piped(*command, *words, start_new_session=True) as child:
         wait_until(lambda: partial.exists() and partial.stat().st_size > 4000)
         os.killpg(child.pid, signal.SIGINT)

@@ -188,13 +188,13 @@ def test_the_system_s_own_python_is_left_alone(tmp_path: Path, laid_out: Path) -
 
 def test_all_that_is_missing_is_named_at_once(bare_venv: Path, laid_out: Path) -> None:
     code = (
-        "exec('try: extras.require(\\'run\\', \\'record\\', \\'plot\\')\\n'"
+        "exec('try: extras.require(\\'run\\', \\'plot\\')\\n'"
         "'except Exception as e: print(e); print(e.hint)')"
     )
     problem, hint = told(bare_venv / "bin" / "python", laid_out, code).splitlines()
     names = ("h11", "prompt_toolkit", "xllamacpp", "matplotlib")
     assert problem == " and ".join(f"{name} is not installed" for name in names)
-    assert hint.endswith("'moepack[run,record,plot]'")
+    assert hint.endswith("'moepack[run,plot]'")
 
 
 MODEL = str(first_shard("qwen3moe"))
@@ -204,11 +204,10 @@ COMMANDS = {
     "run hf://OWNER/NAME/Q4_K_M": ["run", "remote"],
     "serve http://localhost:1/model.moepack": ["run", "remote"],
     f"bench {MODEL} --run": ["run"],
-    "trace record --model PACK --prompts PROMPTS -o NEW": ["record"],
+    "trace record --model PACK --prompts PROMPTS -o NEW": ["run"],
 }
 """Commands, with the extras that each needs."""
 PACKAGES = {
-    "record": ["xllamacpp"],
     "remote": ["huggingface_hub", "obstore"],
     "run": ["prompt_toolkit", "xllamacpp"],
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Collection, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 
 from moepack.bench.diagnosis.check_result import CheckResult, Verdict
+from moepack.common import extras
 from moepack.common.errors import MachineError
 from moepack.common.sizes import count_text, size_text, speed_text
 from moepack.planning.machine.memory_limits import (
@@ -20,13 +23,13 @@ from moepack.planning.machine.memory_limits import (
 from moepack.planning.machine.model import STEADY, Drive, Figure, Gpu
 from moepack.planning.machine.processors import cpu_count
 from moepack.planning.machine.units import compute_text
-from moepack.running.llama_cpp import library
 from moepack.running.programs.command import find_reading_option
 
 _MIN_FREE_SHARE = 0.25
 """The share of all memory below which something else takes the rest."""
 _NODES = Path("/sys/devices/system/node")
 _CPU_INFO = Path("/proc/cpuinfo")
+_LIBRARY = "xllamacpp/xllamacpp.abi3.so"
 _BUSY_SHARE = 0.5
 """The share of processors that others may use before threads wait for each other."""
 _FEATURES = {
@@ -130,7 +133,7 @@ def check_build(
     name = "llama.cpp"
     if system_info is None:
         try:
-            system_info = library.system_info()
+            system_info = _system_info()
         except MachineError as error:
             return CheckResult(name, str(error.problem), "unknown", error.hint)
     flags = _flags() if processor is None else processor
@@ -139,7 +142,7 @@ def check_build(
     missing = [
         feature for flag, feature in _FEATURES.items() if flag in flags and feature not in built
     ]
-    version = f"{library.PACKAGE} {library.VERSION}"
+    version = " ".join(extras.LLAMA_CPP)
     measured = f"{version}, built for {', '.join(used) or 'any processor'}"
     if not flags:
         return CheckResult(name, measured, "unknown")
@@ -150,6 +153,22 @@ def check_build(
         "`moepack run MODEL -- llama-server -m {}`"
     )
     return CheckResult(name, f"{measured}; this one has {', '.join(missing)}", "limit", hint)
+
+
+def _system_info() -> str:
+    """Return the features that llama.cpp was built with. Raises MachineError if it is missing."""
+    extras.require("run")
+    package, _ = extras.LLAMA_CPP
+    path = str(metadata.distribution(package).locate_file(_LIBRARY))
+    try:
+        function = ctypes.CDLL(path).llama_print_system_info
+    except (OSError, AttributeError) as error:
+        # It links to GNU's OpenMP, which slim containers leave out.
+        hint = "apt-get install libgomp1" if "libgomp" in str(error) else extras.hint("run")
+        raise MachineError(f"cannot be loaded: {error}", path=path, hint=hint) from None
+    function.restype = ctypes.c_char_p
+    text: bytes = function()
+    return text.decode(errors="replace")
 
 
 def check_gpus(gpus: Collection[Gpu], note: str | None) -> CheckResult:

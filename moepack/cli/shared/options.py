@@ -19,7 +19,7 @@ from moepack.cli.shared.parameters import (
 )
 from moepack.cli.shared.terminal import set_json, set_verbosity
 from moepack.common.sizes import LEAST_BARE
-from moepack.running.llama_cpp.bounds import MAX_CONTEXT
+from moepack.running.programs.bounds import MAX_CONTEXT
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Command], Command]

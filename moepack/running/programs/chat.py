@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from moepack.common.errors import RequestError
-from moepack.running.llama_cpp.bounds import MAX_SEED
 from moepack.running.programs.answer import Answer
+from moepack.running.programs.bounds import MAX_SEED
 from moepack.running.programs.cancellation import Cancellation
 from moepack.running.programs.client import ServerClient
 from moepack.running.programs.sampling import Sampling

@@ -69,9 +69,10 @@ class ServerClient:
         path = f"/slots/{slot}?action=restore"
         return int(self._json("POST", path, {"filename": name})["n_restored"])
 
-    def tokenize(self, text: str) -> list[int]:
-        """Return the tokens of a text, without special ones at its begin and end."""
-        return list(self._json("POST", "/tokenize", {"content": text})["tokens"])
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the tokens of a text; with `special` those too that a prompt begins with."""
+        fields = {"content": text, "add_special": special}
+        return list(self._json("POST", "/tokenize", fields)["tokens"])
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
@@ -79,7 +80,7 @@ class ServerClient:
 
     def complete(
         self,
-        prompt: str,
+        prompt: str | Sequence[int],
         *,
         count: int | None = None,
         sampling: Sampling = Sampling(),
@@ -87,7 +88,7 @@ class ServerClient:
         more: Mapping[str, Any] = {},
         cancellation: Cancellation | None = None,
     ) -> Answer:
-        """Go on with a text, up to `count` tokens and up to the first of `stops`.
+        """Go on with a text or its tokens, up to `count` tokens and up to the first of `stops`.
 
         `more` are fields of the request besides, in the server's own words: `json_schema`.
         `cancellation` may end it; then the rest of it is not waited for.

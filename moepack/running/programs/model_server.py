@@ -29,7 +29,8 @@ class ModelServer(Closing):
 
     `options` are those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is
     a free one. `api_key` is asked of all clients, by default that of the variable LLAMA_API_KEY,
-    if any. `trace` and `learner` get the routed experts. `failed` is called, in another thread,
+    if any. `trace` and `learner` get the routed experts, or with `records` the pager keeps them for
+    `pop_calls`. `failed` is called, in another thread,
     with each error for which the server could not compute; without it `take_failure` returns the
     last one. `pinning` is as for `Pager`.
 
@@ -46,6 +47,7 @@ class ModelServer(Closing):
         failed: Callable[[MoepackError], None] | None = None,
         trace: TraceWriter | None = None,
         learner: Learner | None = None,
+        records: bool = False,
         pinning: Callable[[int, int], None] = lambda length, total: None,
     ) -> None:
         self._failure: MoepackError | None = None
@@ -57,8 +59,9 @@ class ModelServer(Closing):
         self._afterwards = ExitStack()
         with ExitStack() as stack:
             library = preloaded_library()
+            receivers = failed or self._keep, trace, learner, pinning
             self.pager = stack.enter_context(
-                open_pager(pack, pager_options, failed or self._keep, trace, learner, pinning)
+                open_pager(pack, pager_options, *receivers, records=records)
             )
             write = partial(write_selections, self.pager, trace, learner)
             stack.callback(write, is_last=True)

@@ -128,11 +128,12 @@ def open_pager(
     trace: TraceWriter | None,
     learner: Learner | None,
     pinning: Callable[[int, int], None] = lambda length, total: None,
+    records: bool = False,
 ) -> Pager:
     """Return a pager that records for `trace` and `learner`, and warms up from earlier runs."""
     if learner is not None:
         options = options._replace(most_used=learner.most_used, pins_most_used=learner.is_pinning)
-    records, counts = trace is not None, learner is not None
+    records, counts = records or trace is not None, learner is not None
     return Pager(pack, options, failed, records=records, counts=counts, pinning=pinning)
 
 

@@ -3,7 +3,7 @@
 import secrets
 from typing import NamedTuple
 
-from moepack.running.llama_cpp.bounds import MAX_SEED, MAX_TEMPERATURE, check_bounds
+from moepack.running.programs.bounds import MAX_SEED, MAX_TEMPERATURE, check_bounds
 
 
 def random_seed() -> int:

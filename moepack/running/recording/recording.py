@@ -1,4 +1,4 @@
-"""Record a trace: run a model on prompts, and write the experts of each token."""
+"""Record a trace: llama.cpp's server runs a model on prompts, and its routers are watched."""
 
 import json
 import os
@@ -6,24 +6,33 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from moepack.common import digest
-from moepack.common.errors import RequestError
+from moepack.common.errors import MachineError, RequestError
+from moepack.common.extras import require
 from moepack.common.sizes import Size
 from moepack.pack.opening.open_model import open_model
-from moepack.pack.reading.directory import named_pack
+from moepack.pack.reading.pack import Pack
 from moepack.planning.machine.memory_limits import memory_length
+from moepack.planning.machine.processors import cpu_count
+from moepack.running.pager.pager import PagerOptions
+from moepack.running.programs.answer import AnswerFacts
+from moepack.running.programs.bounds import MAX_CONTEXT, MAX_THREADS, check_bounds
+from moepack.running.programs.command import micro_batch
+from moepack.running.programs.micro_batch import server_options
+from moepack.running.programs.model_server import ModelServer
+from moepack.running.programs.sampling import Sampling
 from moepack.running.programs.trace_writer import origin_of
-from moepack.running.recording.paged import PagedRecorder
 from moepack.running.recording.prompts import read_prompts
-from moepack.running.recording.recorder import Recorder
+from moepack.traces.choices import tokens_of
 from moepack.traces.file import CUT
 from moepack.traces.file_records import encode_origin, join
 from moepack.traces.file_writer import Writer, check_target
-from moepack.traces.model import Item, Origin, Tokens
+from moepack.traces.model import Item, Origin, Phase, Tokens
 from moepack.traces.summary import TraceCounter, TraceSummary
+
+_BATCH_COUNT = "256"
+"""Tokens computed at once, whatever memory there is: other batches round otherwise."""
 
 
 def record_trace(
@@ -39,49 +48,60 @@ def record_trace(
     threads: int | None = None,
     temperature: float = 0.8,
     seed: int = 0,
-    repack: bool = True,
     memory: Size | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TraceSummary:
     """Run `model` on each prompt, and on up to `tokens` tokens after it; write the trace.
 
-    `model` is any shard of a GGUF, or a pack. With `memory`, bytes for experts or a text such as
-    `8GiB` or `floor`, and always for a pack, llama.cpp runs in a process of its own and experts are
-    read when they are selected; then nothing is repacked.
+    `model` is any shard of a GGUF, or a pack: llama.cpp's server runs it as by `serve`, with up to
+    `memory` for experts, a length or a text such as `8GiB` or `floor`. Of the last layer it
+    computes only tokens that have an output, so the trace lacks that layer for all tokens of a
+    prompt but its last.
 
     `prompts` are texts, or the path of a file of them (`prompts.read_prompts`). Each is a request
     of its own, and is kept when it is finished: a process that is killed, interrupted, or out of
     space only loses the current request; the exception has a note with the number of kept ones.
     With `resume`, the same call records the prompts that are missing, or all if there is no file.
-    `progress` is called with the number of tokens since the last call, and with their maximum. For
-    `temperature` and `seed` see `Recorder.generate`, for `repack` see `Recorder`. Raises what
-    `Recorder`, `PagedRecorder` and `Writer` raise, and RequestError, before anything is run, for a
+    `progress` is called with the number of tokens since the last call, and with their maximum.
+
+    Raises what `ModelServer` and `Writer` raise, and RequestError, before anything is run, for a
     prompt that is longer than the context, if `target` exists and none of `append`, `resume` and
     `force` is given, and for a file to resume that is another recording's.
     """
     path = os.fspath(target)
     _check_target(path, append, resume, force)
     texts = read_prompts(os.fspath(prompts)) if isinstance(prompts, str | os.PathLike) else prompts
+    sampling = Sampling(temperature=temperature, min_p=0, seed=seed)
+    sampling.check()
+    check_bounds("context length", context, 1, MAX_CONTEXT)
+    if threads is not None:
+        check_bounds("threads", threads, 1, MAX_THREADS)
     memory = memory_length(memory)
-    is_paged = memory is not None or named_pack(model) is not None
-    repack = repack and not is_paged
     with open_model(model) as pack, Writer(path, append=append, resume=resume) as writer:
         pack.require_files()
-        options = [tokens, context, temperature, seed, repack]
-        name = digest.to_text(digest.xxh3(json.dumps([texts, options]).encode()))
-        recording = _Recording(writer, replace(origin_of(pack), recording=name), resume)
+        name = digest.xxh3(json.dumps([texts, tokens, context, temperature, seed]).encode())
+        origin = replace(origin_of(pack), recording=digest.to_text(name))
+        recording = _Recording(writer, origin, resume)
         with recording.noted(len(texts)):
             if recording.request_count < len(texts):
-                if is_paged:
-                    kind: Any = partial(PagedRecorder, pack, memory)
-                else:
-                    kind = partial(Recorder, os.fspath(model), repack=repack)
-                with kind(context_length=context, threads=threads) as recorder:
-                    sampling = {"temperature": temperature, "seed": seed}
-                    first = recording.request_count
-                    for request in _record(recorder, texts, first, tokens, progress, sampling):
+                with _open_server(pack, memory, context, threads) as server:
+                    tokenized = _tokenize(server, texts, context)
+                    counts = [min(tokens, context - len(prompt)) for prompt in tokenized]
+                    requests = list(enumerate(zip(tokenized, counts, strict=True)))
+                    missing = requests[recording.request_count :]
+                    for request in _record(server, missing, sampling, progress):
                         recording.add(request)
     return recording.summary()
+
+
+def _open_server(pack: Pack, memory: Size | None, context: int, threads: int | None) -> ModelServer:
+    require("run")
+    count = min(cpu_count(), MAX_THREADS) if threads is None else threads
+    words = ["-c", str(context), "-np", "1", "-t", str(count), "--cache-ram", "0"]
+    words += ["-b", _BATCH_COUNT, "-ub", _BATCH_COUNT]
+    words, beside = server_options(pack, words, memory, 0)
+    options = PagerOptions(memory, micro_batch=micro_batch(words, os.environ), beside=beside)
+    return ModelServer(pack, options, options=words, records=True)
 
 
 class _Recording:
@@ -141,27 +161,67 @@ class _Recording:
 
 
 def _record(
-    recorder: Recorder | PagedRecorder,
-    texts: Sequence[str],
-    first: int,
-    token_count: int,
+    server: ModelServer,
+    requests: Sequence[tuple[int, tuple[list[int], int]]],
+    sampling: Sampling,
     progress: Callable[[int, int], None] | None,
-    sampling: dict[str, Any],
 ) -> Iterator[Tokens]:
-    """Yield the requests from number `first` on, and report progress."""
-    prompts = _tokenize(recorder, texts)[first:]
-    most = [min(len(prompt) + token_count, recorder.context_length) for prompt in prompts]
-    total = sum(most)
-    report = progress or (lambda count, total: None)
-    for number, prompt in enumerate(prompts):
-        pieces = []
-        for piece in recorder.generate(prompt, token_count, request=first + number, **sampling):
-            pieces.append(piece)
-            report(len(piece.request), total)
-        request = join(pieces)
-        total -= most[number] - len(request.request)
-        yield request
-        report(0, total)
+    """Yield requests that are computed: each has a number, a prompt, and the tokens after it."""
+    total = sum(len(prompt) + count for _, (prompt, count) in requests)
+    server.pager.pop_calls(with_open=True)  # with which the server tried its context
+    for number, (prompt, token_count) in requests:
+        done = 0
+        for count in _compute(server, prompt, token_count, sampling):
+            if progress is not None:
+                progress(count - done, total)
+            done = count
+        yield _pop_request(server, number, len(prompt), done)
+        total -= len(prompt) + token_count - done
+        if progress is not None:
+            progress(0, total)
+
+
+def _compute(
+    server: ModelServer, prompt: Sequence[int], token_count: int, sampling: Sampling
+) -> Iterator[int]:
+    """Compute a prompt and the tokens after it; yield how many are done."""
+    server.take_failure()
+    more = {"cache_prompt": False}
+    try:
+        # The last token of a text is not computed.
+        with server.client.complete(
+            prompt, count=token_count + 1, sampling=sampling, more=more
+        ) as answer:
+            for _ in answer:
+                yield _computed_count(answer.facts)
+            yield _computed_count(answer.facts)
+    except MachineError as error:
+        raise server.take_failure() or error from None
+
+
+def _computed_count(facts: AnswerFacts) -> int:
+    return max(facts.processed_count, facts.prompt.step_count) + facts.step_count
+
+
+def _pop_request(server: ModelServer, request: int, prompt_count: int, count: int) -> Tokens:
+    """Return the experts of a request that was computed, of `count` tokens.
+
+    Raises MachineError if they are those of another number of tokens.
+    """
+    pieces: list[Tokens] = []
+    done = 0
+    for call in server.pager.pop_calls(with_open=True):
+        phase = Phase.PREFILL if done < prompt_count else Phase.DECODE
+        pieces += tokens_of(call.layers, request, phase)
+        done += max(map(len, call.layers.values()))
+    if done != count:
+        raise MachineError(
+            "llama.cpp computed other tokens than it says",
+            path=server.pack.path,
+            expected=f"experts of {count:,} tokens",
+            found=f"{done:,}",
+        )
+    return join(pieces)
 
 
 def _check_target(path: str, append: bool, resume: bool, force: bool) -> None:
@@ -179,13 +239,13 @@ def _check_target(path: str, append: bool, resume: bool, force: bool) -> None:
         raise
 
 
-def _tokenize(recorder: Recorder | PagedRecorder, texts: Sequence[str]) -> list[list[int]]:
-    prompts = [recorder.tokenize(text) for text in texts]
+def _tokenize(server: ModelServer, texts: Sequence[str], context: int) -> list[list[int]]:
+    prompts = [server.client.tokenize(text, special=True) for text in texts]
     for number, tokens in enumerate(prompts, start=1):
-        if not 0 < len(tokens) <= recorder.context_length:
+        if not 0 < len(tokens) <= context:
             raise RequestError(
                 f"prompt {number} does not fit into the context",
-                expected=f"1 to {recorder.context_length} tokens",
+                expected=f"1 to {context} tokens",
                 found=len(tokens),
                 hint="a larger `context` has room for it",
             )

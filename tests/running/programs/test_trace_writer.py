@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import moepack
@@ -46,30 +45,26 @@ def pack() -> Iterator[moepack.Pack]:
         yield one
 
 
-def test_texts_that_are_answered_are_recorded_as_the_recorder_does(
+def test_texts_that_are_answered_are_the_trace_of_a_recording(
     pack: moepack.Pack, tmp_path: Path
 ) -> None:
-    """But for the last layer of a prompt, which llama.cpp computes for its last token alone."""
     with TraceWriter(tmp_path / "run", pack, has_requests=True) as trace:
-        words = ["-c", "256", "-np", "1", "-t", "1", "--cache-ram", "0"]
-        with ModelServer(pack, PagerOptions("floor"), options=words, trace=trace) as server:
+        words = ["-c", "256", "-np", "1", "-t", "1", "--cache-ram", "0", "-b", "256", "-ub", "256"]
+        with ModelServer(pack, options=words, trace=trace) as server:
             complete = partial(server.client.complete, count=COUNT, sampling=GREEDY)
             for text in TEXTS:
                 with measure(server, partial(complete, text)) as answer:
                     list(answer)
     options: Any = {"tokens": COUNT - 1, "temperature": 0, "context": 256, "threads": 1}
-    record_trace(MODEL, TEXTS, tmp_path / "recorded", repack=False, **options)
+    record_trace(MODEL, TEXTS, tmp_path / "recorded", memory="floor", **options)
     origin, tokens = read_recording(tmp_path / "run")
     expected_origin, expected = read_recording(tmp_path / "recorded")
     assert (origin.name, origin.model) == (expected_origin.name, expected_origin.model)
     assert not origin.unknown
     assert tokens.request.tolist() == expected.request.tolist()
     assert tokens.phase.tolist() == expected.phase.tolist()
-    assert chosen_in(tokens, 0) == chosen_in(expected, 0)
-    ends_prompt = np.append(tokens.phase[1:] == Phase.DECODE, False)
-    is_computed = (tokens.phase == Phase.DECODE) | ends_prompt
-    last_layer = zip(chosen_in(expected, 1), is_computed, strict=True)
-    assert chosen_in(tokens, 1) == [one if computed else [] for one, computed in last_layer]
+    for layer in (0, 1):
+        assert chosen_in(tokens, layer) == chosen_in(expected, layer)
 
 
 @pytest.mark.parametrize("used", [2, 8])

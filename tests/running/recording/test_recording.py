@@ -1,0 +1,230 @@
+"""A recording is what a real llama.cpp computes, request by request, and outlives interruptions."""
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+import moepack
+from moepack.common.errors import MachineError, MoepackError, PackError, RequestError
+from moepack.packing.shard_index import index_model
+from moepack.running.programs.model_server import ModelServer
+from moepack.running.recording import recording
+from moepack.running.recording.recording import record_trace
+from moepack.traces.model import Phase
+from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
+from tests.support.models import FIXTURES, first_shard, flip, shards_of
+from tests.support.needs import needs_llama
+from tests.support.recordings import PROMPTS, read_recording, record_to
+
+pytestmark = [pytest.mark.long, needs_llama]
+
+IMATRICES = {
+    "qwen3moe": "qwen3moe-Q4_K_M-imatrix-prompt.gguf",
+    "deepseek2": "deepseek2-v3-IQ4_XS-imatrix-prompt.gguf",
+    "gpt-oss": "gpt-oss-mxfp4-native-imatrix-prompt.gguf",
+    "granite": "granite-swa-Q4_K_M-imatrix-prompt.gguf",
+    "mixtral": "mixtral-Q4_K_M-imatrix-prompt.gguf",
+}
+CHUNK_COUNT, CHUNK_TOKENS = 4, 64
+TEXT = (FIXTURES / "prompt.txt").read_text()
+
+
+@pytest.mark.parametrize("model", IMATRICES)
+def test_what_is_recorded_is_what_llama_imatrix_counted(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the last layer, of which a prompt has one token."""
+
+    def chunks(server: ModelServer, *_: object) -> list[list[int]]:
+        begin = server.client.tokenize("", special=True)
+        tokens = server.client.tokenize(TEXT, special=True)
+        starts = range(0, CHUNK_COUNT * CHUNK_TOKENS, CHUNK_TOKENS)
+        return [begin + tokens[start:][:CHUNK_TOKENS][len(begin) :] for start in starts]
+
+    monkeypatch.setattr(recording, "_tokenize", chunks)
+    texts = ["a chunk"] * CHUNK_COUNT
+    options: dict[str, Any] = {"context": 2 * CHUNK_TOKENS, "tokens": 0, "threads": 1}
+    record_trace(first_shard(model), texts, tmp_path / "trace", **options)
+    origin, tokens = read_recording(tmp_path / "trace")
+    *layers, _ = sorted(origin.expert_counts or {})
+    for tensor in GGUFReader(FIXTURES / IMATRICES[model]).tensors:
+        if tensor.name in (f"blk.{layer}.ffn_down_exps.weight.counts" for layer in layers):
+            layer, expected = int(tensor.name.split(".")[1]), tensor.data.ravel().astype(int)
+            counts = np.bincount(tokens.expert[tokens.layer == layer], minlength=len(expected))
+            assert counts.sum() == expected.sum() > 0
+            # Its batches are others, and round otherwise.
+            assert np.abs(counts - expected).sum() < 0.02 * expected.sum()
+
+
+def test_each_prompt_is_a_request_of_prefill_and_decode(tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    summary = record_to(tmp_path / "trace", progress=lambda *call: calls.append(call))
+    origin, tokens = read_recording(tmp_path / "trace")
+    name = first_shard("qwen3moe").name
+    assert (origin.format, origin.name, origin.model) == ("recorded", name, "Qwen3Moe")
+    assert (origin.expert_counts, origin.experts_used) == ({0: 16, 1: 16}, 4)
+    assert not origin.unknown
+    for number in range(3):
+        phases = tokens.phase[tokens.request == number].tolist()
+        assert phases[-8:] == [Phase.DECODE] * 8
+        assert set(phases[:-8]) == {Phase.PREFILL}
+    assert summary.request_count == 3
+    assert summary.token_count == len(tokens.request)
+    decoded_count = 3 * 8
+    prompt_count = summary.token_count - decoded_count
+    assert summary.selection_count == 4 * (prompt_count + 3) + 8 * decoded_count
+    assert sum(count for count, _ in calls) == summary.token_count == calls[-1][1]
+
+
+@pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss", "deepseek2"])
+def test_every_form_of_a_model_and_any_memory_record_the_same(
+    model: str, packs: dict[str, Path], tmp_path: Path
+) -> None:
+    def recorded(named: Path, memory: str) -> bytes:
+        target = tmp_path / "trace"
+        options: dict[str, Any] = {"context": 64, "threads": 1, "tokens": 8, "force": True}
+        record_trace(named, PROMPTS, target, memory=memory, **options)
+        return target.read_bytes()
+
+    expected = recorded(first_shard(model), "1GiB")
+    assert recorded(packs[model], "floor") == expected
+    if model == "qwen3moe":
+        index_model(first_shard(model), tmp_path / "index")
+        assert recorded(tmp_path / "index", "floor") == expected
+        assert recorded(Path(shards_of(model)[-1]), "floor") == expected
+
+
+def test_the_same_seed_records_the_same_and_no_tokens_are_asked_for_in_vain(
+    tmp_path: Path,
+) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        record_to(tmp_path / name, seed=seed, tokens=200, context=40)
+    traces = {name: read_recording(tmp_path / name)[1] for name in "abc"}
+    assert np.array_equal(traces["a"].expert, traces["b"].expert)
+    assert not np.array_equal(traces["a"].expert, traces["c"].expert)
+    most = max(np.bincount(traces["a"].request))
+    assert most in (39, 40), "until the context is full"
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, request: int, error: BaseException | None) -> None:
+    """Stop a recording within the answer to a prompt: by an error, or by killing the server."""
+    compute = recording._compute
+    numbers = iter(range(10))
+
+    def stopped(server: ModelServer, *arguments: Any) -> Any:
+        number = next(numbers)
+        for count in compute(server, *arguments):
+            if number == request:
+                if error is not None:
+                    raise error
+                server.process._process.send_signal(signal.SIGKILL)
+            yield count
+
+    monkeypatch.setattr(recording, "_compute", stopped)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_an_interrupted_recording_goes_on_with_the_prompts_that_are_missing(
+    before: bool, is_killed: bool, tmp_path: Path
+) -> None:
+    """To the bytes of one that was not interrupted, behind another recording too."""
+    path, whole = tmp_path / "trace", tmp_path / "whole"
+    for target in (path, whole):
+        if before:
+            record_to(target, PROMPTS[1:], seed=7)
+    record_to(whole, append=before)
+    error = None if is_killed else KeyboardInterrupt()
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 1, error)
+        with pytest.raises(MachineError if is_killed else KeyboardInterrupt) as caught:
+            record_to(path, append=before)
+    assert caught.value.__notes__ == [
+        f"1 of 3 prompts are kept in {path}; `resume=True` records the others"
+    ]
+    if is_killed:
+        assert "ended by SIGKILL" in str(caught.value)
+    calls: list[tuple[int, int]] = []
+    summary = record_to(path, resume=True, progress=lambda *call: calls.append(call))
+    assert summary.added.request_count == 2
+    assert summary.request_count == 3 + 2 * before
+    assert sum(count for count, _ in calls) == summary.added.token_count
+    assert path.read_bytes() == whole.read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording, "ModelServer", None)  # nothing is missing: no model is loaded
+        assert record_to(path, resume=True).added.request_count == 0
+    assert path.read_bytes() == whole.read_bytes()
+
+
+def test_another_recording_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    record_to(path)
+    before = path.read_bytes()
+    options: dict[str, Any] = {"prompts": PROMPTS[:2], "seed": 1, "tokens": 9, "temperature": 0}
+    for name, value in options.items():
+        with pytest.raises(RequestError, match="other prompts or options, or another") as caught:
+            record_to(path, **{name: value}, resume=True)
+        assert "`append=True`" in str(caught.value.hint)
+    with pytest.raises(RequestError, match="exists already") as caught:
+        record_to(path)
+    assert "`resume=True` records the prompts that are missing" in str(caught.value.hint)
+    with pytest.raises(RequestError, match="to append and to resume at once"):
+        record_to(path, append=True, resume=True)
+    assert path.read_bytes() == before
+
+
+def test_a_prompt_that_is_too_long_is_named_before_anything_is_run(tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    with pytest.raises(RequestError, match=r"prompt 2 .* 1 to 64 tokens, found 1,\d\d\d"):
+        record_to(tmp_path / "trace", ["short", TEXT], progress=lambda *call: calls.append(call))
+    assert not calls
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"context": 0}, "context length out of bounds"),
+        ({"threads": 0}, "threads out of bounds"),
+        ({"temperature": float("nan")}, "temperature out of bounds"),
+        ({"seed": 0xFFFFFFFF}, "seed out of bounds"),
+        ({"memory": "100KiB"}, "too little memory"),
+        ({"memory": "much"}, "memory: not a size"),
+    ],
+)
+def test_options_out_of_bounds_are_refused(
+    options: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=problem):
+        record_to(tmp_path / "trace", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_experts_are_named(pack_copy: Path, tmp_path: Path) -> None:
+    with moepack.open(pack_copy) as pack:
+        for expert in range(pack.expert_count(1)):
+            place = pack.locate(1, expert)
+            flip(place.path, place.offset + 1000)
+    with pytest.raises(PackError, match="layer 1 expert") as caught:
+        record_trace(pack_copy, PROMPTS, tmp_path / "trace", memory="floor", context=64)
+    assert isinstance(caught.value, MoepackError)
+
+
+def test_the_process_that_runs_the_model_ends_with_the_one_that_records(tmp_path: Path) -> None:
+    prompts, target = tmp_path / "prompts.txt", tmp_path / "trace"
+    prompts.write_text("Once upon a time\n" * 500)
+    command = (*MOEPACK, "trace", "record", "--memory", "floor", "--prompts", prompts, "-o", target)
+    model = ("--model", first_shard("qwen3moe"))
+    with Piped(*command, *model, stderr=subprocess.STDOUT) as process:
+        partial = Path(f"{target}.partial")
+        wait_until(lambda: partial.exists() and partial.stat().st_size > 4000)
+        process.kill()
+        output, _ = process.communicate(timeout=PATIENCE)  # which the other one has open as well
+    assert "Traceback" not in output
+    summary = moepack.import_trace([str(partial)], tmp_path / "copy")
+    assert summary.request_count > 1
