@@ -14,7 +14,7 @@ from moepack.planning.machine.model import Machine
 from moepack.planning.placing.facts import DeviceFacts, OptionFacts, PinFacts, PlacementFacts
 from moepack.source.parameters import Parameters
 
-_CACHE_NOTE = "`--moe-cache-mib` takes llama.cpp b11480 or later"
+_CACHE_NOTE = "`llama-server --moe-cache-mib` takes llama.cpp b11480 or later"
 
 
 class ExpertTensor(NamedTuple):
