@@ -29,7 +29,7 @@ ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)=([^`]+)`")
 
 OTHER_WORDS = {
     "bench/engine_runs.py": "the command lines of the programs that are measured",
-    "common/extras.py": "command lines of pip, uv and pipx",
+    "common/extras.py": "command lines of pip and uv",
     "pack/engines/anemll.py": "the engine's command line, and that of `moepack pack`",
     "pack/engines/moe_stream_dir.py": "the engine's command line",
     "pack/engines/sglang.py": "the engine's command line",

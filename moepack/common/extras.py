@@ -1,17 +1,11 @@
 """Extras: packages that some commands need beyond moepack, and the command that adds them."""
 
-import json
-import os
 import shlex
-import shutil
 import sys
-import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata, util
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from moepack.common.errors import MachineError
 
@@ -32,8 +26,6 @@ PACKAGES: Mapping[str, Sequence[tuple[str, str | None]]] = MappingProxyType(
 """The packages of each extra, with the version where only one will do."""
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-_RECEIPT = "uv-receipt.toml"
-_PIPX = "pipx_metadata.json"
 
 
 def require(*extras: str) -> None:
@@ -58,89 +50,24 @@ def _problems(extra: str) -> list[str]:
 
 
 def hint(*extras: str) -> str:
-    """Return the command that adds extras (`plot`, `record`) to moepack as it was installed.
+    """Return the command that adds extras (`plot`, `run`) to this moepack; a checkout stays one.
 
-    A checkout stays one; a folder, a file or a repository is installed from again, by pip, uv or
-    pipx, whichever it was.
+    Installers take moepack as installed, wherever it came from, and add the packages alone.
     """
-    return _command(extras, ())
-
-
-def package_hint(*packages: str) -> str:
-    """Return the command that adds other packages to the Python that moepack runs in."""
-    return _command((), packages)
-
-
-def _command(extras: Sequence[str], packages: Sequence[str]) -> str:
-    receipt = Path(sys.prefix) / _RECEIPT
-    if receipt.exists():
-        words, own_extras, own_packages = _read_receipt(receipt)
-        extras, packages = [*own_extras, *extras], [*own_packages, *packages]
-        is_new, mark = True, "--with "
-    else:
-        (words, is_new), mark = _installer(), ""
-    others = [mark + shlex.quote(package) for package in packages]
-    requirements = [_requirement(dict.fromkeys(extras))] if is_new or extras else []
-    return " ".join([words, *others, *requirements])
-
-
-def _read_receipt(receipt: Path) -> tuple[str, list[str], list[str]]:
-    """Return the command of uv's tools, and the extras and packages that moepack's receipt lists.
-
-    uv makes the whole environment anew, so these are named again.
-    """
-    import tomllib
-
-    try:
-        tool = tomllib.loads(receipt.read_text()).get("tool", {})
-        requirements: list[dict[str, Any]] = list(tool.get("requirements", []))
-        extras = [extra for one in requirements[:1] for extra in one.get("extras", ())]
-        packages = [f"{one['name']}{one.get('specifier', '')}" for one in requirements[1:]]
-        python = f" --python {shlex.quote(tool['python'])}" if tool.get("python") else ""
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return "uv tool install", [], []
-    return f"uv tool install{python}", extras, packages
-
-
-def _installer() -> tuple[str, bool]:
-    """Return the command that installs a requirement, and whether into a new environment."""
-    prefix, python = Path(sys.prefix), shlex.quote(sys.executable)
-    if (prefix / _PIPX).exists():
-        return f"pipx runpip {shlex.quote(prefix.name)} install", False
-    # The system's own Python, where pip refuses to install (PEP 668).
-    mark = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
-    if sys.prefix == sys.base_prefix and mark.exists():
-        folder = "~/.venvs/moepack"
-        return f"{python} -m venv {folder} && {folder}/bin/pip install", True
-    if util.find_spec("pip") is not None:
-        pip = shutil.which("pip")  # that of another Python may come first
-        is_ours = pip is not None and os.path.dirname(pip) == os.path.dirname(sys.executable)
-        return f"{'pip' if is_ours else f'{python} -m pip'} install", False
-    if shutil.which("uv"):
-        return f"uv pip install --python {python}", False
-    return f"{python} -m ensurepip && {python} -m pip install", False
-
-
-def _requirement(extras: Iterable[str]) -> str:
-    """Return moepack as a requirement, quoted: brackets mean something to shells."""
-    names = f"[{','.join(extras)}]" if extras else ""
+    names = f"[{','.join(extras)}]"
     if (_CHECKOUT / "pyproject.toml").exists():
-        return f"-e {shlex.quote(f'{_CHECKOUT}{names}')}"
-    origin = _origin()
-    url = str(origin.get("url", ""))
-    if "dir_info" in origin:
-        return shlex.quote(f"{unquote(urlsplit(url).path)}{names}")
-    vcs = origin.get("vcs_info", {})
-    if vcs:
-        url = f"{vcs.get('vcs')}+{url}@{vcs.get('commit_id')}"
-    return shlex.quote(f"moepack{names} @ {url}" if url else f"moepack{names}")
+        return f"{_installer()} -e {shlex.quote(f'{_CHECKOUT}{names}')}"
+    return f"{_installer()} {shlex.quote(f'moepack{names}')}"
 
 
-def _origin() -> dict[str, Any]:
-    """Return pip's note on a package that came from no index (PEP 610); else an empty one."""
-    try:
-        text = metadata.distribution("moepack").read_text("direct_url.json")
-        origin = json.loads(text or "{}")
-    except (metadata.PackageNotFoundError, ValueError):
-        return {}
-    return origin if isinstance(origin, dict) else {}
+def package_hint(package: str) -> str:
+    """Return the command that adds another package to the Python that moepack runs in."""
+    return f"{_installer()} {shlex.quote(package)}"
+
+
+def _installer() -> str:
+    """Return the command that installs packages for this Python: uv's environments have no pip."""
+    python = shlex.quote(sys.executable)
+    if util.find_spec("pip") is None:
+        return f"uv pip install --python {python}"
+    return f"{python} -m pip install"
