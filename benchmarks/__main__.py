@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import everything
 from benchmarks.table import HEADING, Machine, Outcome, cells, ending, line
 from moepack.bench.diagnosis.system import check_file_system
-from moepack.planning.machine.processors import OtherWork, cpu_count
+from moepack.host.processors import OtherWork, cpu_count
 from moepack.report.json_text import json_text
 
 

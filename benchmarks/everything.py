@@ -18,7 +18,7 @@ from benchmarks import (
     two_drives,
 )
 from benchmarks.table import Row
-from moepack.planning.machine.memory_limits import available_memory
+from moepack.host.memory_limits import available_memory
 from moepack.storage.space import free_space
 
 SHARED_MEMORY = Path("/dev/shm")

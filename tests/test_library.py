@@ -13,7 +13,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import PackError, RequestError, SourceError
-from moepack.planning.machine.memory_limits import memory_length, read_memory
+from moepack.host.memory_limits import memory_length, read_memory
 from moepack.planning.machine.model import Figure, Machine
 from tests.support.models import FIXTURES, first_shard, shards_of
 

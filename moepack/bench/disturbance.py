@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.planning.machine.control_groups import read_number
+from moepack.host.control_groups import read_number
 
 MAX_SHARE = 0.1
 """The largest share of the time that the drive may work for others, or this thread may wait."""

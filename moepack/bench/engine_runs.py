@@ -24,7 +24,7 @@ from moepack.common.sizes import size_text
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN, ContextOptions
 from moepack.planning.footprint.model import Footprint, footprint_of
-from moepack.planning.machine.memory_limits import kill_count
+from moepack.host.memory_limits import kill_count
 from moepack.running.programs.answer import Answer, AnswerFacts, PhaseFacts
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.micro_batch import floor_length, micro_batches

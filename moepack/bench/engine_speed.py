@@ -28,7 +28,7 @@ from moepack.common.sizes import Size, parse_size
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.pack import Pack
-from moepack.planning.machine.memory_limits import read_memory
+from moepack.host.memory_limits import read_memory
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.model_server import ModelServer

@@ -23,8 +23,8 @@ from moepack.pack.reading.expert_read import PAGE
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.read_plan import plan_read
 from moepack.planning.machine.bandwidth import measure_bandwidth, measure_compute
-from moepack.planning.machine.gpus import find_gpus
-from moepack.planning.machine.memory_limits import read_memory
+from moepack.host.gpus import find_gpus
+from moepack.host.memory_limits import read_memory
 from moepack.planning.machine.model import (
     BYTE_UNITS,
     STEADY,

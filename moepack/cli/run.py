@@ -105,7 +105,7 @@ def run(
         _run_program(source_or_pack, rest, passed_on, stats=stats, **engine)
         return
     from moepack.pack.opening.open_model import open_model
-    from moepack.planning.machine.processors import OtherWork
+    from moepack.host.processors import OtherWork
     from moepack.running.programs.chat import Conversation
     from moepack.running.programs.chat_template import chat_template_options
 

@@ -109,7 +109,7 @@ def _model_words(
     command: Sequence[str], length: int | None, threads: int | None, pack: Pack
 ) -> list[str]:
     """Return options for the context, threads and template that the command does not set."""
-    from moepack.planning.machine.processors import limited_threads
+    from moepack.host.processors import limited_threads
     from moepack.running.programs.chat_template import has_chat_template
     from moepack.running.programs.command import CONTEXT, TEMPLATES, THREADS
     from moepack.running.programs.context import choose_context

@@ -31,7 +31,7 @@ from moepack.cli.bench import bench
 from moepack.common.errors import MachineError, RequestError, SourceError
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.model import footprint_of
-from moepack.planning.machine.memory_limits import kill_count
+from moepack.host.memory_limits import kill_count
 from moepack.report import speed_text
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.storage import page_cache

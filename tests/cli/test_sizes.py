@@ -4,7 +4,7 @@ import click
 import pytest
 
 from moepack.cli import main
-from moepack.planning.machine.memory_limits import read_memory
+from moepack.host.memory_limits import read_memory
 
 
 @pytest.mark.parametrize("command", ["run", "serve", "bench"])

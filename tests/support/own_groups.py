@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.planning.machine import control_groups
+from moepack.host import control_groups
 
 
 def lay_groups(

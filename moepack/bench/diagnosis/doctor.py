@@ -15,9 +15,9 @@ from moepack.bench.drive import temporary_path
 from moepack.bench.machine import find_reads, measure_machine
 from moepack.common.errors import write_failure
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
-from moepack.planning.machine.memory_limits import available_memory
+from moepack.host.memory_limits import available_memory
 from moepack.planning.machine.model import Machine
-from moepack.planning.machine.processors import OtherWork, cpu_quota
+from moepack.host.processors import OtherWork, cpu_quota
 from moepack.traces.formats.traced_model import shape_of
 
 SECONDS = 20.0

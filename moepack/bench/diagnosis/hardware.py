@@ -12,7 +12,7 @@ from moepack.bench.diagnosis.check_result import CheckResult, Verdict
 from moepack.common import extras
 from moepack.common.errors import MachineError
 from moepack.common.sizes import count_text, size_text, speed_text
-from moepack.planning.machine.memory_limits import (
+from moepack.host.memory_limits import (
     MOST_STALLED,
     PRESSURE,
     available_memory,
@@ -21,7 +21,7 @@ from moepack.planning.machine.memory_limits import (
     system_memory,
 )
 from moepack.planning.machine.model import STEADY, Drive, Figure, Gpu
-from moepack.planning.machine.processors import cpu_count
+from moepack.host.processors import cpu_count
 from moepack.planning.machine.units import compute_text
 from moepack.running.programs.command import find_reading_option
 

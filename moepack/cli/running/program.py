@@ -108,7 +108,7 @@ def learner_of(pack: Pack, no_learn: bool) -> Learner | None:
 
 def say_memory(pager: Pager) -> None:
     """Print the memory for experts, and a note if this machine has less."""
-    from moepack.planning.machine.memory_limits import limit_text, read_memory
+    from moepack.host.memory_limits import limit_text, read_memory
     from moepack.report import run_text
 
     lay_out(run_text.pager_memory(pager), err=True)
@@ -121,7 +121,7 @@ def say_memory(pager: Pager) -> None:
 
 def _report_end(end: ProgramEnd, is_ours: bool) -> None:
     """Print what a program needed, and why it was killed or never mapped the model."""
-    from moepack.planning.machine.memory_limits import limit_text
+    from moepack.host.memory_limits import limit_text
     from moepack.report import run_text
 
     if end.has_mapped and not is_quiet():

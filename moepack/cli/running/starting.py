@@ -17,7 +17,7 @@ from moepack.common.sizes import Size
 
 if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
-    from moepack.planning.machine.processors import OtherWork
+    from moepack.host.processors import OtherWork
     from moepack.running.programs.model_server import ModelServer
     from moepack.running.programs.trace_writer import TraceWriter
 
@@ -93,7 +93,7 @@ def _usual_threads(options: Sequence[str]) -> int | None:
 
     None if neither says it.
     """
-    from moepack.planning.machine.processors import limited_threads
+    from moepack.host.processors import limited_threads
     from moepack.running.programs.command import THREADS
 
     if THREADS.is_set(options, os.environ):
@@ -115,7 +115,7 @@ def note(text: str) -> None:
 
 def _note_other_work(busy: float | None, threads: int | None) -> None:
     """Print a note if other programs keep so many processors `busy` that threads wait."""
-    from moepack.planning.machine.processors import fewer_threads
+    from moepack.host.processors import fewer_threads
 
     if busy is not None and (fewer := fewer_threads(threads, busy)) is not None:
         note(f"other programs keep {busy:.1f} processors busy: -t {fewer} may be faster")

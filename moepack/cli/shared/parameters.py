@@ -155,7 +155,7 @@ class Length(click.ParamType):  # type: ignore[type-arg]
             return str(value)
         whole = None
         if self._share_of is not None and is_share(value):
-            from moepack.planning.machine.memory_limits import read_memory
+            from moepack.host.memory_limits import read_memory
 
             whole = int(read_memory().value)
         try:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from moepack.planning.machine.memory_limits import available_memory
+from moepack.host.memory_limits import available_memory
 from moepack.planning.machine.model import BYTE_UNITS, Figure, measured
-from moepack.planning.machine.processors import cpu_count
+from moepack.host.processors import cpu_count
 
 _CPUS = Path("/sys/devices/system/cpu")
 _LEAST_LENGTH = 256 << 20

@@ -7,7 +7,7 @@ from moepack.common.errors import RequestError
 from moepack.common.keys import ExpertKey
 from moepack.common.shape import ModelShape
 from moepack.common.sizes import count_text, size_text
-from moepack.planning.machine.memory_limits import (
+from moepack.host.memory_limits import (
     MOST_STALLED,
     PRESSURE,
     spare_memory,

@@ -17,7 +17,7 @@ from moepack.common.keys import ExpertKey
 from moepack.common.shape import ROUTED_FAMILY, ModelShape
 from moepack.common.sizes import Size
 from moepack.pack.reading.pack import Pack
-from moepack.planning.machine.memory_limits import available_memory, memory_length, read_memory
+from moepack.host.memory_limits import available_memory, memory_length, read_memory
 from moepack.running.pager.budget import (
     FreeMemory,
     SlotLengths,

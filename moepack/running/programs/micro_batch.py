@@ -11,7 +11,7 @@ from moepack.common.sizes import Size, align
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN
 from moepack.planning.footprint.model import Footprint, footprint_of
-from moepack.planning.machine.memory_limits import available_memory, memory_length
+from moepack.host.memory_limits import available_memory, memory_length
 from moepack.running.pager.budget import step_length
 from moepack.running.programs.beside_experts import beside_length, limit_earlier_texts
 from moepack.running.programs.command import CONTEXT, experts_used, says_micro_batch

@@ -10,7 +10,7 @@ from select import poll
 from typing import Self
 
 from moepack.common.errors import MachineError
-from moepack.planning.machine.memory_limits import kill_count
+from moepack.host.memory_limits import kill_count
 from moepack.running.programs.executable import NOT_EXECUTABLE, CommandError
 
 PARENT_VARIABLE = "MOEPACK_PARENT"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from moepack.common.errors import MoepackError, RequestError
 from moepack.pack.reading.pack import Pack
-from moepack.planning.machine.memory_limits import kill_count
+from moepack.host.memory_limits import kill_count
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.command import (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
-from moepack.planning.machine.memory_limits import kill_count, limit_text
+from moepack.host.memory_limits import kill_count, limit_text
 from moepack.running.programs import server
 from moepack.running.programs.client import ServerClient
 from moepack.running.programs.process import is_out_of_memory

@@ -12,7 +12,7 @@ from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import size_text
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
-from moepack.planning.machine.memory_limits import read_memory
+from moepack.host.memory_limits import read_memory
 from moepack.running.pager.budget import FreeMemory
 from moepack.running.pager.mapped_model import map_model, slot_length
 from moepack.running.pager.pager import Pager, PagerOptions

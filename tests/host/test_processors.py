@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moepack.planning.machine import processors
-from moepack.planning.machine.processors import OtherWork, fewer_threads, limited_threads
+from moepack.host.processors import OtherWork, fewer_threads, limited_threads
 from tests.support.own_groups import lay_groups
 
 FIRST_VERSION = "3:cpu,cpuacct:/a\n2:memory:/a"

@@ -14,7 +14,7 @@ import pytest
 
 from moepack.common import extras
 from moepack.planning.machine import gpus
-from moepack.planning.machine.gpus import find_gpus
+from moepack.host.gpus import find_gpus
 from moepack.planning.machine.model import Figure, Gpu
 from tests.support.values import some
 

@@ -8,7 +8,7 @@ import pytest
 
 from moepack.bench.control_group import control_group
 from moepack.planning.machine import memory_limits
-from moepack.planning.machine.memory_limits import available_memory, kill_count, read_memory
+from moepack.host.memory_limits import available_memory, kill_count, read_memory
 from tests.support.own_groups import lay_groups
 
 MIB = 1 << 20
@@ -102,7 +102,7 @@ def test_a_real_limit_is_found_and_files_that_were_read_are_free(tmp_path: Path)
 _READING = """
 import os, sys
 from moepack.planning.machine import memory_limits
-from moepack.planning.machine.control_groups import own_groups
+from moepack.host.control_groups import own_groups
 inner = next(own_groups("memory"))[0] / "inner"
 inner.mkdir()
 (inner / "cgroup.procs").write_text(str(os.getpid()))

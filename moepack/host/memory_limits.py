@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from moepack.common.sizes import Size, is_share, parse_size, size_text
-from moepack.planning.machine.control_groups import own_groups, read_number
+from moepack.host.control_groups import own_groups, read_number
 from moepack.planning.machine.model import Figure
 
 _MIB = 1 << 20

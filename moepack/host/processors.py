@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from moepack.planning.machine.control_groups import own_groups
+from moepack.host.control_groups import own_groups
 
 _CPUS = Path("/sys/devices/system/cpu")
 _STAT = Path("/proc/stat")
