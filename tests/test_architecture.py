@@ -14,22 +14,23 @@ PACKAGE = Path(__file__).parent.parent / "moepack"
 
 WINGS: dict[str, set[str]] = {
     "common": set(),
+    "host": {"common"},
     "storage": {"common"},
     "source": {"common", "storage"},
     "pack": {"common", "storage", "source"},
     "traces": {"common", "storage", "source", "pack"},
     "packing": {"common", "storage", "source", "pack", "traces"},
-    "planning": {"common", "source", "pack", "traces"},
+    "planning": {"common", "host", "source", "pack", "traces"},
     "inspection": {"common", "source", "pack", "traces"},
-    "running": {"common", "storage", "pack", "traces", "packing", "planning"},
-    "bench": {"common", "storage", "source", "pack", "traces", "planning", "running"},
+    "running": {"common", "host", "storage", "pack", "traces", "packing", "planning"},
+    "bench": {"common", "host", "storage", "source", "pack", "traces", "planning", "running"},
     "report": {
         *("common", "storage", "source", "pack", "traces", "packing", "planning", "inspection"),
         *("running", "bench"),
     },
     "cli": {
-        *("common", "storage", "pack", "traces", "packing", "planning", "inspection", "running"),
-        *("bench", "report"),
+        *("common", "host", "storage", "pack", "traces", "packing", "planning", "inspection"),
+        *("running", "bench", "report"),
     },
 }
 """The folders of the package, and those that each may import: all of them stand above it."""

@@ -124,7 +124,7 @@ def test_experts_are_counted_by_a_size_or_a_share(packs: dict[str, Path]) -> Non
 
 
 def test_a_share_of_memory_is_of_what_programs_may_have() -> None:
-    whole = int(read_memory().value)
+    whole = read_memory()
     assert memory_length("50%") == whole // 2
     assert memory_length("8G") == memory_length(8 << 30) == 8 << 30
     assert memory_length("floor") == "floor"

@@ -21,10 +21,10 @@ from moepack.bench.disturbance import read_length
 from moepack.common.errors import MachineError, RequestError
 from moepack.common.shape import is_row_table
 from moepack.common.sizes import size_text
+from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN, ContextOptions
 from moepack.planning.footprint.model import Footprint, footprint_of
-from moepack.host.memory_limits import kill_count
 from moepack.running.programs.answer import Answer, AnswerFacts, PhaseFacts
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.micro_batch import floor_length, micro_batches

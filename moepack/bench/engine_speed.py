@@ -25,10 +25,10 @@ from moepack.bench.engine_runs import (
 from moepack.bench.measuring import Spread, in_turns, spread
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.sizes import Size, parse_size
+from moepack.host.memory_limits import read_memory
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.pack import Pack
-from moepack.host.memory_limits import read_memory
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.model_server import ModelServer
@@ -138,7 +138,7 @@ def bench_run(
         model_length = (shape.dense_length or 0) + shape.expert_length
         limit = int(model_length * _SHARE) + PROGRAM_LENGTH
         if memory is not None:
-            limit = parse_size(memory, "memory", whole=int(read_memory().value))
+            limit = parse_size(memory, "memory", whole=read_memory())
         division = divide_memory(
             opened, limit, context=context, pinned=pinned, micro_batch=micro_batch
         )

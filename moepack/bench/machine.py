@@ -18,18 +18,19 @@ from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.phases import Progress
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import align, count_text
+from moepack.host.gpus import find_gpus
+from moepack.host.memory_limits import read_memory
 from moepack.pack.opening.open_model import pack_or_source
 from moepack.pack.reading.expert_read import PAGE
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.read_plan import plan_read
 from moepack.planning.machine.bandwidth import measure_bandwidth, measure_compute
-from moepack.host.gpus import find_gpus
-from moepack.host.memory_limits import read_memory
 from moepack.planning.machine.model import (
     BYTE_UNITS,
     STEADY,
     Drive,
     Figure,
+    Gpu,
     Machine,
     ReadSpeed,
     measured,
@@ -100,13 +101,23 @@ def measure_machine(
         meter.begin(seconds)
         drive_seconds = seconds * (1 - MEMORY_SHARE - COMPUTE_SHARE)
         drive, backend, notes = _measure_drive(reads, drive_seconds, meter.advance)
-    bandwidth = measure_bandwidth(seconds * MEMORY_SHARE, progress=meter.advance)
+    memory_bandwidth = measure_bandwidth(seconds * MEMORY_SHARE, progress=meter.advance)
     compute = measure_compute(seconds * COMPUTE_SHARE, progress=meter.advance)
     meter.finish()
-    gpus, note = find_gpus()
-    notes += [*_memory_notes(bandwidth), *([] if note is None else [note])]
-    machine = Machine(None, read_memory(), bandwidth, gpus, drive, compute)
+    nvidia_gpus, note = find_gpus()
+    gpus = tuple(
+        Gpu(
+            gpu.name, Figure(gpu.memory_length, "read"), _as_read(gpu.bandwidth), _as_read(gpu.link)
+        )
+        for gpu in nvidia_gpus
+    )
+    notes += [*_memory_notes(memory_bandwidth), *([] if note is None else [note])]
+    machine = Machine(None, Figure(read_memory(), "read"), memory_bandwidth, gpus, drive, compute)
     return MeasuredMachine(machine, backend, tuple(notes))
+
+
+def _as_read(value: float | None) -> Figure | None:
+    return None if value is None else Figure(value, "read")
 
 
 @contextmanager

@@ -104,8 +104,8 @@ def run(
     if rest is not None:
         _run_program(source_or_pack, rest, passed_on, stats=stats, **engine)
         return
-    from moepack.pack.opening.open_model import open_model
     from moepack.host.processors import OtherWork
+    from moepack.pack.opening.open_model import open_model
     from moepack.running.programs.chat import Conversation
     from moepack.running.programs.chat_template import chat_template_options
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from moepack.common import extras
-from moepack.planning.machine.model import Figure, Gpu
 
 _TRANSFERS = 2
 """Transfers in a clock: all of their memory is double data rate, counted in the driver's clock."""
@@ -14,9 +13,18 @@ _LANES = {3: 985e6, 4: 1969e6, 5: 3938e6, 6: 7563e6}
 """Bytes a second of a lane of PCIe, by its generation."""
 
 
-def find_gpus() -> tuple[tuple[Gpu, ...], str | None]:
+class NvidiaGpu(NamedTuple):
+    """A GPU: its memory in bytes, the bytes a second of that, and of the link to main memory."""
+
+    name: str | None
+    memory_length: int
+    bandwidth: float | None
+    link: float | None
+
+
+def find_gpus() -> tuple[tuple[NvidiaGpu, ...], str | None]:
     """Return all GPUs that the driver reports, and a note if there is none, or a figure lacks."""
-    gpus: tuple[Gpu | None, ...] = ()
+    gpus: tuple[NvidiaGpu | None, ...] = ()
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -31,7 +39,7 @@ def find_gpus() -> tuple[tuple[Gpu, ...], str | None]:
     return complete, None
 
 
-def _read_gpus(nvml: Any) -> tuple[tuple[Gpu | None, ...], str]:
+def _read_gpus(nvml: Any) -> tuple[tuple[NvidiaGpu | None, ...], str]:
     """Return the driver's GPUs, None for those of unknown memory, and why there is none."""
     try:
         nvml.nvmlInit()
@@ -59,23 +67,19 @@ def _handles(nvml: Any) -> Iterator[Any]:
                 yield instance
 
 
-def _gpu(nvml: Any, handle: Any) -> Gpu | None:
+def _gpu(nvml: Any, handle: Any) -> NvidiaGpu | None:
     memory = _call(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     if memory is None or not memory.total:
         return None
-    name = _call(nvml, nvml.nvmlDeviceGetName, handle)
-    text = name.decode(errors="replace") if isinstance(name, bytes) else name
+    text = _call(nvml, nvml.nvmlDeviceGetName, handle)
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
     clock = _call(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM)
     bits = _call(nvml, nvml.nvmlDeviceGetMemoryBusWidth, handle)
     bandwidth = _TRANSFERS * (clock or 0) * 10**6 * (bits or 0) / 8
     lane = _LANES.get(_call(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle), 0.0)
     link = lane * (_call(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or 0)
-    return Gpu(
-        text if text and text.isprintable() else None,
-        Figure(memory.total, "read"),
-        Figure(bandwidth, "read") if bandwidth else None,
-        Figure(link, "read") if link else None,
-    )
+    name = text if text and text.isprintable() else None
+    return NvidiaGpu(name, memory.total, bandwidth or None, link or None)
 
 
 def _call(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:

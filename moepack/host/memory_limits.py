@@ -7,7 +7,6 @@ from typing import Literal
 
 from moepack.common.sizes import Size, is_share, parse_size, size_text
 from moepack.host.control_groups import own_groups, read_number
-from moepack.planning.machine.model import Figure
 
 _MIB = 1 << 20
 _LEAST_MARGIN = 512 * _MIB
@@ -45,14 +44,14 @@ def spare_memory() -> int:
     return least - max(_LEAST_MARGIN, least // 10)
 
 
-def read_memory() -> Figure:
+def read_memory() -> int:
     """Return the bytes that all programs together may take, in whole MiB.
 
     It is the least of the system's memory and the limits of this process's control groups.
     """
     limit = limited_memory()
     least = system_memory() if limit is None else min(system_memory(), limit)
-    return Figure(least - least % _MIB, "read")
+    return least - least % _MIB
 
 
 def memory_length(memory: Size | None) -> int | Literal["floor"] | None:
@@ -62,7 +61,7 @@ def memory_length(memory: Size | None) -> int | Literal["floor"] | None:
     """
     if memory is None or memory == "floor":
         return None if memory is None else "floor"
-    whole = int(read_memory().value) if is_share(memory) else None
+    whole = read_memory() if is_share(memory) else None
     return parse_size(memory, "memory", whole=whole)
 
 

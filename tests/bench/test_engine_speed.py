@@ -29,9 +29,9 @@ from moepack.bench.engine_runs import (
 from moepack.bench.engine_speed import SideFacts, bench_run
 from moepack.cli.bench import bench
 from moepack.common.errors import MachineError, RequestError, SourceError
+from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.model import footprint_of
-from moepack.host.memory_limits import kill_count
 from moepack.report import speed_text
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.storage import page_cache

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from moepack.common import extras
-from moepack.planning.machine import gpus
-from moepack.host.gpus import find_gpus
-from moepack.planning.machine.model import Figure, Gpu
+from moepack.host import gpus
+from moepack.host.gpus import NvidiaGpu, find_gpus
 from tests.support.values import some
 
 GIB = 1 << 30
@@ -66,7 +65,7 @@ class Driver:
         return answer
 
 
-def gpus_by(driver: Driver | None) -> tuple[tuple[Gpu, ...], str | None]:
+def gpus_by(driver: Driver | None) -> tuple[tuple[NvidiaGpu, ...], str | None]:
     """Return the GPUs that a driver answers for, or that are found without its module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pynvml", driver)
@@ -97,9 +96,8 @@ def test_the_bandwidth_is_that_of_data_sheets(
 ) -> None:
     driver = Driver(gpu(length, clock, bits))
     (only,), note = gpus_by(driver)
-    assert (only.name, only.memory) == (f"a GPU of {bits} bits", Figure(length, "read"))
-    assert some(only.bandwidth).value == pytest.approx(bandwidth, rel=0.001)
-    assert some(only.bandwidth).basis == "read"
+    assert (only.name, only.memory_length) == (f"a GPU of {bits} bits", length)
+    assert only.bandwidth == pytest.approx(bandwidth, rel=0.001)
     assert note is None
     assert not driver.is_open
 
@@ -113,7 +111,7 @@ def test_the_link_is_what_its_lanes_carry(
 ) -> None:
     values = {"MaxPcieLinkGeneration": generation, "MaxPcieLinkWidth": lane_count}
     (only,), _ = gpus_by(Driver(gpu(8 * GIB) | values))
-    assert (only.link and only.link.value) == (link and pytest.approx(link, rel=0.01))
+    assert only.link == (link and pytest.approx(link, rel=0.01))
 
 
 @pytest.mark.parametrize(("clock", "bits"), [(None, 384), (9751, None), (0, 384), (9751, 0)])
@@ -130,7 +128,7 @@ def test_a_name_may_be_bytes_and_has_to_be_text() -> None:
 
 def test_a_gpu_that_shares_its_memory_is_left_to_be_typed() -> None:
     complete, note = gpus_by(Driver(gpu(None), gpu(GIB)))
-    assert [one.memory.value for one in complete] == [GIB]
+    assert [one.memory_length for one in complete] == [GIB]
     assert note == "the driver does not say how much memory a GPU has: type it by hand"
 
 
@@ -143,7 +141,7 @@ def test_of_a_divided_gpu_each_instance_counts() -> None:
     }
     undivided = gpu(40 * GIB, 1215, 5120) | {"MigMode": [0, 1]}
     instances, _ = gpus_by(Driver(whole, undivided))
-    assert [one.memory.value for one in instances] == [20 * GIB, 10 * GIB, 40 * GIB]
+    assert [one.memory_length for one in instances] == [20 * GIB, 10 * GIB, 40 * GIB]
     assert [one.bandwidth is None for one in instances] == [True, True, False]
 
 
@@ -186,4 +184,4 @@ def test_the_real_module_answers_or_says_that_there_is_no_driver() -> None:
         assert "no NVIDIA driver answers" in (note or "")
         return
     nvml.nvmlShutdown()
-    assert all(gpu.memory.value > 0 for gpu in find_gpus()[0])
+    assert all(gpu.memory_length > 0 for gpu in find_gpus()[0])

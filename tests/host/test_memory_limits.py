@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moepack.bench.control_group import control_group
-from moepack.planning.machine import memory_limits
+from moepack.host import memory_limits
 from moepack.host.memory_limits import available_memory, kill_count, read_memory
 from tests.support.own_groups import lay_groups
 
@@ -81,7 +81,7 @@ def test_limits_of_all_groups_count(
     monkeypatch.setattr(memory_limits, "_system_field", system.__getitem__)
     lay_groups(tmp_path, groups, files, monkeypatch)
     assert available_memory() == max(0, left - max(512 * MIB, left // 10))
-    assert read_memory() == (most, "read", None, None)
+    assert read_memory() == most
 
 
 def test_a_real_limit_is_found_and_files_that_were_read_are_free(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_real_limit_is_found_and_files_that_were_read_are_free(tmp_path: Path)
 
 _READING = """
 import os, sys
-from moepack.planning.machine import memory_limits
+from moepack.host import memory_limits
 from moepack.host.control_groups import own_groups
 inner = next(own_groups("memory"))[0] / "inner"
 inner.mkdir()
@@ -115,7 +115,7 @@ for _ in range(2):
     os.lseek(file, 0, os.SEEK_SET)
     while os.read(file, 1 << 20):
         pass
-print(memory_limits.available_memory(), int(memory_limits.read_memory().value))
+print(memory_limits.available_memory(), memory_limits.read_memory())
 """
 
 

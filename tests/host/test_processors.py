@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.planning.machine import processors
+from moepack.host import processors
 from moepack.host.processors import OtherWork, fewer_threads, limited_threads
 from tests.support.own_groups import lay_groups
 

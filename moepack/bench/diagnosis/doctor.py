@@ -16,8 +16,8 @@ from moepack.bench.machine import find_reads, measure_machine
 from moepack.common.errors import write_failure
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.host.memory_limits import available_memory
-from moepack.planning.machine.model import Machine
 from moepack.host.processors import OtherWork, cpu_quota
+from moepack.planning.machine.model import Machine
 from moepack.traces.formats.traced_model import shape_of
 
 SECONDS = 20.0

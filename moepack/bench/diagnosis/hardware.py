@@ -20,8 +20,8 @@ from moepack.host.memory_limits import (
     stalled_percent,
     system_memory,
 )
-from moepack.planning.machine.model import STEADY, Drive, Figure, Gpu
 from moepack.host.processors import cpu_count
+from moepack.planning.machine.model import STEADY, Drive, Figure, Gpu
 from moepack.planning.machine.units import compute_text
 from moepack.running.programs.command import find_reading_option
 

@@ -112,7 +112,7 @@ def say_memory(pager: Pager) -> None:
     from moepack.report import run_text
 
     lay_out(run_text.pager_memory(pager), err=True)
-    excess = min(pager.budget, pager.whole_length) - int(read_memory().value)
+    excess = min(pager.budget, pager.whole_length) - read_memory()
     if excess > 0:
         complain("note", f"that is {size_text(excess)} too much: {limit_text()}")
     elif pager.is_short:

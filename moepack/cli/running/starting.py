@@ -16,8 +16,8 @@ from moepack.cli.shared.terminal import complain, is_json, is_quiet, is_verbose,
 from moepack.common.sizes import Size
 
 if TYPE_CHECKING:
-    from moepack.pack.reading.pack import Pack
     from moepack.host.processors import OtherWork
+    from moepack.pack.reading.pack import Pack
     from moepack.running.programs.model_server import ModelServer
     from moepack.running.programs.trace_writer import TraceWriter
 

@@ -157,7 +157,7 @@ class Length(click.ParamType):  # type: ignore[type-arg]
         if self._share_of is not None and is_share(value):
             from moepack.host.memory_limits import read_memory
 
-            whole = int(read_memory().value)
+            whole = read_memory()
         try:
             length = parse_size(value, _name(param), whole=whole, least=self._least)
         except RequestError as error:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from moepack.host.memory_limits import available_memory
-from moepack.planning.machine.model import BYTE_UNITS, Figure, measured
 from moepack.host.processors import cpu_count
+from moepack.planning.machine.model import BYTE_UNITS, Figure, measured
 
 _CPUS = Path("/sys/devices/system/cpu")
 _LEAST_LENGTH = 256 << 20

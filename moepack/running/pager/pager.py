@@ -16,8 +16,8 @@ from moepack.common.errors import MoepackError, SourceError
 from moepack.common.keys import ExpertKey
 from moepack.common.shape import ROUTED_FAMILY, ModelShape
 from moepack.common.sizes import Size
-from moepack.pack.reading.pack import Pack
 from moepack.host.memory_limits import available_memory, memory_length, read_memory
+from moepack.pack.reading.pack import Pack
 from moepack.running.pager.budget import (
     FreeMemory,
     SlotLengths,
@@ -159,7 +159,7 @@ class Pager(Closing):
         memory = memory_length(options.memory)
         self._memory: int | None = self.floor if memory == "floor" else memory
         """The bytes that were given for experts; None if they follow the free memory."""
-        allowed = int(read_memory().value) if self._memory is None else self._memory
+        allowed = read_memory() if self._memory is None else self._memory
         check_memory(allowed, self.floor, options.micro_batch)
         self.beside = options.beside
         """The bytes that programs are yet to take beside experts, at most."""

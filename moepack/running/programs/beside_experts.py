@@ -11,9 +11,9 @@ import os
 from collections.abc import Sequence
 
 from moepack.common.sizes import divide_up
+from moepack.host.memory_limits import available_memory
 from moepack.planning.footprint.context import MOEPACK_RUN
 from moepack.planning.footprint.model import Footprint
-from moepack.host.memory_limits import available_memory
 from moepack.running.programs.command import CONTEXT, Option
 
 _CACHE = Option(frozenset({"-cram", "--cache-ram"}), "LLAMA_ARG_CACHE_RAM")

@@ -10,9 +10,9 @@ from typing import Any
 from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.sizes import Size
+from moepack.host.memory_limits import memory_length
 from moepack.pack.opening.open_model import open_model
 from moepack.packing.fetched import fetch_model
-from moepack.host.memory_limits import memory_length
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.command import llama_variables, micro_batch
 from moepack.running.programs.learner import make_learner

@@ -8,10 +8,10 @@ from typing import Any
 from moepack.common.keys import ExpertKey
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import Size, align
+from moepack.host.memory_limits import available_memory, memory_length
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN
 from moepack.planning.footprint.model import Footprint, footprint_of
-from moepack.host.memory_limits import available_memory, memory_length
 from moepack.running.pager.budget import step_length
 from moepack.running.programs.beside_experts import beside_length, limit_earlier_texts
 from moepack.running.programs.command import CONTEXT, experts_used, says_micro_batch

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common.errors import MoepackError, RequestError
-from moepack.pack.reading.pack import Pack
 from moepack.host.memory_limits import kill_count
+from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.command import (

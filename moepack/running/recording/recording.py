@@ -11,10 +11,10 @@ from moepack.common import digest
 from moepack.common.errors import MachineError, RequestError
 from moepack.common.extras import require
 from moepack.common.sizes import Size
-from moepack.pack.opening.open_model import open_model
-from moepack.pack.reading.pack import Pack
 from moepack.host.memory_limits import memory_length
 from moepack.host.processors import cpu_count
+from moepack.pack.opening.open_model import open_model
+from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.answer import AnswerFacts
 from moepack.running.programs.bounds import MAX_CONTEXT, MAX_THREADS, check_bounds

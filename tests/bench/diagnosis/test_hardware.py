@@ -7,8 +7,8 @@ import pytest
 
 from moepack.bench.diagnosis import hardware
 from moepack.bench.diagnosis.hardware import check_drive, check_variables
-from moepack.planning.machine.model import Figure, Gpu
 from moepack.host.processors import cpu_count
+from moepack.planning.machine.model import Figure, Gpu
 from tests.support.machines import GB, surface
 from tests.support.needs import needs_llama
 from tests.support.reads import in_child

@@ -10,9 +10,9 @@ import pytest
 from moepack.common.errors import RequestError
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import size_text
+from moepack.host.memory_limits import read_memory
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
-from moepack.host.memory_limits import read_memory
 from moepack.running.pager.budget import FreeMemory
 from moepack.running.pager.mapped_model import map_model, slot_length
 from moepack.running.pager.pager import Pager, PagerOptions
@@ -185,7 +185,7 @@ def test_memory_and_pins_are_texts_too(form: Form) -> None:
     model = form("qwen3moe", "pack")
     with open_model([model]) as pack:
         pinned = pack.hottest("25%")
-    whole = int(read_memory().value)
+    whole = read_memory()
     for memory, budget in (("64M", 64 << 20), ("50%", whole // 2)):
         with paging(model, memory=memory, pinned="25%", micro_batch=1) as run:
             assert run.pager.budget == budget
