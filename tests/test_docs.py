@@ -21,7 +21,7 @@ import pytest
 import moepack
 from moepack.cli import main
 from moepack.cli.shared import exit_codes
-from moepack.cli.words.typed_words import commands_below
+from moepack.cli.words.front import commands_below
 from moepack.common import digest
 from moepack.packing.plan import layout
 from moepack.traces.formats import registry

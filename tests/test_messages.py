@@ -15,7 +15,7 @@ from moepack.cli.main import cli
 from moepack.cli.shared.argument_names import as_typed, option_name
 from moepack.cli.shared.exit_codes import report
 from moepack.cli.shared.terminal import lay_out
-from moepack.cli.words.typed_words import commands_below
+from moepack.cli.words.front import commands_below
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
 from moepack.report.page import Page, Verbatim
@@ -34,7 +34,6 @@ OTHER_WORDS = {
     "pack/engines/moe_stream_dir.py": "the engine's command line",
     "pack/engines/sglang.py": "the engine's command line",
     "pack/mounting/mount.py": "options of docker",
-    "common/path_hints.py": "command lines that download models",
     "planning/placing/stock.py": "llama.cpp's command line",
     "planning/placing/streamed.py": "the command line of `moepack run`, and llama.cpp's",
     "planning/forecasting/calibration.py": "a command line",

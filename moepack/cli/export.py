@@ -22,8 +22,6 @@ from moepack.cli.shared.parameters import OutputFolder, ResumableFile
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import show, sum_up
 from moepack.cli.words.front import Commands, with_help
-from moepack.cli.words.typed_words import command_line
-from moepack.common.errors import RequestError
 
 if TYPE_CHECKING:
     from moepack.pack.engines.contract import Engine, ExportOption
@@ -40,17 +38,6 @@ class Formats(Commands):
     def commands(self) -> dict[str, click.Command]:  # type: ignore[override]
         """The commands by name."""
         return {engine.name: with_help(_command(engine)) for engine in moepack.export_formats()}
-
-    def resolve_command(
-        self, context: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the name, the command and the words after it; RequestError for a pack first."""
-        name = args[0]
-        if name not in self.commands and {".", "/"} & set(name) and not name.startswith("-"):
-            formats = ", ".join(self.commands)
-            hint = command_line("export gguf", args)
-            raise RequestError("no format is named before the pack", expected=formats, hint=hint)
-        return super().resolve_command(context, args)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each format is, and the options."""

@@ -44,8 +44,7 @@ from moepack.cli.trace_import import trace_import
 from moepack.cli.trace_record import trace_record
 from moepack.cli.trace_stats import trace_stats
 from moepack.cli.verify import verify
-from moepack.cli.words.front import Commands
-from moepack.cli.words.typed_words import HELP_OPTIONS, command_in
+from moepack.cli.words.front import HELP_OPTIONS, Commands
 from moepack.common.errors import MachineError, MoepackError, shortage_behind
 
 
@@ -127,8 +126,19 @@ def run(arguments: list[str]) -> int:
             raise
         while _reserve:
             _reserve.pop().close()
-        return report(_translated(error), command_in(cli, arguments)[1])
+        return report(_translated(error), _named_command(arguments)[1])
     return result if isinstance(result, int) else 0
+
+
+def _named_command(arguments: list[str]) -> tuple[str, click.Command]:
+    """Return the name of the command, or the group, that the program's arguments name, and it."""
+    path = "moepack"
+    command: click.Command = cli
+    for word in arguments:
+        if not isinstance(command, click.Group) or word not in command.commands:
+            break
+        path, command = f"{path} {word}", command.commands[word]
+    return path, command
 
 
 def _translated(error: Exception) -> MoepackError:
@@ -149,13 +159,13 @@ def _translated(error: Exception) -> MoepackError:
 def _report_interrupted(stop: BaseException, arguments: list[str]) -> int:
     complain("error", "interrupted")
     for note in getattr(stop.__cause__ or stop, "__notes__", ()):
-        complain("hint", as_typed(note, command_in(cli, arguments)[1]))
+        complain("hint", as_typed(note, _named_command(arguments)[1]))
     return ExitCode.INTERRUPTED
 
 
 def _report_usage(error: click.UsageError, arguments: list[str]) -> int:
     """Print what click says, examples if an argument is missing or too many, and the help."""
-    path, command = command_in(cli, arguments)
+    path, command = _named_command(arguments)
     complain("error", " ".join(error.format_message().split()).removesuffix("."))
     if type(error) in (click.UsageError, click.MissingParameter):
         for example in re.findall("^ *Example: (.+)", command.help or "", re.MULTILINE):

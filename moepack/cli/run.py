@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -34,10 +33,8 @@ from moepack.cli.shared.options import (
 from moepack.cli.shared.parameters import STANDARD_INPUT, STANDARD_STREAM
 from moepack.cli.shared.terminal import is_json
 from moepack.cli.words import llama_spellings
-from moepack.cli.words.llama_command import LlamaCommand
-from moepack.cli.words.typed_words import is_prompt
+from moepack.cli.words.llama_command import LlamaCommand, is_prompt
 from moepack.common.errors import RequestError
-from moepack.common.escaping import shell_word
 
 if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
@@ -139,23 +136,14 @@ def run(
 def _split_prompt(
     words: tuple[str, ...], prompt: str | None, path: str | None
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the words for the model, and the prompt: of an option, or the last of the words.
-
-    Raises RequestError for one that is not quoted.
-    """
+    """Return the words for the model, and the prompt: of an option, or the last of the words."""
     if prompt is not None and path is not None:
         raise click.UsageError("-p and -f at once")
     if path is not None:
         return words, read_prompt(path)
-    model, *others = words
-    if prompt is not None or not others:
-        return words, prompt
-    if is_prompt(others[-1]):  # as ollama takes it
-        return words[:-1], others[-1]
-    if os.path.exists(model) and all(word.isalpha() for word in others[:2]):
-        hint = f"-p {shell_word(' '.join(others))}"
-        raise RequestError("a prompt comes after -p, in quotes", hint=hint)
-    return words, None
+    if prompt is None and is_prompt(words[-1]) and len(words) > 1:  # as ollama takes it
+        return words[:-1], words[-1]
+    return words, prompt
 
 
 def _lacks_template(pack: Pack, system: str | None, template: Sequence[str]) -> bool:

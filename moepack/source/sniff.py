@@ -17,14 +17,12 @@ _UNFINISHED_NAME = re.compile(
 _JOIN_HINT = "join the parts first: cat model.gguf.part* > model.gguf, in order"
 _MODEL_HINT = "a model is a file that ends in .gguf, a folder of such files, or a pack"
 _PAGE = ("a web page, not a GGUF", "this is an error or login page: download the file again")
-_OLD = ("a GGML file from before GGUF", "convert it with llama.cpp's convert scripts")
 _ARCHIVE = "a compressed archive, not a GGUF"
 _SAFETENSORS_HINT = "convert it with llama.cpp's convert_hf_to_gguf.py"
 _LFS_HINT = "fetch the file itself: git lfs pull, or download it again"
 _STARTS = {
     b"version https://git-lfs": ("a Git LFS pointer, not the file it points to", _LFS_HINT),
     **dict.fromkeys((b"<!doctype", b"<html", b"<head", b"<?xml"), _PAGE),
-    **dict.fromkeys((b"lmgg", b"fmgg", b"tjgg", b"algg"), _OLD),
     b"pk\x03\x04": (_ARCHIVE, "unpack it first: unzip {}"),
     b"\x1f\x8b": (_ARCHIVE, "unpack it first: gunzip {}"),
     b"\x28\xb5\x2f\xfd": (_ARCHIVE, "unpack it first: unzstd {}"),

@@ -99,7 +99,7 @@ def test_needs_and_their_remedy_are_said_in_options(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (("model.moepack",), "moepack export gguf model.moepack"),
+        (("model.moepack",), "moepack export --help"),
         (("vllm", "model.moepack"), "moepack export --help"),
         (("sglan", "model.moepack"), "moepack export sglang model.moepack"),
     ],

@@ -121,7 +121,6 @@ STARTS = [
             ("a gzip", b"\x1f\x8b" + bytes(60), "archive", "unpack it first: gunzip"),
             ("a zstd", b"\x28\xb5\x2f\xfd" + bytes(60), "archive", "unpack it first: unzstd"),
             ("safetensors", SAFETENSORS, "safetensors", "convert_hf_to_gguf.py"),
-            ("GGML", b"lmgg" + bytes(60), "before GGUF", "llama.cpp's convert scripts"),
             ("zeros", bytes(5000), "zeros", "download it again"),
         )
     ),

@@ -1,6 +1,5 @@
 """A folder as people have it: models, packs, traces, and files that are none of them."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -40,23 +39,17 @@ def _lay_out_what_is_no_model(desk: Path) -> None:
             b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n",
         ),
         ("half.gguf", whole[: len(whole) // 2]),
-        ("empty.gguf", b""),
         ("model.zip", b"PK\x03\x04" + bytes(60)),
         ("fetched.gguf.part", whole),
-        ("fetched.gguf.incomplete", whole),
         ("torrent.gguf", whole),
         ("torrent.gguf.aria2", bytes(40)),
         ("notes.txt", b"Why is the sky blue?\n"),
         ("model.safetensors", (58).to_bytes(8, "little") + b'{"__metadata__":{}}'),
     ):
         (desk / name).write_bytes(data)
-    for name, kind, architecture in (
-        ("mmproj.gguf", "mmproj", "clip"),
-        ("lora.gguf", "adapter", "qwen3moe"),
-    ):
-        builder = GgufBuilder().put("general.architecture", "str", architecture)
-        builder.put("general.type", "str", kind).write(desk / name)
-    for name in ("empty", "hub", "several", "tail"):
+    builder = GgufBuilder().put("general.architecture", "str", "clip")
+    builder.put("general.type", "str", "mmproj").write(desk / "mmproj.gguf")
+    for name in ("hub", "several", "tail"):
         (desk / name).mkdir()
     (desk / "hub" / "config.json").write_text("{}")
     (desk / "hub" / "model-00001-of-00002.safetensors").write_bytes(
@@ -66,6 +59,3 @@ def _lay_out_what_is_no_model(desk: Path) -> None:
         shutil.copy(FIXTURES / "mixtral-vocab-only.gguf", desk / "several" / f"{name}.gguf")
     second = FIXTURES / "mixtral-Q4_K_M-t7-00002-of-00004.gguf"
     shutil.copy(second, desk / "tail" / "tail-00002-of-00004.gguf")
-    program = desk / "llama-cli"
-    program.write_text("#!/bin/sh\nexit 0\n")
-    os.chmod(program, 0o755)

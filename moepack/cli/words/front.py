@@ -13,7 +13,11 @@ import click
 from moepack.cli.shared.argument_names import typed_name
 from moepack.cli.shared.exit_codes import ExitCode
 from moepack.cli.shared.parameters import PathName
-from moepack.cli.words.typed_words import HELP_OPTIONS
+from moepack.common.errors import RequestError
+from moepack.common.escaping import shell_word
+
+HELP_OPTIONS = ("-h", "--help")
+"""The options for help, the same for every command."""
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Run a model": {
@@ -60,7 +64,7 @@ _EXAMPLES = (
     'moepack run model.gguf -p "Why?"',
     "moepack serve model.gguf --port 8080",
 )
-_HELP_WORDS = ("help", "-help", "-?", "?")
+_LEAST_LIKENESS = 0.75
 _LEAST_WIDTH = 36
 
 
@@ -115,7 +119,7 @@ class Commands(click.Group):
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         """Parse the words after the group's name; without any, show its help."""
-        asks_for_help = all(word in _HELP_WORDS for word in args)
+        asks_for_help = all(word == "help" for word in args)
         return super().parse_args(context, ["--help"] if asks_for_help else args)
 
     def resolve_command(
@@ -129,11 +133,7 @@ class Commands(click.Group):
         if context.resilient_parsing or (command is None and name[:1] == "-"):
             return super().resolve_command(context, [name, *words])
         if command is None:
-            from moepack.cli.words.foreign_names import unknown_command
-
-            raise unknown_command(self, context, [name, *words])
-        if len(words) == 1 and words[0] in _HELP_WORDS and not os.path.lexists(words[0]):
-            words = ["--help"]
+            raise _unknown_command(context, name, words)
         _check_dashes(command, words)
         _check_repeated(command, words)
         return name, command, words
@@ -156,6 +156,43 @@ class Commands(click.Group):
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=20, col_spacing=2)
         click.Command.format_options(self, context, formatter)
+
+
+def command_line(path: str, words: Sequence[str]) -> str:
+    """Return the line for a command, quoted for a shell."""
+    return " ".join(
+        word if word == "{}" else shell_word(word) for word in ["moepack", *path.split(), *words]
+    )
+
+
+def commands_below(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield all commands of a group and of groups within it, with their full names."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands_below(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
+
+
+def _unknown_command(context: click.Context, name: str, words: Sequence[str]) -> RequestError:
+    """Return the error for a word that is no command, with the line that may be meant."""
+    from difflib import get_close_matches
+
+    root = context.find_root().command
+    assert isinstance(root, click.Group)
+    path = " ".join(["moepack", *context.command_path.split()[1:]])
+    paths = {full.rpartition(" ")[2]: full for full, _ in commands_below(root)}
+    near = [] if "." in name else get_close_matches(name.lower(), paths, 1, _LEAST_LIKENESS)
+    if near:
+        hint = command_line(paths[near[0]], words)
+    elif name.startswith("llama-"):
+        hint = f"moepack run MODEL.gguf -- {name} -m {{}}"
+    elif name.endswith(".gguf") and context.command is root:
+        hint = command_line("run", [name, *words])
+    else:
+        hint = f"{path} --help lists the commands"
+    group = "" if context.command is root else f" of {path}"
+    return RequestError(f"no such command{group}: {name}", hint=hint)
 
 
 def _check_dashes(command: click.Command, words: Sequence[str]) -> None:

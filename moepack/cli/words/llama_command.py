@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from moepack.cli.words.llama_spellings import Spelling, Translation
-from moepack.cli.words.typed_words import MODEL_OPTIONS, command_line, is_prompt
+from moepack.cli.words.front import command_line
+from moepack.cli.words.llama_spellings import MODEL_OPTIONS, Spelling, Translation
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
 
@@ -74,3 +74,10 @@ def _refuse_program(words: Sequence[str]) -> None:
         program[option + 1] = "{}"
     line = command_line("run", [*(before or ["MODEL.gguf"]), "--", *program])
     raise RequestError(f"a program comes after --: {words[index]}", hint=line)
+
+
+def is_prompt(text: str) -> bool:
+    """Return whether a text has a space and is no path: neither it nor its folder exists."""
+    folder = os.path.dirname(os.path.expanduser(text))
+    is_path = os.path.lexists(text) or (folder not in ("", "/") and os.path.isdir(folder))
+    return " " in text.strip() and not is_path

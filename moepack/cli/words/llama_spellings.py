@@ -13,10 +13,12 @@ from typing import NamedTuple
 import click
 
 from moepack.cli.shared.terminal import complain
-from moepack.cli.words.typed_words import MODEL_OPTIONS
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_words
 from moepack.common.path_hints import hub_address
+
+MODEL_OPTIONS = ("-m", "--model")
+"""llama.cpp's options for the model, which is an argument here."""
 
 
 class Spelling(NamedTuple):
