@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from moepack.common.paths import PathOrPaths
+from moepack.common.paths import PathOrPaths, path_list
 from moepack.pack.opening.shards import open_shards
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.pack import Pack
@@ -20,6 +20,16 @@ def open_model(path: PathOrPaths) -> Pack:
     """
     pack = named_pack(path)
     return open_shards(path) if pack is None else Pack(pack)
+
+
+def is_pack(model: Model) -> bool:
+    """Return whether a model is a pack, and not the shards of a GGUF."""
+    return model.source is None if isinstance(model, Pack) else named_pack(model) is not None
+
+
+def path_of(model: Model) -> str:
+    """Return the path that messages and commands name a model by."""
+    return str(model.path if isinstance(model, Pack) else path_list(model)[0])
 
 
 @contextmanager

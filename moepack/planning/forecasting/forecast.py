@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from moepack.common.errors import RequestError
-from moepack.common.paths import AnyPath, PathOrPaths
+from moepack.common.paths import AnyPath
 from moepack.common.sizes import Size, parse_size, rate_text, size_text
+from moepack.pack.opening.open_model import Model
 from moepack.planning.forecasting.calibration import (
     RUN_REL_STD,
     calibrate,
@@ -41,7 +42,7 @@ _MOST_OF_CEILING = 1.2
 
 
 def forecast(
-    paths: PathOrPaths,
+    model: Model,
     machine: Machine | AnyPath,
     *,
     cpu_layer_count: int | None = None,
@@ -59,18 +60,18 @@ def forecast(
 ) -> ForecastFacts:
     """Forecast the decoding speed of a model on a machine, and the time of a prompt.
 
-    `paths` is a source or a pack, `machine` is one or the path of its file. With `cpu_layer_count`
-    the experts of this number of layers, from the first, are in memory, the rest in VRAM; with
-    `budget` experts come from the drive through a cache of this size (bytes, `8GiB`, or `25%` of
-    the experts), and the rest is in VRAM if it fits, unless `dense_in_memory`; with both the cache
-    is only for these layers. With `vram_cache` a GPU caches this many bytes of the experts that are
-    not permanently there. With `sweep` every count of layers is forecast if the machine has a GPU
-    and any of them fits, else a dozen budgets. By default it is the fastest mode that fits. Cache
-    misses are simulated with `traces` (files, or what `read_trace` returned), or follow from
-    `working_set`, else from a uniform router. Prompts, those of traces too, are computed in batches
-    of `micro_batch` tokens, by default of as many as suit the mode; one of `prompt` tokens is
-    forecast. `receipts` are files of measured runs. The context is `context` tokens long, of which
-    `depth` are there already.
+    `model` is a source or a pack, open or not, `machine` is one or the path of its file. With
+    `cpu_layer_count` the experts of this number of layers, from the first, are in memory, the rest
+    in VRAM; with `budget` experts come from the drive through a cache of this size (bytes, `8GiB`,
+    or `25%` of the experts), and the rest is in VRAM if it fits, unless `dense_in_memory`; with
+    both the cache is only for these layers. With `vram_cache` a GPU caches this many bytes of the
+    experts that are not permanently there. With `sweep` every count of layers is forecast if the
+    machine has a GPU and any of them fits, else a dozen budgets. By default it is the fastest mode
+    that fits. Cache misses are simulated with `traces` (files, or what `read_trace` returned), or
+    follow from `working_set`, else from a uniform router. Prompts, those of traces too, are
+    computed in batches of `micro_batch` tokens, by default of as many as suit the mode; one of
+    `prompt` tokens is forecast. `receipts` are files of measured runs. The context is `context`
+    tokens long, of which `depth` are there already.
 
     Raises RequestError for invalid options, for too little memory, for a machine that lacks a
     needed part, and for invalid receipts and those of another model; and what opening the model,
@@ -86,21 +87,21 @@ def forecast(
     if traces and working_set is not None:
         raise RequestError("give either traces or a working set")
     machine = machine if isinstance(machine, Machine) else read_machine(machine)
-    model = ModelProfile(paths, context, micro_batch)
-    model.fit_micro_batches(machine)
-    weights = model.weights
+    profile = ModelProfile(model, context, micro_batch)
+    profile.fit_micro_batches(machine)
+    weights = profile.weights
     budget = None if budget is None else parse_size(budget, "budget", whole=weights.expert_length)
-    streams = ExecutionMode("stream") if dense_in_memory else model.stream(machine)
-    modes = _modes(model, machine, streams, cpu_layer_count, budget, sweep)
+    streams = ExecutionMode("stream") if dense_in_memory else profile.stream(machine)
+    modes = _modes(profile, machine, streams, cpu_layer_count, budget, sweep)
     if vram_cache is not None:
         cache_length = parse_size(vram_cache, "vram_cache")
         modes = [_with_cache(mode, cache_length) for mode in modes]
     runs = read_runs(receipts)
-    check_model(runs, weights, model.path)
+    check_model(runs, weights, profile.path)
     with spooled(traces, ReadOptions(shape=weights.shape)) as trace:
-        misses = cache_misses(model, modes, trace, working_set, micro_batch)
+        misses = cache_misses(profile, modes, trace, working_set, micro_batch)
         touched = touched_of(weights.shape.without_mtp(), trace)
-    forecasts = _Forecasts(model, machine, runs, depth)
+    forecasts = _Forecasts(profile, machine, runs, depth)
     speeds = tuple(
         forecasts.speed(mode, *missed, touched, prompt)
         for mode, missed in zip(modes, misses, strict=True)
@@ -110,7 +111,7 @@ def forecast(
     receipt_facts = forecasts.receipts()
     used = [run for run, one in zip(runs, receipt_facts, strict=True) if one.refusal is None]
     return ForecastFacts(
-        model=model.path,
+        model=profile.path,
         machine=machine.name,
         dense_length=weights.dense_length,
         expert_length=weights.expert_length,
@@ -118,10 +119,10 @@ def forecast(
         read_dense_length=weights.read_dense_length,
         read_expert_length=weights.read_expert_length,
         context=context,
-        context_length=model.context_length(modes[0].kind),
+        context_length=profile.context_length(modes[0].kind),
         forecasts=speeds,
         receipts=receipt_facts,
-        next_receipt=next_receipt(model, machine, modes, used),
+        next_receipt=next_receipt(profile, machine, modes, used),
     )
 
 

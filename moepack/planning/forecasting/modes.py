@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from moepack.common.errors import RequestError
-from moepack.common.paths import PathOrPaths, path_list
 from moepack.common.sizes import size_text
-from moepack.pack.reading.directory import named_pack
+from moepack.pack.opening.open_model import Model, is_pack, path_of
 from moepack.planning.footprint.context import LLAMA_SERVER, MOEPACK_RUN, ContextOptions
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.footprint.weights import LayerWeights
@@ -68,14 +67,14 @@ class Needs(NamedTuple):
 class ModelProfile:
     """A model with a context of so many tokens: its reads and needs in each mode.
 
-    `paths` is a source or a pack. `micro_batch` is how many tokens of a prompt are computed at
-    once, by default as MICRO_BATCHES has it. Raises what opening it does, and RequestError for a
-    model without experts and for a context that llama.cpp refuses.
+    `model` is a source or a pack, open or not. `micro_batch` is how many tokens of a prompt are
+    computed at once, by default as MICRO_BATCHES has it. Raises what opening it does, and
+    RequestError for a model without experts and for a context that llama.cpp refuses.
     """
 
-    def __init__(self, paths: PathOrPaths, context: int, micro_batch: int | None = None) -> None:
-        self.path = str(path_list(paths)[0])
-        self._footprint = footprint_of(paths)
+    def __init__(self, model: Model, context: int, micro_batch: int | None = None) -> None:
+        self.path = path_of(model)
+        self._footprint = footprint_of(model)
         self.weights = self._footprint.weights
         self._context = self._footprint.context(ContextOptions(context))
         self._token_count, self._can_shrink = context, micro_batch is None
@@ -92,7 +91,7 @@ class ModelProfile:
         if not count:
             raise RequestError("the model has no routed experts", path=self.path)
         length = self.weights.expert_length // count
-        self.read_length = length if named_pack(paths) else length // _SLICE_COUNT
+        self.read_length = length if is_pack(model) else length // _SLICE_COUNT
         """The bytes of one read of an expert from the drive."""
         self.layer_count = self.weights.block_count or len(self.weights.layers)
         """The number of all layers, with experts or without."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from moepack.common.errors import RequestError
-from moepack.common.paths import AnyPath, PathOrPaths, path_list
+from moepack.common.paths import AnyPath
 from moepack.common.sizes import Size, as_list, parse_size
-from moepack.pack.reading.directory import named_pack
+from moepack.pack.opening.open_model import Model, is_pack, path_of
 from moepack.planning.footprint.context import (
     IK_LLAMA_SERVER,
     LLAMA_SERVER,
@@ -42,7 +42,7 @@ _GPU_BATCHES, _BATCHES = (4096, 2048, 1024), (2048, 1024)
 
 
 def place(
-    paths: PathOrPaths,
+    model: Model,
     machine: Machine | AnyPath | None = None,
     *,
     engine: str | None = None,
@@ -58,11 +58,11 @@ def place(
 ) -> PlacementFacts:
     """Place a model in the memories of a machine, and return the command line for it.
 
-    `paths` is a source or a pack, `engine` one of ENGINES: by default `pack` for a pack, else
-    llama.cpp. `machine` is one or the path of its file; `vram` (bytes of each GPU) and `memory`
-    replace its figures. `margin` bytes of each are left free. `context` is in tokens, by default
-    32,768, or the length the model was trained for if that is less; its keys and values are of
-    `cache_types`. `traces` (files, or what `read_trace` returned), or `hotness` (a file, or one
+    `model` is a source or a pack, open or not, `engine` one of ENGINES: by default `pack` for a
+    pack, else llama.cpp. `machine` is one or the path of its file; `vram` (bytes of each GPU) and
+    `memory` replace its figures. `margin` bytes of each are left free. `context` is in tokens, by
+    default 32,768, or the length the model was trained for if that is less; its keys and values are
+    of `cache_types`. `traces` (files, or what `read_trace` returned), or `hotness` (a file, or one
     that was read), decide whether single experts are worth pinning. Prompts are computed in batches
     of `micro_batch` tokens, by default of as many as suit the placement; one of `prompt` tokens is
     forecast.
@@ -70,21 +70,21 @@ def place(
     Raises RequestError for invalid options and below the floor, with the missing bytes; and what
     opening the model, the machine and the traces raises.
     """
-    engine = engine or (PACK if named_pack(paths) else LLAMA)
+    engine = engine or (PACK if is_pack(model) else LLAMA)
     margin = parse_size(margin, "margin")
-    _check(paths, engine, bool(hotness), bool(traces))
+    _check(model, engine, bool(hotness), bool(traces))
     box = _machine(machine, vram, memory)
     type_k, type_v = cache_types
     if context is None:
-        attention = footprint_of(paths).attention
+        attention = footprint_of(model).attention
         context = min(_CONTEXT, (attention and attention.context_length) or _CONTEXT)
 
     def request_for(machine: Machine, defaults: ContextOptions) -> PlacementRequest:
         options = defaults._replace(token_count=context, type_k=type_k, type_v=type_v)
 
         def request_with(batch: int) -> PlacementRequest:
-            model = model_lengths(paths, options._replace(batch_count=min(batch, context)))
-            return PlacementRequest(model, machine, engine, context, margin, cache_types)
+            lengths = model_lengths(model, options._replace(batch_count=min(batch, context)))
+            return PlacementRequest(lengths, machine, engine, context, margin, cache_types)
 
         return _fitting(request_with) if micro_batch is None else request_with(micro_batch)
 
@@ -101,7 +101,7 @@ def place(
                 options.append(place_streamed(plain, judged, trace).option)
         if machine is not None:
             options = [
-                replace(one, forecast=_forecast(paths, box, engine, one, trace, context, prompt))
+                replace(one, forecast=_forecast(model, box, engine, one, trace, context, prompt))
                 for one in options
             ]
     return replace(facts, option=options[0], alternatives=tuple(options[1:]))
@@ -139,7 +139,7 @@ def _fits(request: PlacementRequest, *, is_offloaded: bool) -> bool:
 
 
 def _forecast(
-    paths: PathOrPaths,
+    model: Model,
     machine: Machine,
     engine: str,
     option: OptionFacts,
@@ -153,7 +153,7 @@ def _forecast(
         return None
     streams = engine == PACK and (option.streamed_length or not has_gpu)
     return forecast(
-        paths,
+        model,
         machine if has_gpu else machine._replace(gpus=()),
         cpu_layer_count=option.cpu_layer_count,
         budget=option.memory_expert_length if streams else None,
@@ -191,12 +191,12 @@ def _machine(
     return box
 
 
-def _check(paths: PathOrPaths, engine: str, has_hotness: bool, has_traces: bool) -> None:
+def _check(model: Model, engine: str, has_hotness: bool, has_traces: bool) -> None:
     if engine not in ENGINES:
         raise RequestError("no such engine", expected=", ".join(ENGINES), found=engine)
-    if engine != PACK and named_pack(paths):
+    if engine != PACK and is_pack(model):
         hint = "name the source, or place for `engine=pack`"
-        raise RequestError(f"{engine} reads GGUF, not packs", path=path_list(paths)[0], hint=hint)
+        raise RequestError(f"{engine} reads GGUF, not packs", path=path_of(model), hint=hint)
     if engine != PACK and (has_hotness or has_traces):
         hint = "`engine=pack` places single experts"
         raise RequestError(f"{engine} places whole layers: hotness is of no use", hint=hint)

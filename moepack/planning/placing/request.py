@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from moepack.common.errors import RequestError
-from moepack.common.paths import PathOrPaths, path_list
+from moepack.pack.opening.open_model import Model, path_of
 from moepack.planning.footprint.context import ContextOptions
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.footprint.weights import Weights
@@ -79,13 +79,13 @@ class ModelLengths(NamedTuple):
         return sum(layer.fixed_length for layer in self.layers) + self.output_length
 
 
-def model_lengths(paths: PathOrPaths, options: ContextOptions) -> ModelLengths:
+def model_lengths(model: Model, options: ContextOptions) -> ModelLengths:
     """Return the bytes of a source or a whole pack.
 
     Raises what opening it does, and RequestError if they are not known.
     """
-    path = str(path_list(paths)[0])
-    footprint = footprint_of(paths)
+    path = path_of(model)
+    footprint = footprint_of(model)
     weights, context, experts = footprint.weights, footprint.context(options), footprint.experts
     computing, outer = footprint.compute_length(options), weights.outer
     step, parameters = weights.read_expert_length, weights.parameters
