@@ -13,7 +13,6 @@ _NOTES = {
     "layer": "layer and layer+lfu keep the last experts of each layer, even beyond the budget",
     "static": "static pins the hottest experts of the first half of decoding, and is measured on "
     "the second",
-    "static-prompt": "static-prompt pins the hottest experts of each request's prompt",
 }
 
 
@@ -66,7 +65,7 @@ _RANKS = {
     for rank, name in enumerate(
         (
             *("lru", "LRU reads a token", "belady", "uniform", "static", "lfu", "of all", "layer"),
-            *("least-stale", "layer+lfu", "s3fifo", "static-prompt"),
+            *("least-stale", "layer+lfu", "s3fifo"),
         )
     )
 }

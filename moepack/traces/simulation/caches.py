@@ -9,23 +9,22 @@ from moepack.common.keys import ExpertKey
 from moepack.common.shape import ModelShape
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import ExpertCache, Tally
+from moepack.traces.hotness.ranking import hottest_within
 from moepack.traces.model import Ints
-from moepack.traces.simulation import static
 from moepack.traces.simulation.curves import LruCurves
 from moepack.traces.simulation.facts import CacheFacts, PrefetchFacts
-from moepack.traces.simulation.lookups import LookupStream
+from moepack.traces.simulation.lookups import Lookups, LookupStream
 from moepack.traces.simulation.replay import Belady, add_next_uses, replay, replay_prefetching
 from moepack.traces.spool import Spool
 
-BELADY, STATIC, PROMPT_STATIC = "belady", "static", "static-prompt"
+BELADY, STATIC = "belady", "static"
 _LRU, _LAYER, _SLOTS = "lru", "layer", "slots"
 
 
 class Caches:
     """Evaluates caches on the lookups of a trace.
 
-    `curves` and `spool` are of the lookups in the order in which sessions take turns, `in_order`
-    has them request after request.
+    `curves` and `spool` are of the lookups in the order in which sessions take turns.
     """
 
     def __init__(
@@ -34,18 +33,17 @@ class Caches:
         stream: LookupStream,
         curves: LruCurves,
         spool: Spool,
-        in_order: Spool,
     ) -> None:
         self._routed = shape.routed
         self._expert_length = shape.routed_length
         self.stream, self.curves = stream, curves
         self._places, self._token_count = stream.places, stream.decode_token_count
-        self._spool, self._in_order = spool, in_order
+        self._spool = spool
 
     def evaluate(self, policy: str, budgets: Sequence[int]) -> Iterator[CacheFacts]:
         """Yield the results of a policy, one for each budget."""
-        if policy in (STATIC, PROMPT_STATIC):
-            yield from self._static(policy, budgets)
+        if policy == STATIC:
+            yield from self._static(budgets)
         elif policy == BELADY:
             yield from self._belady(budgets)
         else:
@@ -104,15 +102,16 @@ class Caches:
                 cache = ExpertCache(budget, self._key_lengths, policy)
                 yield self._facts(BELADY, budget, *replay(self._spool, self._keys, cache))
 
-    def _static(self, policy: str, budgets: Sequence[int]) -> Iterator[CacheFacts]:
-        if policy == STATIC:
-            count = self._token_count
-            tallies = static.held_out(self._spool, self._lengths, budgets, count)
-            count -= count // 2
-        else:
-            tallies, count = static.prompt_alone(self._in_order, self._lengths, budgets)
-        for budget, tally in zip(budgets, tallies, strict=True):
-            yield self._facts(policy, budget, None, tally, token_count=count)
+    def _static(self, budgets: Sequence[int]) -> Iterator[CacheFacts]:
+        """Yield the hits of the hottest experts of the first half of decoding, on the second."""
+        half, lengths = self._token_count // 2, self._lengths
+        learned, measured = _decode_halves(self._spool, len(lengths), half)
+        for budget in budgets:
+            is_hot = hottest_within(learned, lengths, budget)
+            missed = np.where(is_hot, 0, measured)
+            hit_count, miss_count = int(measured[is_hot].sum()), int(missed.sum())
+            tally = Tally(hit_count, miss_count, int((missed * lengths).sum()))
+            yield self._facts(STATIC, budget, None, tally, token_count=self._token_count - half)
 
     def _facts(
         self,
@@ -169,6 +168,22 @@ class Caches:
     def _lengths(self) -> Ints:
         """The bytes of experts by place; 0 without an expert."""
         return np.array([self._key_lengths.get(key, 0) for key in self._keys], np.int64)
+
+
+def _decode_halves(spool: Spool, place_count: int, half: int) -> tuple[Ints, Ints]:
+    """Return the selections of each expert by place: of the first `half` decoded tokens, and later.
+
+    A decoded token is a call, so each of its lookups is one selection.
+    """
+    counts = np.zeros((2, place_count), np.int64)
+    done, last = 0, -1
+    for lookups in map(Lookups._make, spool):
+        decoded = lookups.part(lookups.is_decode)
+        number = done + np.cumsum(np.diff(decoded.call, prepend=last) != 0)
+        if decoded.lookup_count:
+            done, last = int(number[-1]), int(decoded.call[-1])
+        np.add.at(counts, ((number > half).astype(np.int64), decoded.place), 1)
+    return counts[0], counts[1]
 
 
 def _ratio(part: int, whole: int) -> float | None:

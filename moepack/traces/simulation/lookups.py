@@ -24,8 +24,8 @@ class Lookups(NamedTuple):
 
     `step` [lookups] numbers the steps of a trace, `call` their calls, `request` the requests; none
     of them ever falls. `layer` and `place` are the expert's: places are below the `count` of the
-    ExpertPlaces that gave them. `token_count` is how many tokens were routed to it; `is_decode`
-    says whether the call computed one token, or may have, if the trace does not tell phases.
+    ExpertPlaces that gave them. `is_decode` says whether the call computed one token, or may have,
+    if the trace does not tell phases.
     """
 
     request: Ints
@@ -33,7 +33,6 @@ class Lookups(NamedTuple):
     step: Ints
     layer: Ints
     place: Ints
-    token_count: Ints
     is_decode: Truths
 
     @property
@@ -121,7 +120,6 @@ class LookupStream:
             np.zeros(len(steps.layer), np.int64),
             steps.layer.astype(np.int64),
             self.places.index_of(steps.layer, steps.expert),
-            np.ones(len(steps.layer), np.int64),
             steps.of_selections(is_decode),
         )
         if self._open is not None:
@@ -189,8 +187,5 @@ def _distinct(lookups: Lookups) -> Lookups:
     order = np.lexsort((lookups.layer, lookups.call))  # it is stable
     lookups = lookups.part(order)
     keys = lookups.call * (int(lookups.place.max()) + 1) + lookups.place
-    _, from_end, of_key = np.unique(keys[::-1], return_index=True, return_inverse=True)
-    counts = np.bincount(of_key, weights=lookups.token_count[::-1]).astype(np.int64)
-    last = len(keys) - 1 - from_end
-    order = np.argsort(last)
-    return lookups.part(last[order])._replace(token_count=counts[order])
+    _, from_end = np.unique(keys[::-1], return_index=True)
+    return lookups.part(np.sort(len(keys) - 1 - from_end))

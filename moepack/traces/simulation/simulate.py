@@ -23,7 +23,7 @@ from moepack.traces.formats.registry import (
     stated_shape,
 )
 from moepack.traces.formats.traced_model import TracedModel, options_of
-from moepack.traces.simulation.caches import BELADY, PROMPT_STATIC, STATIC, Caches
+from moepack.traces.simulation.caches import BELADY, STATIC, Caches
 from moepack.traces.simulation.curves import LruCurves
 from moepack.traces.simulation.facts import (
     LEAST_SELECTIONS,
@@ -36,7 +36,7 @@ from moepack.traces.spool import Spool
 
 Facts = TypeVar("Facts")
 
-POLICIES = (BELADY, *caching.POLICIES, STATIC, PROMPT_STATIC)
+POLICIES = (BELADY, *caching.POLICIES, STATIC)
 """Policies that can be simulated; those of `caching` can be run as well."""
 
 _BUDGET_COUNT = 12
@@ -184,7 +184,7 @@ def _read(
         )
     for group in interleaved(in_order, sessions) if sessions > 1 else ():
         add(group)
-    return Caches(shape, stream, curves, spool, in_order), warnings
+    return Caches(shape, stream, curves, spool), warnings
 
 
 def _run_shape(shape: ModelShape | None) -> ModelShape:

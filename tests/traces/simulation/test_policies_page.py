@@ -38,13 +38,12 @@ class Token(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step: its request, its call, whether it decodes, and for each expert how many chose it."""
+    """A step: its request, its call, whether it decodes, and its experts."""
 
     request: int
     call: int
     is_decode: bool
     experts: list[Expert]
-    token_counts: Counter[Expert]
 
 
 # A trace, and what it asks caches for.
@@ -116,16 +115,14 @@ def in_turns(trace: Sequence[Sequence[Token]], batch: int | None, sessions: int)
 def steps_of(request: int, number: int, call: Sequence[Token]) -> Iterator[Step]:
     for layer in LENGTHS:
         experts: list[Expert] = []
-        counts: Counter[Expert] = Counter()
         for token in call:
             for expert in token.choices:
                 if expert[0] == layer:
                     if expert in experts:
                         experts.remove(expert)
                     experts.append(expert)
-                    counts[expert] += 1
         if experts:
-            yield Step(request, number, call[0].phase != PREFILL, experts, counts)
+            yield Step(request, number, call[0].phase != PREFILL, experts)
 
 
 # What is counted.
@@ -182,40 +179,19 @@ def hottest(counts: Counter[Expert], budget: int) -> set[Expert]:
     return hottest
 
 
-def of_static(measured: Sequence[tuple[Step, set[Expert]]], token_count: int) -> Expected:
-    hits = sum(len(pinned.intersection(step.experts)) for step, pinned in measured)
-    missed = sum(
-        SIZE[key] for step, pinned in measured for key in step.experts if key not in pinned
-    )
-    count = sum(len(step.experts) for step, _ in measured)
-    return (ratio(hits, count), None, None, ratio(missed, token_count), None)
-
-
 def static(steps: Sequence[Step], token_count: int, budget: int) -> Expected:
     decoded = [step for step in steps if step.is_decode]
     calls = sorted({step.call for step in decoded})
     learned = set(calls[: token_count // 2])
     counts: Counter[Expert] = Counter()
     for step in decoded:
-        counts.update(step.token_counts if step.call in learned else {})
+        counts.update(step.experts if step.call in learned else ())
     pinned = hottest(counts, budget)
-    rest = [(step, pinned) for step in decoded if step.call not in learned]
-    return of_static(rest, token_count - token_count // 2)
-
-
-def static_prompt(steps: Sequence[Step], budget: int) -> Expected:
-    measured: list[tuple[Step, set[Expert]]] = []
-    calls: set[int] = set()
-    counts: Counter[Expert] = Counter()
-    for number, step in enumerate(steps):
-        if number == 0 or steps[number - 1].request != step.request:
-            counts = Counter()
-        if not step.is_decode:
-            counts.update(step.token_counts)
-        elif counts:
-            measured.append((step, hottest(counts, budget)))
-            calls.add(step.call)
-    return of_static(measured, len(calls))
+    measured = [key for step in decoded if step.call not in learned for key in step.experts]
+    missed = [key for key in measured if key not in pinned]
+    rest = token_count - token_count // 2
+    rate = ratio(len(measured) - len(missed), len(measured))
+    return (rate, None, None, ratio(sum(map(SIZE.__getitem__, missed)), rest), None)
 
 
 SINGLE: dict[str, Callable[[Sequence[Step]], plain.Policy]] = {
@@ -229,13 +205,9 @@ SINGLE: dict[str, Callable[[Sequence[Step]], plain.Policy]] = {
 BY_LAYER: dict[str, Callable[[], plain.Policy]] = {"layer": plain.Lru, "layer+lfu": plain.Lfu}
 
 
-def expected(
-    policy: str, budget: int, steps: Sequence[Step], in_order: Sequence[Step], token_count: int
-) -> Expected:
+def expected(policy: str, budget: int, steps: Sequence[Step], token_count: int) -> Expected:
     if policy == "static":
         return static(steps, token_count, budget)
-    if policy == "static-prompt":
-        return static_prompt(in_order, budget)
     if policy in SINGLE:
         cache = Cache(budget, SINGLE[policy](steps), SIZE.__getitem__)
         return counted(steps, token_count, cache)
@@ -284,7 +256,7 @@ def compare(
             sessions=sessions,
             options=ReadOptions(shape=ModelShape(tuple(families), mtp_layers=(MTP,))),
         )
-    steps, in_order = in_turns(trace, batch, sessions), in_turns(trace, batch, 1)
+    steps = in_turns(trace, batch, sessions)
     token_count = sum(token.phase != PREFILL for tokens in trace for token in tokens)
     assert facts.decode_token_count == token_count
     assert facts.curve[-1].shared_hit_rate == shared_rate(steps)
@@ -293,7 +265,7 @@ def compare(
             caches = {layer: Cache(one.slots, plain.Lru(), lambda _: 1) for layer in LENGTHS}
             right = counted(steps, token_count, caches)
         else:
-            right = expected(one.policy, one.budget_length, steps, in_order, token_count)
+            right = expected(one.policy, one.budget_length, steps, token_count)
         assert tuple(getattr(one, name) for name in NAMES) == right, one
     assert {one.policy for one in facts.results} == {*POLICIES, "slots"}
 
