@@ -7,8 +7,8 @@ MOEPACK_NODE ?= build/node
 MOEPACK_SGLANG ?= build/sglang
 
 define CHECK
-$(BIN)/ruff check moepack tests benchmarks conformance contrib examples hatch_build.py
-$(BIN)/ruff format --check moepack tests benchmarks conformance contrib examples hatch_build.py
+$(BIN)/ruff check moepack tests benchmarks conformance examples hatch_build.py
+$(BIN)/ruff format --check moepack tests benchmarks conformance examples hatch_build.py
 $(BIN)/mypy
 endef
 
@@ -62,8 +62,8 @@ fuzz: $(VENV)/developing
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
 format: $(VENV)/developing
-	$(BIN)/ruff check --fix moepack tests benchmarks conformance contrib examples hatch_build.py
-	$(BIN)/ruff format moepack tests benchmarks conformance contrib examples hatch_build.py
+	$(BIN)/ruff check --fix moepack tests benchmarks conformance examples hatch_build.py
+	$(BIN)/ruff format moepack tests benchmarks conformance examples hatch_build.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

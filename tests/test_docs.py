@@ -53,10 +53,7 @@ ADDRESSES = {
     "BigMoeOnEdge": "https://github.com/Helldez/BigMoeOnEdge",
     "Anemll": "https://github.com/Anemll/anemll-flash-llama.cpp",
     "analyze_experts.py": "https://rentry.co/MoE-SSD-spillover",
-    "colibri": "https://github.com/JustVugg/colibri",
     "ik_llama.cpp": "https://github.com/ikawrakow/ik_llama.cpp",
-    "mbolt": "https://github.com/doramirdor/mbolt",
-    "potatomaxx": "https://github.com/Quilzo/potatomaxx",
     "SGLang": "https://github.com/sgl-project/sglang",
     "vLLM": "https://github.com/vllm-project/vllm",
 }

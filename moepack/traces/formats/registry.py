@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from shlex import quote
 from typing import NamedTuple
 
 import numpy as np
@@ -32,14 +31,11 @@ TraceFiles = Sequence[str] | SpooledTrace
 
 
 class Format(NamedTuple):
-    """A format: its name, how it is recognised, and its reader.
-
-    `read` is None for formats that few programs write: contrib/convert_trace.py has their readers.
-    """
+    """A format: its name, how it is recognised, and its reader."""
 
     name: str
     recognise: Callable[[FileHead], bool]
-    read: Callable[[TraceStream, Checks], Items] | None = None
+    read: Callable[[TraceStream, Checks], Items]
 
 
 class ReadOptions(NamedTuple):
@@ -117,7 +113,6 @@ def read(path: str, checks: Checks, name: str | None = None) -> Items:
 
 def read_as(trace_format: Format, stream: TraceStream, checks: Checks) -> Items:
     """Read an open file in a format. Raises TraceError for faults, and if it has no selections."""
-    assert trace_format.read is not None, "format_of gives formats with a reader"
     has_selections = False
     for item in trace_format.read(stream, checks) if stream.peek(1) else ():
         has_selections = has_selections or _has_selections(item)
@@ -225,8 +220,7 @@ def stated_shape(files: TraceFiles) -> ModelShape | None:
 def format_of(stream: TraceStream, name: str | None = None) -> Format:
     """Return the format of an open file, by its content, or the one of that name.
 
-    Raises RequestError for an unknown name, TraceError for content of no format, or of several, and
-    for formats that moepack does not read itself.
+    Raises RequestError for an unknown name, TraceError for content of no format, or of several.
     """
     if name is None:
         head = FileHead(stream)
@@ -239,27 +233,15 @@ def format_of(stream: TraceStream, name: str | None = None) -> Format:
         fitting = [one for one in FORMATS if one.name == name]
         if not fitting:
             raise RequestError("no such format", expected=", ".join(NAMES), found=name)
-    if len(fitting) == 1 and fitting[0].read is not None:
+    if len(fitting) == 1:
         return fitting[0]
     names = " or ".join(one.name for one in fitting)
-    if fitting and all(one.read is None for one in fitting):
-        command = f"python -m contrib.convert_trace {fitting[0].name} {quote(stream.path)} TARGET"
-        raise TraceError(
-            f"a trace of {names}, which moepack does not read itself",
-            path=stream.path,
-            hint=f"in moepack's source tree, `{command}` makes a trace file of it",
-        )
     problem = "not a trace of a format that is known" if head.data else "empty"
     raise TraceError(
         f"its content fits {names}" if fitting else problem,
         path=stream.path,
         hint="`format` says what it is: " + ", ".join(NAMES),
     )
-
-
-def _all_rows(pattern: bytes) -> Callable[[FileHead], bool]:
-    match = re.compile(pattern).fullmatch
-    return lambda head: bool(head.rows) and all(map(match, head.rows))
 
 
 def _first_row(pattern: bytes) -> Callable[[FileHead], bool]:
@@ -283,16 +265,10 @@ _COUNT_HEADING = re.compile(rb"layer,expert(,count(,held_out)?)?")
 _COUNT_ROW = re.compile(_COUNT_HEADING.pattern + rb"|\d+,\d+(,\d+){0,2}")
 
 
-def _is_heat(head: FileHead) -> bool:
-    return re.match(rb"\s*\{", head.text) is not None and all(
-        key in head.text for key in (b'"layers"', b'"heat"')
-    )
-
-
 def _is_array_json(head: FileHead) -> bool:
     start = re.match(rb"\s*[\[{]", head.text)
     lines = re.match(rb'\s*\{\s*"(seq|token|layer)"', head.text)
-    return start is not None and lines is None and not _is_heat(head)
+    return start is not None and lines is None
 
 
 FORMATS = (
@@ -305,13 +281,5 @@ FORMATS = (
     Format("npy", lambda head: head.data.startswith(b"\x93NUMPY"), arrays.read_npy),
     Format("npz", lambda head: head.data.startswith(b"PK\x03\x04"), arrays.read_npz),
     Format("json", _is_array_json, arrays.read_json),
-    Format("moe-flash", _any_line(rb"moe-flash: layer +\d+ topk=\[")),
-    Format("anemll", _first_row(rb'\{(?=.*"n_tokens")(?=.*"experts")')),
-    Format("mer", _first_row(rb'\{(?=.*"token")(?=.*"layer")(?=.*"experts")(?!.*"n_tokens")')),
-    Format("colibri-usage", _all_rows(rb"\d+ \d+ \d+|-\d .*")),
-    Format("colibri-route", _all_rows(rb"\d+ \d+ \d+( \d+:\S+)+")),
-    Format("potatomaxx", _all_rows(rb"\d+( \d+){2,}")),
-    Format("mblt", lambda head: head.data.startswith(b"MBLT")),
-    Format("heat", _is_heat),
 )
-NAMES = tuple(one.name for one in FORMATS if one.read is not None)
+NAMES = tuple(one.name for one in FORMATS)

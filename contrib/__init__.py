@@ -1,1 +1,0 @@
-"""Converters that need moepack's source tree: they are not part of the package."""
