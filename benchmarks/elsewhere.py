@@ -7,18 +7,19 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import moepack
 from benchmarks.measure import MOEPACK, Side, against, fresh, ratio_row, speed_row
 from benchmarks.table import Row
-from moepack.bench.measuring import Spread, in_turns, spread
+from moepack.bench.measuring import in_turns, spread
 from tests.support.slow_network import slow_network
 
 ROUND_TRIPS = (0.001, 0.010, 0.050)
 """Seconds there and back: another rack, another zone, another region."""
+DEPTHS = (1, 8, 32)
 _CONFIGURATION = """
 {user} daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;
 events {{ worker_connections 512; }}
@@ -130,24 +131,37 @@ def _reading(address: str, rounds: int) -> Iterator[Row]:
 
 
 def _latencies(port: int) -> Iterator[Row]:
+    """Compare experts by one request each with experts by one request for each of their parts."""
     for round_trip in ROUND_TRIPS:
-        with slow_network(port, round_trip) as slow:
-            report = moepack.bench_store(f"http://127.0.0.1:{slow}/served", seconds=24)
-        for gain in report.gains:
-            whole, parts = (
-                next(
-                    one.experts_per_second
-                    for one in report.readings
-                    if (one.unit, one.depth) == (unit, gain.depth)
-                )
-                for unit in ("expert", "part")
-            )
-            yield Row(
-                f"experts, {1000 * round_trip:.0f} ms, {gain.depth} in flight: by parts",
-                f"{whole:.0f} a second",
-                f"{parts:.0f} a second",
-                Spread(gain.ratio, gain.low, gain.high),
-            )
+        with (
+            slow_network(port, round_trip) as slow,
+            moepack.open(f"http://127.0.0.1:{slow}/served") as pack,
+        ):
+            parts = [[part.name] for part in pack.parts(pack.layers[0])]
+            for depth in DEPTHS:
+                with pack.reader(depth=depth) as reader:
+                    whole = partial(_read_speed, pack, reader, depth, [None])
+                    apart = partial(_read_speed, pack, reader, depth, parts)
+                    speeds = in_turns({"whole": whole, "apart": apart}, 4)
+                name = f"experts, {1000 * round_trip:.0f} ms, {depth} in flight: by parts"
+                yield speed_row(name, speeds["whole"], speeds["apart"])
+
+
+def _read_speed(
+    pack: moepack.Pack,
+    reader: moepack.Reader,
+    depth: int,
+    requests: Sequence[Sequence[str] | None],
+) -> float:
+    """Read some experts, by `requests` for their parts; return their bytes a second."""
+    layer = pack.layers[0]
+    keys = [(layer, number % pack.expert_count(layer)) for number in range(8 * depth)]
+    start = time.perf_counter()
+    for parts in requests:
+        for _ in reader.read_many(keys, parts=parts):
+            pass
+    seconds = time.perf_counter() - start
+    return sum(pack.locate(*key).length for key in keys) / seconds
 
 
 def workers(folder: Path, shards: list[Path], rounds: int) -> Iterator[Row]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from moepack.bench.diagnosis.doctor import doctor as doctor
     from moepack.bench.machine import measure_machine as measure_machine
     from moepack.bench.run import bench_pack as bench_pack
-    from moepack.bench.store_speed import bench_store as bench_store
     from moepack.common.errors import MachineError as MachineError
     from moepack.common.errors import MirrorWarning as MirrorWarning
     from moepack.common.errors import MoepackError as MoepackError
@@ -84,7 +83,6 @@ _NAMES = {
     "bench.diagnosis.doctor": "doctor",
     "bench.machine": "measure_machine",
     "bench.run": "bench_pack",
-    "bench.store_speed": "bench_store",
     "common.errors": (
         "MachineError MirrorWarning MoepackError PackError RequestError SourceError TraceError"
     ),

@@ -29,7 +29,7 @@ from moepack.traces.hotness.learned import LearnedWindow
 from moepack.traces.hotness.learned_store import LearnedStore
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama, require_disk
-from tests.support.remote_servers import FileServer, file_server
+from tests.support.remote_servers import file_server
 from tests.support.warm_command import Run
 from tests.support.worked_example import example
 
@@ -291,24 +291,14 @@ def test_so_are_those_of_a_machine_with_a_drive(example: Path, cli: Run) -> None
     assert_fields(cli, ("machine", example, "--seconds", "0"))
 
 
-@pytest.fixture
-def store(example: Path) -> Iterator[FileServer]:
-    pytest.importorskip("obstore")
-    with file_server(example.parent) as server:
-        yield server
-
-
 @needs_llama
-def test_so_are_those_of_commands_that_run_a_model(
-    example: Path, store: FileServer, cli: Run
-) -> None:
+def test_so_are_those_of_commands_that_run_a_model(example: Path, cli: Run) -> None:
     little = ("--seconds", "0", "--depths", "1", "--length", "64KiB", "--point-seconds", "0.001")
     assert_fields(
         cli,
         ("run", example, "-p", "Hello", "-n", "2", "--context", "64"),
         ("bench", example, "--source", first_shard("qwen3moe"), *little),
         ("bench", example, "--run", "--memory", "320MiB"),
-        ("bench", f"{store.url}/{example.name}", "--seconds", "0.1"),
     )
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 import moepack
-from moepack.cli.shared.argument_names import typed_name
 from moepack.cli.shared.files import picture_file, read_prompt
 from moepack.cli.shared.options import (
     backend_option,
@@ -26,14 +23,12 @@ from moepack.cli.shared.parameters import Numbers
 from moepack.cli.shared.progress import is_terminal, progress
 from moepack.cli.shared.terminal import complain, draw, is_json, is_quiet, show
 from moepack.common.errors import RequestError
-from moepack.common.remote_path import is_remote
 from moepack.pack.reading.directory import named_pack
 from moepack.running.programs.bounds import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from moepack.bench.comparison import Schedule
 
-_STORE_SETTINGS = ("pack_path", "depths", "seconds")
 _RUN_SETTINGS = (
     *("memory", "read_limit", "prompt_file", "prompt_tokens", "tokens", "micro_batch", "rounds"),
 )
@@ -113,8 +108,7 @@ def bench(
     Experts of a trace, or drawn by hotness, are read from the pack and, with --source, from the
     shards: through moepack's reader, with a bare backend and memory-mapped, in paired rounds. With
     --run, the speed of prompts and of tokens is measured: from the pack, from the shards, and under
-    llama.cpp alone. Of a pack in a store, experts are read by one request each, and by one for each
-    of their parts.
+    llama.cpp alone.
 
     Example: moepack bench model.moepack --source model-00001-of-00004.gguf
     """
@@ -128,9 +122,6 @@ def bench(
     if run_settings:
         option = f"--{next(iter(run_settings)).replace('_', '-')}"
         raise RequestError(f"{option} is for --run", hint=f"add --run, or leave {option} out")
-    if is_remote(pack_path):
-        _bench_store(pack_path, settings)
-        return
     if plot_path and not point_seconds:
         raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
     inputs = [path for path in (settings["trace"], settings["hotness"]) if path]
@@ -162,23 +153,6 @@ def _announce(schedule: Schedule) -> None:
     if is_terminal():
         draw("\r\x1b[K")  # the bar is drawn again below
     complain("note", bench_text.announced(schedule))
-
-
-def _bench_store(address: str, settings: Mapping[str, Any]) -> None:
-    """Measure a store; of the options only those of depths and time mean something there."""
-    from moepack.report import store_text
-
-    context = click.get_current_context()
-    for option in context.command.params:
-        is_named = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if is_named and option.expose_value and option.name not in _STORE_SETTINGS:
-            raise click.UsageError(f"{typed_name(option)} is for packs on this machine")
-    chosen = {name: settings[name] for name in ("depths", "seconds") if settings[name] is not None}
-    if context.get_parameter_source("depths") is not ParameterSource.COMMANDLINE:
-        del chosen["depths"]  # stores are worth more than drives
-    with progress(None, "measuring", "ms") as advance:
-        report = moepack.bench_store(address, progress=advance, **chosen)
-    show(report, store_text.text)
 
 
 def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:
