@@ -58,14 +58,12 @@ def packs_against_shards(pack_path: Path, shards: list[Path], rounds: int) -> It
     """
     seconds = 10.0 * rounds
     report = moepack.bench_pack(pack_path, source=shards[0], seconds=seconds, point_seconds=0)
-    speeds = {(r.layout, r.way, r.state, r.depth): r.bytes_per_second for r in report.readings}
-    for way, state, depth, ratio, low, high, *_ in report.gains:
+    speeds = {(one.layout, one.depth): one.bytes_per_second for one in report.readings}
+    for depth, ratio, low, high, *_ in report.gains:
         if ratio is None or low is None or high is None:
             continue
-        ours, theirs = (
-            f"{speeds[layout, way, state, depth] / 1e9:.2f} GB/s" for layout in ("blobs", "slices")
-        )
-        name = f"blobs, {way}, {state}, depth {depth}: slices"
+        ours, theirs = (f"{speeds[layout, depth] / 1e9:.2f} GB/s" for layout in ("blobs", "slices"))
+        name = f"blobs, depth {depth}: slices"
         yield Row(name, ours, theirs, value=Spread(ratio, low, high), higher_is_better=True)
 
 

@@ -4,6 +4,7 @@ A drive that others read as well serves one request of each in turn, so that few
 more of it than many short ones. A comparison of layouts then compares their share of a crowd.
 """
 
+import itertools
 import os
 import time
 from collections.abc import Iterable
@@ -35,18 +36,6 @@ class Disturbance(NamedTuple):
         return any(share is not None and share > MAX_SHARE for share in self)
 
 
-class _Counters(NamedTuple):
-    """Bytes and busy seconds of each drive since the start of the machine, bytes of this process.
-
-    `drives` and `own_length` are None if the system does not report either of them.
-    """
-
-    time: float
-    waited: float | None
-    drives: list[tuple[int, float]] | None
-    own_length: int | None
-
-
 class DisturbanceMonitor:
     """Measures the disturbance of the drives that `paths` lie on."""
 
@@ -56,28 +45,26 @@ class DisturbanceMonitor:
 
     def __call__(self) -> Disturbance:
         """Return the disturbance since the last call."""
-        before, after = self._last, self._count()
-        self._last = after
-        seconds = max(after.time - before.time, 1e-9)
+        before, self._last = self._last, self._count()
+        seconds, waited, own_length, *drives = (
+            None if now is None or then is None else now - then
+            for then, now in zip(before, self._last, strict=True)
+        )
+        seconds = max(seconds or 0.0, 1e-9)
         drive_share = cpu_wait_share = None
-        if after.drives is not None and before.drives is not None:
-            pairs = list(zip(before.drives, after.drives, strict=True))
-            total = sum(now - then for (then, _), (now, _) in pairs)
-            busy = max(now - then for (_, then), (_, now) in pairs) / seconds
-            own_length = (after.own_length or 0) - (before.own_length or 0)
+        work = [number for number in drives if number is not None]
+        if own_length is not None and work and len(work) == len(drives):
+            total, busy = sum(work[::2]), max(work[1::2]) / seconds
             others_share = max(0.0, 1 - own_length / total) if total > 0 else 0.0
             drive_share = others_share * min(1.0, busy)
-        if after.waited is not None and before.waited is not None:
-            cpu_wait_share = max(0.0, after.waited - before.waited) / seconds
+        if waited is not None:
+            cpu_wait_share = max(0.0, waited) / seconds
         return Disturbance(drive_share, cpu_wait_share)
 
-    def _count(self) -> _Counters:
-        own_length, drives = _own_length(), None
-        if own_length is not None and self._drives:
-            work = [_work_of(drive) for drive in self._drives]
-            drives = [one for one in work if one is not None]
-            drives = drives if len(drives) == len(work) else None
-        return _Counters(time.perf_counter(), _waited(), drives, own_length)
+    def _count(self) -> list[float | None]:
+        """Return the time, the seconds waited, our bytes; bytes and busy seconds of each drive."""
+        work = itertools.chain.from_iterable(map(_work_of, self._drives))
+        return [time.perf_counter(), _waited(), _own_length(), *work]
 
 
 def drive_of(path: Path) -> Path | None:
@@ -91,13 +78,13 @@ def drive_of(path: Path) -> Path | None:
     return drive.parent if (drive / "partition").exists() else drive
 
 
-def _work_of(drive: Path) -> tuple[int, float] | None:
+def _work_of(drive: Path) -> tuple[int, float] | tuple[None, None]:
     """Return the bytes that a drive moved, and its busy seconds (block/stat.rst of the kernel)."""
     try:
         fields = (drive / "stat").read_text().split()
         return (int(fields[2]) + int(fields[6])) * _SECTOR, int(fields[9]) / 1000
     except (OSError, ValueError, IndexError):
-        return None
+        return None, None
 
 
 def _own_length() -> int | None:

@@ -3,7 +3,6 @@
 import contextlib
 import random
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from typing import NamedTuple
 # they begin, so that an interruption then would be lost.
 from numpy.random import SFC64
 
-from moepack.bench.measuring import Clock, in_turns
+from moepack.bench.measuring import in_turns
 from moepack.bench.timed_reads import Usage, in_flight
 from moepack.common.errors import MachineError, RequestError, write_failure
 from moepack.common.sizes import exact_size_text
@@ -63,7 +62,6 @@ def measure(
     points: Sequence[Point],
     seconds: float,
     progress: Callable[[], None] = lambda: None,
-    clock: Clock = time.perf_counter,
 ) -> tuple[SurfacePoint, ...]:
     """Measure each of the `points` on `files` (path, length) for `seconds`.
 
@@ -76,7 +74,7 @@ def measure(
         speed = speeds.get((point.depth, point.order))
         if speed is None or point.length * point.depth <= speed * seconds * _MAX_OVERRUN:
             reads = read_ranges(files, point.length, point.order)
-            usage = in_flight(backend, reads, point.depth, point.length, seconds, clock)
+            usage = in_flight(backend, reads, point.depth, point.length, seconds)
             speed = speeds[point.depth, point.order] = usage.bytes_per_second
             cpu = usage.cpu_seconds_per_gib(usage.length)
             measured[point] = SurfacePoint(*point, speed, cpu, usage.read_count)

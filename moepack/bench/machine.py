@@ -2,7 +2,6 @@
 
 import math
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -96,7 +95,7 @@ def measure_machine(
         hint = "the model's drive is measured: leave the directory out"
         raise RequestError(problem, path=directory, hint=hint)
     first = _WRITING_SECONDS if model is None else 0.0
-    meter = Meter(first + seconds, time.perf_counter, progress)
+    meter = Meter(first + seconds, progress)
     with _reads(model, Path(directory or "."), scratch_length, meter.advance) as reads:
         meter.begin(seconds)
         drive_seconds = seconds * (1 - MEMORY_SHARE - COMPUTE_SHARE)

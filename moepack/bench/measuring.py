@@ -1,6 +1,7 @@
 """Tools of every benchmark: turns, the spread of several measurements, and the time it may take."""
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -8,12 +9,6 @@ from moepack.common.phases import Progress
 
 Side = TypeVar("Side")
 Result = TypeVar("Result")
-
-Clock = Callable[[], float]
-"""Gives the time in seconds, counted from anywhere."""
-
-_MAX_EXTENSION = 2
-"""Times as long as planned that disturbed rounds may prolong a benchmark to."""
 
 
 class Spread(NamedTuple):
@@ -48,30 +43,24 @@ class Meter:
     `seconds` are an estimate of all of it, until `begin` sets the time that is left.
     """
 
-    def __init__(self, seconds: float, clock: Clock, progress: Progress | None) -> None:
-        self._clock = clock
+    def __init__(self, seconds: float, progress: Progress | None) -> None:
         self._progress = progress
-        self._start = clock()
-        self._end = self._latest_end = self._start + seconds
+        self._start = time.perf_counter()
+        self._end = self._start + seconds
         self._reported = 0
 
     def begin(self, seconds: float) -> None:
         """Set the end to `seconds` from now."""
-        self._end = self._clock() + seconds
-        self._latest_end = self._end + (_MAX_EXTENSION - 1) * seconds
+        self._end = time.perf_counter() + seconds
 
     @property
     def is_over(self) -> bool:
         """Whether the time is over."""
-        return self._clock() >= self._end
-
-    def extend(self, seconds: float) -> None:
-        """Give back time that was disturbed, up to twice the planned time in all."""
-        self._end = min(self._end + seconds, self._latest_end)
+        return time.perf_counter() >= self._end
 
     def advance(self) -> None:
         """Report the time since the last report."""
-        self._report(min(self._clock(), self._end))
+        self._report(min(time.perf_counter(), self._end))
 
     def finish(self) -> None:
         """Report the rest."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,14 +20,11 @@ from moepack.cli.shared.options import (
     source_option,
 )
 from moepack.cli.shared.parameters import Numbers
-from moepack.cli.shared.progress import is_terminal, progress
-from moepack.cli.shared.terminal import complain, draw, is_json, is_quiet, show
+from moepack.cli.shared.progress import progress
+from moepack.cli.shared.terminal import complain, is_json, is_quiet, show
 from moepack.common.errors import RequestError
 from moepack.pack.reading.directory import named_pack
 from moepack.running.programs.bounds import MAX_CONTEXT
-
-if TYPE_CHECKING:
-    from moepack.bench.comparison import Schedule
 
 _RUN_SETTINGS = (
     *("memory", "read_limit", "prompt_file", "prompt_tokens", "tokens", "micro_batch", "rounds"),
@@ -52,7 +49,8 @@ _RUN_SETTINGS = (
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 3600),
-    help="Time for the comparison; by default 45, or more on a slow drive.",
+    default=45,
+    help="Time for the comparison.",
 )
 @size_option("--length", default="256MiB", help="Bytes of experts to read repeatedly.")
 @click.option(
@@ -106,9 +104,8 @@ def bench(
     """Measure a model's drive, and the gain from a pack on it.
 
     Experts of a trace, or drawn by hotness, are read from the pack and, with --source, from the
-    shards: through moepack's reader, with a bare backend and memory-mapped, in paired rounds. With
-    --run, the speed of prompts and of tokens is measured: from the pack, from the shards, and under
-    llama.cpp alone.
+    shards, in paired rounds. With --run, the speed of prompts and of tokens is measured: from the
+    pack, from the shards, and under llama.cpp alone.
 
     Example: moepack bench model.moepack --source model-00001-of-00004.gguf
     """
@@ -125,19 +122,17 @@ def bench(
     if plot_path and not point_seconds:
         raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
     inputs = [path for path in (settings["trace"], settings["hotness"]) if path]
-    is_silent = is_json() or is_quiet()
     with (
         picture_file(plot_path, force=force, inputs=inputs) as picture,
         progress(None, "measuring", "ms") as advance,
     ):
-        if not (source_paths or is_silent) and named_pack(pack_path) is not None:
+        if not (source_paths or is_json() or is_quiet()) and named_pack(pack_path) is not None:
             complain("note", "without --source there is nothing to compare the pack with")
         report = moepack.bench_pack(
             pack_path,
             source=source_paths or None,
             point_seconds=point_seconds,
             progress=advance,
-            announce=None if is_silent else _announce,
             **settings,
         )
         if picture and report.surface:
@@ -145,14 +140,6 @@ def bench(
         elif picture:
             complain("note", "the pack is too small for a surface: nothing is drawn")
     show(report, bench_text.text)
-
-
-def _announce(schedule: Schedule) -> None:
-    from moepack.report import bench_text
-
-    if is_terminal():
-        draw("\r\x1b[K")  # the bar is drawn again below
-    complain("note", bench_text.announced(schedule))
 
 
 def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:

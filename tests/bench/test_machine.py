@@ -5,11 +5,12 @@ import subprocess
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from moepack.bench import drive
 from moepack.bench import machine as measuring
 from moepack.bench.drive import LEAST_LENGTH, Point, measure_in_rounds, scratch_file
 from moepack.bench.machine import (
@@ -20,7 +21,9 @@ from moepack.bench.machine import (
     measure_machine,
     most_read_lengths,
 )
+from moepack.bench.timed_reads import Usage
 from moepack.common.errors import MachineError, RequestError
+from moepack.pack.reading.expert_read import FileRead
 from moepack.pack.reading.pack import Pack
 from moepack.packing.shard_index import index_model
 from moepack.planning.machine.model import Drive, Figure, ReadSpeed
@@ -30,7 +33,6 @@ from moepack.storage.threaded import ThreadedBackend
 from tests.support.file_systems import mounted
 from tests.support.models import first_shard
 from tests.support.needs import require_disk
-from tests.support.synthetic_drive import CALM, SyntheticDrive
 
 MIB = 1 << 20
 
@@ -133,21 +135,27 @@ def test_progress_reaches_its_total(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert sum(count for count, _ in calls) == calls[-1][1] >= 9000
 
 
-def test_points_are_measured_in_turns_and_at_other_places_each_time(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(4 * MIB))
-    drive = SyntheticDrive(0, CALM, 1)
+def test_points_are_measured_in_turns_and_at_other_places_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[FileRead] = []
+
+    def read_once(_: object, ranges: Iterator[FileRead], *__: object) -> Usage:
+        reads.append(next(ranges))
+        return Usage(1, 0, 1, reads[-1].length)
+
+    monkeypatch.setattr(drive, "in_flight", read_once)
     points = [Point(4096, 1, "random"), Point(8192, 2, "random")]
     done: list[None] = []
-    usages = measure_in_rounds(
-        drive.backend(1), [(path, 4 * MIB)], points, 0, 4, lambda: done.append(None)
-    )
+    backend = ThreadedBackend(direct=True)
+    files = [(tmp_path / "file", 4 * MIB)]
+    usages = measure_in_rounds(backend, files, points, 0, 4, lambda: done.append(None))
+    backend.close()
     assert list(usages) == points
     assert [len(several) for several in usages.values()] == [4, 4]
     assert len(done) == 8
-    read = [request.length for request in drive.requests]
-    assert read == [4096, 8192, 8192, 4096] * 2, "there and back"
-    assert len({request.offset for request in drive.requests}) == len(drive.requests)
+    assert [read.length for read in reads] == [4096, 8192, 8192, 4096] * 2, "there and back"
+    assert len({read.offset for read in reads}) == len(reads)
 
 
 def test_without_a_model_the_drive_of_a_folder_is_measured(tmp_path: Path) -> None:

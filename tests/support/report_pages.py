@@ -20,7 +20,7 @@ SURFACE = [
 def bench() -> dict[str, object]:
     """Return what `bench --json` prints, of a surface and one reading."""
     reading = {
-        **{"layout": "blobs", "way": "reader", "state": "cold", "depth": 1},
+        **{"layout": "blobs", "depth": 1},
         **{"bytes_per_second": 5e8, "bytes_per_second_lowest": 4e8},
         **{"bytes_per_second_highest": 6e8, "cpu_seconds_per_gib": 0.2},
         **{"seconds_per_token": 0.01, "reads_per_token": 8, "length_per_token": 4e5},
@@ -36,9 +36,8 @@ def bench() -> dict[str, object]:
         **{"pack": "/somewhere/model.moepack", "pack_length": 1 << 21, "backend": "direct"},
         **{"why": "it works", "surface": SURFACE, "readings": [reading]},
         "routing": routing,
-        "raw_buffers": {"count": 2, "length": 1 << 20, "huge_page_share": None},
         **{"cold_is_assured": None, "round_count": 12, "disturbed_round_count": 0, "gains": []},
-        **{"seconds": 20, "outcome": None, "packing_gains": None, "needed_seconds": None},
+        **{"seconds": 20, "outcome": None},
         **{"verdict": "no gain was shown", "notes": []},
     }
 

@@ -1,0 +1,124 @@
+"""Verdicts on paired rounds of which the truth is known."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from moepack.bench.comparison import Round
+from moepack.bench.timed_reads import Usage
+from moepack.bench.verdict import MIN_ROUNDS, cold_is_assured, judge, notes, verdict
+
+GAIN, LOSS, NONE = "Pack faster", "Shards faster", "No difference shown"
+
+
+def rounds_of(*ratios: float, is_disturbed: bool = False) -> list[Round]:
+    """Make rounds in which the slices took so many times as long as the blobs, at depth 4."""
+    return [
+        Round(
+            {4: 0},
+            {("blobs", 4): Usage(1, 0, 1, 1), ("slices", 4): Usage(ratio, 0, 3, 1)},
+            is_disturbed,
+        )
+        for ratio in ratios
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "word"),
+    [
+        ([1.5] * 9 + [1.06, 0.5, 0.5], "gain"),
+        ([1.5] * 8 + [1.04, 1.04, 0.5, 0.5], "none"),
+        ([0.7] * 9 + [0.94, 2.0, 2.0], "loss"),
+        ([0.7] * 8 + [0.96, 0.96, 2.0, 2.0], "none"),
+        ([1.0] * 12, "none"),
+        ([9.0] * 11, "none"),
+    ],
+)
+def test_a_side_is_faster_if_it_is_in_three_quarters_of_enough_rounds(
+    ratios: list[float], word: str
+) -> None:
+    (gain,) = judge(rounds_of(*ratios), [4])
+    assert (gain.word, gain.round_count) == (word, len(ratios))
+    assert (gain.ratio is None) is (len(ratios) < MIN_ROUNDS)
+    outcome, text = verdict([gain], rounds_of(*ratios), "uring", True)
+    assert outcome == word
+    assert text.startswith({"gain": GAIN, "loss": LOSS, "none": NONE}[word])
+
+
+@pytest.mark.parametrize(
+    ("truth", "right", "least_share"),
+    [(1.2, "gain", 0.85), (1 / 1.2, "loss", 0.85), (1.02, "none", 1.0), (1.0, "none", 1.0)],
+)
+def test_many_noisy_runs_find_what_is_so(truth: float, right: str, least_share: float) -> None:
+    """Each side varies by 10 %, and one time in fifty takes 20 times as long."""
+    draw = random.Random(0)
+    words: Counter[str] = Counter()
+    for _ in range(200):
+        noise = (
+            draw.lognormvariate(0, 0.14) * draw.choices([1, 20, 1 / 20], [0.96, 0.02, 0.02])[0]
+            for _ in range(40)
+        )
+        (gain,) = judge(rounds_of(*(truth * factor for factor in noise)), [4])
+        words[gain.word] += 1
+    assert words[right] >= least_share * 200
+    assert set(words) <= {right, "none"}
+
+
+def test_the_verdict_is_about_the_depth_at_which_shards_are_read_fastest() -> None:
+    """A gain at a smaller depth alone comes with a deeper queue, without a pack."""
+    usages = {
+        ("blobs", 1): Usage(2, 0, 1, 1),
+        ("slices", 1): Usage(4, 0, 3, 1),
+        ("blobs", 4): Usage(1, 0, 1, 1),
+        ("slices", 4): Usage(1, 0, 3, 1),
+    }
+    rounds = [Round({1: 0, 4: 1}, usages, False)] * MIN_ROUNDS
+    assert verdict(judge(rounds, [1, 4]), rounds, "uring", True) == (
+        "none",
+        "No difference shown: at depth 4, where moepack reads the shards fastest, it reads the "
+        "pack 1.00 (1.00 to 1.00) times as fast as them. At other depths: 2.00 (2.00 to 2.00) at "
+        "depth 1. In brackets: the middle half of the rounds.",
+    )
+
+
+def test_disturbed_rounds_do_not_count_and_are_told() -> None:
+    rounds = [*rounds_of(*[2.0] * 12), *rounds_of(*[0.1] * 30, is_disturbed=True)]
+    (gain,) = judge(rounds, [4])
+    assert (gain.word, gain.ratio, gain.round_count) == ("gain", 2.0, 12)
+    assert any("in 30 of 42 rounds" in note for note in notes(rounds, "uring", True, 1 << 40))
+    assert not notes(rounds[:12], "uring", True, 1 << 40)
+
+
+def test_too_few_rounds_say_what_to_do() -> None:
+    few = rounds_of(9.0, 9.0)
+    assert verdict(judge(few, [4]), few, "uring", True)[1] == (
+        f"{NONE}: there was time for 2 rounds, and it takes 12; measure for more `seconds`."
+    )
+    crowded = [*few, *rounds_of(9.0, is_disturbed=True)]
+    assert verdict(judge(crowded, [4]), crowded, "uring", True)[1] == (
+        f"{NONE}: 2 of 3 rounds were undisturbed, and it takes 12; measure while other processes "
+        "rest."
+    )
+
+
+@pytest.mark.parametrize("was_cold", [False, None])
+def test_what_may_be_memory_is_no_gain_of_a_drive(was_cold: bool | None) -> None:
+    rounds = rounds_of(*[2.0] * 12)
+    gains = judge(rounds, [4])
+    expected = (None, "No verdict: the reads may have come from the page cache.")
+    assert verdict(gains, rounds, "buffered", was_cold) == expected
+    assert verdict(gains, rounds, "direct", was_cold)[0] == "gain"
+    assert verdict(gains, rounds, "buffered", True)[0] == "gain"
+
+
+@pytest.mark.parametrize(
+    ("was_cold", "length", "assured"),
+    [(True, 1 << 30, True), (True, (1 << 30) - 1, None), (False, 1, False), (None, 1, None)],
+)
+def test_a_pack_that_a_drive_may_hold_in_its_memory_is_not_called_cold(
+    was_cold: bool | None, length: int, assured: bool | None
+) -> None:
+    assert cold_is_assured(was_cold, length) is assured
+    noted = any("a small pack" in note for note in notes([], "uring", was_cold, length))
+    assert noted is (length < 1 << 30)
