@@ -68,7 +68,6 @@ LIBRARIES = {
 """What moepack depends on, and where alone it is known; numpy any room may know."""
 
 EXTRAS = {
-    "PIL": ("report.html.maps",),
     "distributed": ("cli.shared.executors",),
     "hf_xet": ("storage.remote.xet",),
     "huggingface_hub": ("storage.remote.hub",),

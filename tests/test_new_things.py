@@ -143,9 +143,9 @@ def test_each_table_of_forecasts_has_every_class() -> None:
 
 def test_a_page_section_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     def dummy(facts: ReportFacts) -> PageSection:
-        return PageSection("dummy", "A dummy", f"It is about {facts.name}.")
+        return PageSection("dummy", f"it is about {facts.name}")
 
-    monkeypatch.setattr(page, "SECTIONS", (dummy,))
+    monkeypatch.setattr(page, "SECTIONS", {"A dummy": dummy})
     made = moepack.make_report(first_shard("mixtral"))
     assert made.summary.sections == ("A dummy",)
     assert "It is about" in made.html

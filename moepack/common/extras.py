@@ -19,7 +19,7 @@ PACKAGES: Mapping[str, Sequence[tuple[str, str | None]]] = MappingProxyType(
         "mount": [("mfusepy", None)],
         "plot": [("matplotlib", None)],
         "remote": [("huggingface_hub", None), ("obstore", None)],
-        "report": [("jinja2", None), ("matplotlib", None), ("pillow", None)],
+        "report": [("jinja2", None)],
         "run": [("h11", None), ("prompt_toolkit", None), LLAMA_CPP],
     }
 )

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
-from moepack.common.paths import PathOrPaths
 from moepack.common.sizes import Size, parse_ranges, ranges_text
 from moepack.pack.format.tables import PackedFamily
-from moepack.pack.opening.open_model import open_model
-from moepack.pack.reading.directory import named_pack
+from moepack.pack.opening.open_model import Model, is_pack, open_model
 from moepack.pack.reading.pack import Pack
 
 _LAYER = re.compile(r"blk\.(\d{1,5})\.")
@@ -70,7 +69,7 @@ Row = BlobRow | TensorRow
 
 
 def list_pack(
-    path: PathOrPaths,
+    model: Model,
     *,
     hottest: Size | None = None,
     layers: str | Iterable[int] | None = None,
@@ -79,7 +78,7 @@ def list_pack(
 
     With `hottest` they are only the hottest blobs, up to this size (`8GiB`, or `25%` of the
     experts), hottest first, as from `Pack.hottest`. `layers` (numbers, or `0-3,7`) leaves out all
-    others, and tensors of no layer. The pack stays open until all rows were read.
+    others, and tensors of no layer. A pack that is opened here stays open until all rows were read.
 
     Raises RequestError for layers that the pack lacks and for hotness that was not measured,
     PackError for a damaged pack; for a damaged record, at its row.
@@ -89,18 +88,19 @@ def list_pack(
     except ValueError as error:
         raise RequestError(f"not a list of layers: {error}") from None
     chosen = None if numbers is None else frozenset(numbers)
-    pack = open_model(path)
+    pack = model if isinstance(model, Pack) else open_model(model)
     try:
         if chosen is not None:
             _check_layers(pack, chosen)
         length = None
         if hottest is not None:
-            _check_measured(pack, is_pack=named_pack(path) is not None)
+            _check_measured(pack)
             length = pack.budget_length(hottest, "hottest", layers=chosen)
     except BaseException:
-        pack.close()
+        if pack is not model:
+            pack.close()
         raise
-    return _rows(pack, length, chosen)
+    return _rows(pack, length, chosen, closes=pack is not model)
 
 
 def _check_layers(pack: Pack, layers: frozenset[int]) -> None:
@@ -110,19 +110,21 @@ def _check_layers(pack: Pack, layers: frozenset[int]) -> None:
         raise RequestError(f"the pack has no layer {layer}", path=pack.path, hint=hint)
 
 
-def _check_measured(pack: Pack, *, is_pack: bool) -> None:
+def _check_measured(pack: Pack) -> None:
     if any(family.hotness_measured for family in pack.index.families):
         return
     path = shell_word(str(pack.path))
     hint = f"give it one: `moepack rank {path} --hotness FILE`"
-    if not is_pack:
+    if not is_pack(pack):
         hint = f"pack it by measured hotness: `moepack pack {path} --hotness FILE -o NAME.moepack`"
     raise RequestError("no hotness was measured for it", path=pack.path, hint=hint)
 
 
-def _rows(pack: Pack, hottest: int | None, layers: frozenset[int] | None) -> Iterator[Row]:
+def _rows(
+    pack: Pack, hottest: int | None, layers: frozenset[int] | None, *, closes: bool
+) -> Iterator[Row]:
     """Yield rows; `hottest` is the length of the blobs to list, None for everything."""
-    with pack:
+    with pack if closes else nullcontext():
         if hottest is not None:
             main: dict[int, PackedFamily] = {}
             for family in pack.index.families:

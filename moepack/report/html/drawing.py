@@ -1,168 +1,210 @@
-"""Drawings for a page: matplotlib's SVG with the page's own colours and fonts.
+"""Pictures as inline SVG, drawn once: the area between the axes is as wide as its window allows.
 
-Each is drawn twice, for wide and for narrow windows, with letters of the same size.
+Places are shares of that area, so letters and strokes keep their size; ticks and labels lie outside
+it, in the margins. Colours are variables of the style sheet.
 """
 
 from __future__ import annotations
 
-import io
-import re
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from moepack.report.html.section import Drawing
+import numpy as np
+from numpy.typing import NDArray
 
-WIDE, NARROW = 7.4, 3.8
-"""The widths of a drawing in inches; 72 points of it are about 92 pixels of the page."""
+from moepack.common.sizes import divide_up, size_text
+from moepack.report.html.section import Key
 
-COLOURS = {
-    "ink": "#010101",
-    "muted": "#020202",
-    "grid": "#030303",
-    "paper": "#040404",
-    **{f"c{number}": f"#0505{number:02}" for number in range(1, 9)},
-}
-"""Colours of the style sheet, by the names that stand for them while a picture is drawn."""
-
-INK, MUTED, GRID, PAPER = (COLOURS[name] for name in ("ink", "muted", "grid", "paper"))
-
-_NAMES = {colour: f"var(--{name})" for name, colour in COLOURS.items()}
-_SETTINGS: dict[str, Any] = {
-    "svg.fonttype": "none",  # text stays text, in the font of the page
-    "font.size": 8.5,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.axisbelow": True,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "hatch.linewidth": 0.6,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 3.5,
-    "text.color": INK,
-    "text.parse_math": False,  # a dollar in a name begins no formula
-    "xtick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.color": GRID,
-    "ytick.labelcolor": MUTED,
-}
-
-Paint = Callable[[Any], Any]
-"""Draws into a figure of matplotlib, and returns the axes that a pointer is over."""
+COLOUR_COUNT = 16
+"""The colours of maps, `--m0` to `--m15` in the style sheet."""
+_TICK_COUNT = 6
+_LETTER_WIDTH = 0.65
+"""The width of a letter or digit in em, with some to spare."""
+_LEAST_WIDTH = 48
+"""The letters that fit into the area in the narrowest window."""
+_STRETCHED = '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none">'
 
 
-def draw(name: str, heights: Sequence[float], paint: Paint, symbol: str | None = None) -> Drawing:
-    """Draw a picture twice; `heights` are inches, of the wide and the narrow one.
+class Axis(NamedTuple):
+    """An axis with ticks (values and their texts), which may be logarithmic."""
 
-    If `symbol` names a map of the page, it lies under the axes that `paint` returns.
-    """
-    wide, wide_box = _svg(f"{name}-wide", (WIDE, heights[0]), paint, symbol)
-    narrow, narrow_box = _svg(f"{name}-narrow", (NARROW, heights[-1]), paint, symbol)
-    return Drawing(wide, narrow, wide_box, narrow_box)
+    label: str
+    least: float
+    most: float
+    ticks: Sequence[tuple[float, str]]
+    is_log: bool = False
 
-
-def is_narrow(figure: Any) -> bool:
-    """Return whether a figure is the narrow one of two."""
-    return float(figure.get_figwidth()) < (WIDE + NARROW) / 2
-
-
-def gib_axis(axis: Any, lengths: Sequence[int]) -> None:
-    """Give a horizontal axis of GiB logarithmic steps with plain labels, for some lengths."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_xscale("log", base=2)
-    steps = [length / (1 << 30) for length in lengths]
-    axis.set_xlim(min(steps), max(steps) if max(steps) > min(steps) else 2 * min(steps))
-    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=9))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: gib_text(value)))
-    axis.xaxis.set_minor_formatter(NullFormatter())
+    def share(self, value: float) -> float:
+        """Return the place of a value along the axis, from 0 to 1."""
+        ends = (self.least, self.most)
+        if self.is_log:
+            value, ends = math.log(value), (math.log(ends[0]), math.log(ends[1]))
+        return (value - ends[0]) / (ends[1] - ends[0])
 
 
-def bytes_axis(axis: Any, most: int) -> None:
-    """Give a horizontal axis of bytes, from 0 to `most`, steps that are round in their unit."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+def share_axis(label: str) -> Axis:
+    """Return an axis of percentages."""
+    return Axis(label, 0, 1, ((0, "0"), (0.25, "25"), (0.5, "50"), (0.75, "75"), (1, "100 %")))
 
+
+def number_axis(
+    label: str,
+    most: float,
+    write: Callable[[float], str] = lambda value: f"{value:,.9g}",
+    unit: float = 1,
+    least_step: float = 0,
+) -> Axis:
+    """Return an axis from 0 in round steps of a unit."""
+    most = most or unit
+    step = most / unit / (_TICK_COUNT - 1)
+    power = 10 ** math.floor(math.log10(step))
+    step = max(least_step, next(power * times for times in (1, 2, 5, 10) if power * times >= step))
+    values = [step * unit * number for number in range(int(most / unit / step + 1e-9) + 1)]
+    return Axis(label, 0, most, [(value, write(value)) for value in values])
+
+
+def size_axis(label: str, most: int) -> Axis:
+    """Return an axis of bytes from 0, in steps that are round in their unit."""
     unit = max(unit for unit in (1, 1 << 10, 1 << 20, 1 << 30) if unit <= max(most / 4, 1))
-    axis.set_xlim(0, max(most, 1))
-    ticks = MaxNLocator(5, steps=[1, 2, 2.5, 4, 5, 10]).tick_values(0, max(most, 1) / unit)
-    axis.set_xticks([tick * unit for tick in ticks if tick * unit <= most])
-    axis.xaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: gib_text(value / (1 << 30)) if value else "0")
+    return number_axis(label, most, _size, unit)
+
+
+def log_size_axis(label: str, lengths: Iterable[int]) -> Axis:
+    """Return a logarithmic axis for some lengths, with ticks at powers of two."""
+    lengths = [*lengths]
+    least = min(lengths)
+    most = max(*lengths, 2 * least) if len(set(lengths)) == 1 else max(lengths)
+    powers = range(math.ceil(math.log2(least)), math.floor(math.log2(most)) + 1)
+    ticks = [(2**power, _size(2**power)) for power in powers[:: divide_up(len(powers), 6) or 1]]
+    return Axis(label, least, most, ticks, is_log=True)
+
+
+def _size(length: float) -> str:
+    return size_text(round(length)).replace(".0 ", " ") if length else "0"
+
+
+def picture(height: float, across: Axis, up: Axis, *content: str, has_grid: bool = True) -> str:
+    """Return a picture whose area is `height` rem high: axes, and content between them."""
+    margin = max([2, *(_LETTER_WIDTH * len(text) + 1 for _, text in up.ticks)])
+    pieces = []
+    for value, text in up.ticks:
+        y = _percent(1 - up.share(value))
+        if has_grid:
+            pieces.append(f'<line x2="100%" y1="{y}" y2="{y}"/>')
+        pieces.append(f'<text class="end" x="-0.6em" y="{y}" dy="0.35em">{escape(text)}</text>')
+    for value, text in across.ticks:
+        x = _percent(across.share(value))
+        pieces.append(f'<text x="{x}" y="100%" dy="1.5em">{escape(text)}</text>')
+    if across.label:
+        pieces.append(f'<text x="50%" y="100%" dy="3em">{escape(across.label)}</text>')
+    if up.label:
+        pieces.append(f'<text class="start" x="-{margin:.1f}em" y="-2em">{escape(up.label)}</text>')
+    margins = f"{3 if up.label else 0.3}em 2em {4 if across.label else 2}em {margin:.1f}em"
+    style = f"height: {height:g}rem; width: calc(100% - {margin + 2:.1f}em); margin: {margins}"
+    body = "".join([*pieces, *content])
+    return f'<svg class="area" style="{style}" aria-hidden="true" focusable="false">{body}</svg>'
+
+
+def line(across: Axis, up: Axis, key: Key, points: Iterable[tuple[float, float | None]]) -> str:
+    """Return a line through points in the look of its key; those without a value are left out."""
+    return _path(across, up, key, ((x, y) for x, y in points if y is not None))
+
+
+def band(
+    across: Axis, up: Axis, key: Key, points: Sequence[tuple[float, float | None, float | None]]
+) -> str:
+    """Return a band between the lower and the higher values of points."""
+    edge = [(x, low or 0) for x, low, _ in points]
+    return _path(across, up, key, edge + [(x, high or 0) for x, _, high in reversed(points)])
+
+
+def _path(across: Axis, up: Axis, key: Key, points: Iterable[tuple[float, float]]) -> str:
+    places = (f"{1e3 * across.share(x):.1f} {1e3 * (1 - up.share(y)):.1f}" for x, y in points)
+    path = f'<path class="{key.look}" style="--colour: var(--{key.colour})" d="M{"L".join(places)}"'
+    return f"{_STRETCHED}{path}/></svg>"
+
+
+def dot(across: Axis, up: Axis, key: Key, x: float, y: float, title: str) -> str:
+    """Return a point in the look of its key, with a text for the pointer."""
+    place = f'cx="{_percent(across.share(x))}" cy="{_percent(1 - up.share(y))}"'
+    look = f'class="{key.look}" style="--colour: var(--{key.colour})"'
+    return f'<circle {place} r="4" {look}><title>{escape(title)}</title></circle>'
+
+
+def mark(across: Axis, value: float, text: str) -> str:
+    """Return a vertical line at a value, with its text above."""
+    x = _percent(across.share(value))
+    return f'<line class="mark" x1="{x}" x2="{x}" y2="100%"/><text x="{x}" y="-0.5em">{text}</text>'
+
+
+def stacked_bars(
+    across: Axis, rows: Mapping[str, Iterable[tuple[Key, float, str]]], height: float
+) -> str:
+    """Return bars of `height` rem under one another, by the names of their rows.
+
+    Each is made of pieces: their keys, lengths, and amounts for the pointer. Labels are written
+    into the pieces with room for them.
+    """
+    content = []
+    up = Axis("", len(rows), 0, [(row + 0.5, name) for row, name in enumerate(rows)])
+    for row, pieces in enumerate(rows.values()):
+        start = 0.0
+        for key, length, amount in pieces:
+            left, width = across.share(start), across.share(length)
+            y, high = _percent((row + 0.1) / len(rows)), _percent(0.8 / len(rows))
+            place = f'x="{_percent(left)}" y="{y}" width="{_percent(width)}" height="{high}"'
+            title = escape(f"{key.label}: {amount}")
+            content.append(
+                f'<rect {place} style="fill: var(--{key.colour})"><title>{title}</title></rect>'
+            )
+            if width * _LEAST_WIDTH > len(key.label) + 1:
+                x, y = _percent(left + width / 2), _percent((row + 0.5) / len(rows))
+                ink = "ink" if key.colour == "grid" else "paper"
+                content.append(
+                    f'<text class="inner" style="fill: var(--{ink})" x="{x}" y="{y}" dy="0.35em">'
+                    f"{escape(key.label)}</text>"
+                )
+            start += length
+    return picture(height * len(rows), across, up, *content, has_grid=False)
+
+
+def cell_map(levels: NDArray[Any], label: str, up: Axis, height: float) -> str:
+    """Return a map with a cell for each of `levels` [rows, columns], from 0 to 1.
+
+    What is not a number is left empty. Cells of one colour are strokes of one path.
+    """
+    rows, columns = levels.shape
+    steps = np.nan_to_num(np.clip(levels, 0, 1)) * (COLOUR_COUNT - 1)
+    colours = np.where(np.isnan(levels), -1, np.rint(steps)).astype(int)
+    strokes: dict[int, list[str]] = defaultdict(list)
+    ends: dict[int, tuple[int, int]] = {}
+    for row in range(rows):
+        changes = (*np.flatnonzero(np.diff(colours[row], prepend=-2)).tolist(), columns)
+        for start, end in pairwise(changes):
+            colour = int(colours[row, start])
+            x, y = ends.get(colour, (0, 0))
+            strokes[colour].append(f"m{start - x} {row - y}h{end - start}")
+            ends[colour] = (end, row)
+    strokes.pop(-1, None)
+    paths = "".join(
+        f'<path style="stroke: var(--m{colour})" d="{"".join(runs)}"/>'
+        for colour, runs in sorted(strokes.items())
     )
+    box = f'viewBox="0 -0.5 {columns} {rows}" preserveAspectRatio="none"'
+    across = number_axis(label, columns, least_step=1)
+    cells = f'<svg class="map" {box}>{paths}</svg>'
+    return picture(height, across, up, cells, has_grid=False)
 
 
-def gib_text(gibs: float) -> str:
-    """Write a number of GiB for an axis: `8 GiB`, `512 MiB`."""
-    for factor, unit in ((1, "GiB"), (1 << 10, "MiB"), (1 << 20, "KiB")):
-        if gibs * factor >= 1:
-            return f"{float(f'{gibs * factor:.3g}'):,.6g} {unit}"
-    return f"{gibs * (1 << 30):.0f} B"
+def row_ticks(texts: Sequence[str], places: Sequence[float]) -> list[tuple[float, str]]:
+    """Return ticks for up to a dozen of many rows."""
+    step = divide_up(len(texts), 12) or 1
+    return list(zip(places, texts, strict=True))[::step]
 
 
-def number_axis(axis: Any) -> None:
-    """Give a vertical axis numbers from 0 on, with commas."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_ylim(bottom=0)
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.8g}"))
-
-
-def percent_axis(axis: Any) -> None:
-    """Give a vertical axis of shares percentages from 0 to 100, and lines."""
-    axis.set_ylim(0, 1)
-    axis.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100 %"])
-    axis.grid(axis="y")
-
-
-def _svg(
-    name: str, size: tuple[float, float], paint: Paint, symbol: str | None
-) -> tuple[str, tuple[float, ...]]:
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its fonts lack some letters: the page has others
-        matplotlib.rcdefaults()
-        # Names in a drawing follow from its content and this, not from chance.
-        settings: Any = matplotlib.rcParams
-        settings.update({**_SETTINGS, "svg.hashsalt": name})
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = paint(figure)
-        figure.draw_without_rendering()
-        area = axes.get_position()
-        output = io.StringIO()
-        figure.savefig(output, format="svg", metadata={"Date": None, "Creator": None})
-    width, height = size[0] * 72, size[1] * 72
-    map_use = (
-        ""
-        if symbol is None
-        else (
-            f'<use href="#{symbol}" x="{area.x0 * width:.2f}" y="{(1 - area.y1) * height:.2f}" '
-            f'width="{area.width * width:.2f}" height="{area.height * height:.2f}"/>'
-        )
-    )
-    box = tuple(round(float(one), 5) for one in (area.x0, 1 - area.y1, area.x1, 1 - area.y0))
-    return _for_page(output.getvalue(), map_use), box
-
-
-def _for_page(svg: str, first: str) -> str:
-    """Return a drawing as part of a page, with `first` under everything else."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    view_box = re.search(r'viewBox="([^"]*)"', svg)
-    assert view_box, "matplotlib states the size of a drawing"
-    body = svg[svg.index(">") + 1 :]
-    body = re.sub(r'<g id="[^"]*"', "<g", body)  # the same names stand in every drawing
-    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
-    body = re.sub(r"font-family: [^;\"]*;?", "", body)
-    body = re.sub(r"#0[1-5][0-9]{4}", lambda match: _NAMES.get(match[0], match[0]), body)
-    body = re.sub(r"\s*\n\s*", "\n", body)
-    body = re.sub(r"(\d+\.\d\d)\d+", r"\1", body)
-    return f'<svg viewBox="{view_box[1]}" aria-hidden="true" focusable="false">{first}{body}'
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g}%"

@@ -30,16 +30,14 @@ class CountTable(NamedTuple):
     counts: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingFacts:
+class RoutingFacts(NamedTuple):
     """A sample of routing, judged, and its coverage curves by their names."""
 
     concentration: Concentration
     curves: dict[str, list[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class RunFile:
+class RunFile(NamedTuple):
     """Measurements in a file: of `bench`, of `bench --run`, of `run`, or of llama-bench."""
 
     name: str
@@ -58,16 +56,15 @@ class ReportFacts:
     model: SourceFacts | PackFacts
     blobs: tuple[BlobRow, ...]
     tensors: tuple[TensorRow, ...]
-    counts: CountTable | None = None
-    routing: RoutingFacts | None = None
-    simulation: Simulation | None = None
-    budget_length: int | None = None
-    at_budget: Simulation | None = None
-    machine: str | None = None
-    placement: PlacementFacts | None = None
-    forecast: ForecastFacts | None = None
-    sweep: ForecastFacts | None = None
-    runs: tuple[RunFile, ...] = ()
-    verification: Report | None = None
-    inputs: tuple[str, ...] = ()
+    counts: CountTable | None
+    routing: RoutingFacts | None
+    simulation: Simulation | None
+    budget_length: int | None
+    at_budget: Simulation | None
+    placement: PlacementFacts | None
+    forecast: ForecastFacts | None
+    sweep: ForecastFacts | None
+    runs: tuple[RunFile, ...]
+    verification: Report | None
+    inputs: tuple[str, ...]
     problems: dict[str, str]

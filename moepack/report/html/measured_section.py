@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from moepack.bench.drive import SurfacePoint
 from moepack.bench.engine_speed import EngineSpeed
@@ -12,25 +11,23 @@ from moepack.common.sizes import size_text
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.forecasting.reads import KIND_WORDS
 from moepack.report import bench_text, machine_text, speed_text
-from moepack.report.html.drawing import COLOURS, draw, number_axis
+from moepack.report.html.drawing import dot, line, log_size_axis, number_axis, picture
 from moepack.report.html.facts import ReportFacts
-from moepack.report.html.section import DataTable, Key, MissingSection, PageSection, Picture
+from moepack.report.html.section import DataTable, Key, PageSection, Picture
 from moepack.report.page import Block
 from moepack.report.table import Column, Table
 from moepack.report.values import UNKNOWN, length_text, number_text, rate_text, share_text
 from moepack.running.programs.run_facts import RunFacts
 
-TITLE = "What was measured"
 _DEPTH_COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
 
 
-def measured_section(facts: ReportFacts) -> PageSection | MissingSection:
+def measured_section(facts: ReportFacts) -> PageSection | str:
     """Draw the measured surfaces, and write the runs."""
     if not facts.runs:
-        reason = "no file of a measurement was given; "
+        reason = "no file of a measurement was given"
         hint = "`moepack bench PACK --json > bench.json` makes one, and"
-        other = "`moepack report PACK --run bench.json -o report.html` adds it"
-        return MissingSection(TITLE, f"{reason}{hint} {other}")
+        return f"{reason}; {hint} `moepack report PACK --run bench.json -o report.html` adds it"
     figures: list[Picture] = []
     tables: list[DataTable] = []
     blocks: list[Block] = []
@@ -62,8 +59,7 @@ def measured_section(facts: ReportFacts) -> PageSection | MissingSection:
     text = " ".join(sentences) or "whole programs ran the model in turns."
     return PageSection(
         name="measured",
-        title=TITLE,
-        sentence=f"{text[0].upper()}{text[1:]}",
+        sentence=text,
         figures=tuple(figures),
         tables=tuple(tables),
         blocks=tuple(blocks),
@@ -71,40 +67,40 @@ def measured_section(facts: ReportFacts) -> PageSection | MissingSection:
 
 
 def _surface(name: str, order: str, points: Sequence[SurfacePoint]) -> Picture:
-    depths = sorted({point.depth for point in points})
-    colours = dict(zip(depths, _DEPTH_COLOURS, strict=False))
+    across = log_size_axis("size of a read", (point.length for point in points))
     fastest = max(points, key=lambda point: point.bytes_per_second)
-
-    def paint(figure: Any) -> Any:
-        axis = figure.add_subplot()
-        for depth, colour in colours.items():
-            line = sorted((p.length, p.bytes_per_second) for p in points if p.depth == depth)
-            lengths = [length for length, _ in line]
-            speeds = [speed / (1 << 20) for _, speed in line]
-            axis.plot(lengths, speeds, marker="o", color=COLOURS[colour])
-        ticks = sorted({point.length for point in points})
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(ticks, [_short(length) for length in ticks])
-        axis.minorticks_off()
-        number_axis(axis)
-        axis.grid(axis="y")
-        axis.set_xlabel("size of a read")
-        axis.set_ylabel("MiB/s")
-        return axis
-
+    up = number_axis("MiB/s", fastest.bytes_per_second / (1 << 20))
+    depths = sorted({point.depth for point in points})
+    keys = [
+        Key(f"{depth} in flight", colour)
+        for depth, colour in zip(depths, _DEPTH_COLOURS, strict=False)
+    ]
+    content = []
+    for depth, key in zip(depths, keys, strict=False):
+        rates = sorted(
+            (p.length, p.bytes_per_second / (1 << 20)) for p in points if p.depth == depth
+        )
+        content.append(line(across, up, key, rates))
+        content += [
+            dot(
+                across,
+                up,
+                key,
+                length,
+                rate,
+                f"{size_text(length)}, {key.label}: {rate:,.4g} MiB/s",
+            )
+            for length, rate in rates
+        ]
     return Picture(
         name,
         f"The drive, {order} reads",
         f"A line for each number of reads in flight, by the size of a read; the fastest is "
         f"{size_text(round(fastest.bytes_per_second))}/s with {fastest.depth} of "
         f"{size_text(fastest.length)}.",
-        draw(name, (2.8, 2.8), paint),
-        keys=tuple(Key(f"{depth} in flight", colour) for depth, colour in colours.items()),
+        picture(12, across, up, *content),
+        keys=tuple(keys),
     )
-
-
-def _short(length: int) -> str:
-    return f"{length >> 20} MiB" if length >= 1 << 20 else f"{length >> 10} KiB"
 
 
 _RUNS = (

@@ -10,9 +10,9 @@ from typing import Any
 from moepack.common.shape import is_row_table
 from moepack.common.sizes import count_text, named_text, size_text
 from moepack.inspection.facts import PackFacts, SourceFacts
-from moepack.report.html.drawing import COLOURS, INK, PAPER, bytes_axis, draw
+from moepack.report.html.drawing import size_axis, stacked_bars
 from moepack.report.html.facts import ReportFacts
-from moepack.report.html.section import DataTable, Key, PageSection, Picture
+from moepack.report.html.section import DataTable, Key, PageSection, Picture, pair_rows
 from moepack.report.table import Column, Table
 from moepack.report.values import UNKNOWN, parameters_text, share_text
 from moepack.source.parameters import Parameters
@@ -28,8 +28,6 @@ _EXPERTS = "experts: "
 _OTHERS, _TABLES, _PADDING = "everything else", "row tables", "padding"
 _EXPERT_COLOURS = ("c1", "c5", "c8")
 _DENSE_COLOURS = ("c2", "c3", "c4", "c6")
-_LABELLED = 0.09
-"""The share of the bar from which a part has its name in it."""
 
 
 def model_section(facts: ReportFacts) -> PageSection:
@@ -42,18 +40,21 @@ def model_section(facts: ReportFacts) -> PageSection:
     rest = "all else but its row tables" if has_tables else "everything else"
     rows = [(name, size_text(length), share_text(length / total)) for name, length in parts.items()]
     columns = (Column("part", "l"), Column("bytes"), Column("share"))
+    pieces = [
+        (key, length, f"{size}, {share}")
+        for key, length, (_, size, share) in zip(keys, parts.values(), rows, strict=True)
+    ]
     figure = Picture(
         "parts",
         "Bytes by part",
         f"One bar of {size_text(total)}, divided into "
         + ", ".join(f"{name} {share}" for name, _, share in rows),
-        draw("parts", (0.95, 0.95), lambda figure: _bar(figure, parts, keys)),
+        stacked_bars(size_axis("", total), {"": pieces}, 2.5),
     )
     return PageSection(
         name="model",
-        title="The model",
         sentence=f"{experts / total:.0%} of its {size_text(total)} are experts, of which a token "
-        f"uses {_used(facts.model)}; {rest} is used by every token.",
+        f"uses {_used(facts.model)}; {rest} is used by every token",
         figures=(figure,),
         tables=(DataTable("Bytes by part", Table(columns, rows), tuple(keys)), _extent(facts)),
         unknown=_unknown(facts.model),
@@ -115,38 +116,6 @@ def _kind(tensor: str) -> str:
     return next((kind for kind, pattern in _DENSE if re.search(pattern, tensor)), _OTHERS)
 
 
-def _bar(figure: Any, parts: dict[str, int], keys: list[Key]) -> Any:
-    axis = figure.add_subplot()
-    total, start = sum(parts.values()), 0
-    for (name, length), key in zip(parts.items(), keys, strict=True):
-        axis.barh(
-            0,
-            length,
-            left=start,
-            height=1,
-            color=COLOURS[key.colour],
-            edgecolor=PAPER,
-            linewidth=1.2,
-        )
-        label = name.removeprefix(_EXPERTS)
-        if length / total > max(_LABELLED, len(label) * 0.09 / figure.get_figwidth()):
-            axis.text(
-                start + length / 2,
-                0,
-                label,
-                ha="center",
-                va="center",
-                color=INK if key.colour == "grid" else PAPER,
-            )
-        start += length
-    axis.set_xlim(0, total)
-    axis.set_ylim(-0.5, 0.5)
-    axis.set_yticks([])
-    axis.spines[["left", "bottom"]].set_visible(False)
-    bytes_axis(axis, total)
-    return axis
-
-
 def _extent(facts: ReportFacts) -> DataTable:
     model = facts.model
     source = model.source if isinstance(model, PackFacts) else model
@@ -164,7 +133,7 @@ def _extent(facts: ReportFacts) -> DataTable:
     if isinstance(model, PackFacts):
         rows.append(("layout of the pack", model.layout.name or UNKNOWN))
         rows.append(("made by", model.tool))
-    return DataTable("Facts", Table((Column("", "l"), Column("", "l")), rows), place="under")
+    return DataTable("Facts", pair_rows(rows), place="under")
 
 
 def _parameters(facts: ReportFacts) -> Parameters | None:
@@ -208,9 +177,9 @@ def _used(model: SourceFacts | PackFacts) -> str:
 
 def _unknown(model: SourceFacts | PackFacts) -> tuple[str, ...]:
     if isinstance(model, PackFacts) and model.dense_length is None:
-        return ("The pack has experts alone: the bytes of everything else are not in the bar.",)
+        return ("the pack has experts alone: the bytes of everything else are not in the bar",)
     if isinstance(model, SourceFacts) and model.mtp_layers:
         count = count_text(len(model.mtp_layers), "layer")
         use = "which llama.cpp runs only to draft tokens"
-        return (f"{count} for multi-token prediction, {use}, are counted.",)
+        return (f"{count} for multi-token prediction, {use}, are counted",)
     return ()

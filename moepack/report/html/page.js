@@ -84,7 +84,7 @@
   });
 
   const enliven = (figure) => {
-    const [plot, mark, tip] = [".plot", ".mark", ".tip"].map((name) => figure.querySelector(name));
+    const [plot, mark, tip] = [".plot", ".plot > .mark", ".tip"].map((name) => figure.querySelector(name));
     let loading = null;
     let column = 0;
     let row = 0;
@@ -94,26 +94,24 @@
         const own = JSON.parse(await inflate(figure.dataset.pointer));
         const others = own.like ? JSON.parse(await inflate(`data-${own.like}`)) : {};
         const data = { ...others, ...own };
-        return { data, kind: kinds[data.kind](data) };
+        return kinds[data.kind](data);
       })();
       return loading;
     };
 
-    const area = (data) => {
-      const isWide = plot.querySelector(".wide").offsetWidth > 0;
-      const [left, top, right, bottom] = isWide ? data.wide : data.narrow;
-      const [width, height] = [plot.clientWidth, plot.clientHeight];
-      return [left * width, top * height, (right - left) * width, (bottom - top) * height];
+    const area = () => {
+      const [inner, outer] = [plot.querySelector(".area"), plot].map((one) => one.getBoundingClientRect());
+      return [inner.left - outer.left, inner.top - outer.top, inner.width, inner.height];
     };
 
     const hide = () => {
       mark.hidden = tip.hidden = true;
     };
 
-    const show = ({ data, kind }) => {
+    const show = (kind) => {
       const text = kind.text(column, row);
       if (text === null) return hide();
-      const [left, top, width, height] = area(data);
+      const [left, top, width, height] = area();
       const [x, y, wide, high] = kind.mark(column, row);
       mark.hidden = tip.hidden = false;
       mark.style.left = `${left + x * width}px`;
@@ -130,15 +128,15 @@
     };
 
     const follow = async (event) => {
-      const { data, kind } = await load();
+      const kind = await load();
       const bounds = plot.getBoundingClientRect();
-      const [left, top, width, height] = area(data);
+      const [left, top, width, height] = area();
       const across = (event.clientX - bounds.left - left) / width;
       const down = (event.clientY - bounds.top - top) / height;
       if (across < 0 || across > 1 || down < 0 || down > 1) return hide();
       column = kind.columnAt(across);
       row = Math.min(kind.rows - 1, Math.floor(down * kind.rows));
-      show({ data, kind });
+      show(kind);
     };
 
     plot.addEventListener("pointermove", follow);
@@ -150,13 +148,13 @@
       if (event.key === "Escape") return hide();
       if (!(event.key in steps)) return;
       event.preventDefault();
-      const loaded = await load();
+      const kind = await load();
       if (!tip.hidden) {
         const [right, down] = steps[event.key];
-        column = Math.max(0, Math.min(loaded.kind.columns - 1, column + right));
-        row = Math.max(0, Math.min(loaded.kind.rows - 1, row + down));
+        column = Math.max(0, Math.min(kind.columns - 1, column + right));
+        row = Math.max(0, Math.min(kind.rows - 1, row + down));
       }
-      show(loaded);
+      show(kind);
     });
   };
 

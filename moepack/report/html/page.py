@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import resources
 from typing import Any, NamedTuple
@@ -20,25 +20,25 @@ from moepack.report.html.measured_section import measured_section
 from moepack.report.html.model_section import model_section
 from moepack.report.html.pack_section import pack_section
 from moepack.report.html.placement_section import placement_section
-from moepack.report.html.section import DataTable, MissingSection, PageSection, Picture
+from moepack.report.html.section import DataTable, MissingSection, PageSection
 from moepack.report.html.verification_section import verification_section
 from moepack.report.json_text import escape_delete, to_json
 from moepack.report.page import Verbatim
 from moepack.report.table import Table
 from moepack.version import __version__
 
-SECTIONS: tuple[Callable[[ReportFacts], PageSection | MissingSection], ...] = (
-    model_section,
-    pack_section,
-    heat_section,
-    coverage_section,
-    cache_section,
-    placement_section,
-    forecast_section,
-    measured_section,
-    verification_section,
-)
-"""The sections in their order; each is missing without its facts."""
+SECTIONS: Mapping[str, Callable[[ReportFacts], PageSection | str]] = {
+    "The model": model_section,
+    "The map of the pack": pack_section,
+    "Which experts are used": heat_section,
+    "What the hottest experts cover": coverage_section,
+    "Hit rates of caches": cache_section,
+    "Where everything goes": placement_section,
+    "How fast it will be": forecast_section,
+    "What was measured": measured_section,
+    "What verification found": verification_section,
+}
+"""The sections by their titles, in their order; without its facts each is the reason for that."""
 
 _LEFT_OUT = ("blobs", "tensors", "counts", "inputs")
 """Facts that are in the page as data of its pictures, or as text."""
@@ -55,9 +55,11 @@ class RenderedPage(NamedTuple):
 
 def render(facts: ReportFacts) -> RenderedPage:
     """Return the page of facts."""
-    made = [make(facts) for make in SECTIONS]
-    sections = [one for one in made if isinstance(one, PageSection)]
-    missing = tuple(one for one in made if isinstance(one, MissingSection))
+    made = {title: make(facts) for title, make in SECTIONS.items()}
+    sections = {title: one for title, one in made.items() if isinstance(one, PageSection)}
+    missing = tuple(
+        MissingSection(title, one) for title, one in made.items() if isinstance(one, str)
+    )
     style, script = (_resource(name) for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     html = _template().render(
@@ -71,7 +73,7 @@ def render(facts: ReportFacts) -> RenderedPage:
         script_digest=digest,
         facts=_packed(_numbers(facts)),
     )
-    return RenderedPage(html, facts.name, tuple(one.title for one in sections), missing)
+    return RenderedPage(html, facts.name, tuple(sections), missing)
 
 
 def _template() -> Any:
@@ -86,7 +88,12 @@ def _template() -> Any:
         loader=jinja2.FunctionLoader(_resource),
     )
     environment.filters.update(
-        pairs=_pairs, shown=_shown, blocks=_blocks, data=_pointer, spans=_spans
+        pairs=_pairs,
+        shown=lambda table: list(table.fitted().widths),  # columns with any text
+        blocks=_blocks,
+        packed=_packed,
+        spans=_spans,
+        sentence=lambda text: f"{text[:1].upper()}{text[1:].removesuffix('.')}.",
     )
     return environment.get_template("page.html")
 
@@ -100,18 +107,8 @@ def _pairs(section: PageSection) -> tuple[list[Any], list[DataTable]]:
     tables = [table for table in section.tables if table.place == "beside"]
     below = [table for table in section.tables if table.place == "below"]
     groups = [section.figures] if section.is_choice else [(one,) for one in section.figures]
-    pairs: list[Any] = []
-    for group in groups:
-        beside = None
-        if tables:
-            beside = tables.pop(0)
-        pairs.append((group, beside))
+    pairs = [(group, tables.pop(0) if tables else None) for group in groups]
     return pairs, [*tables, *below]
-
-
-def _shown(table: Table) -> list[int]:
-    """Return the numbers of the columns with any text, as on a terminal."""
-    return list(table.fitted().widths)
 
 
 def _blocks(section: PageSection) -> list[tuple[str, Any]]:
@@ -129,12 +126,6 @@ def _blocks(section: PageSection) -> list[tuple[str, Any]]:
 def _spans(text: str) -> list[tuple[bool, str]]:
     """Return the pieces of a text, and whether each is in backquotes."""
     return [(number % 2 == 1, piece) for number, piece in enumerate(text.split("`")) if piece]
-
-
-def _pointer(figure: Picture) -> str:
-    """Return the data for the place under a pointer."""
-    boxes = {"wide": list(figure.picture.wide_box), "narrow": list(figure.picture.narrow_box)}
-    return _packed({**boxes, **(figure.pointer or {})})
 
 
 def _numbers(facts: ReportFacts) -> Any:

@@ -15,7 +15,7 @@ from moepack.common.sizes import Size
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.verifying.report import Report
 from moepack.planning.machine.model import Machine
-from moepack.report.html.gather import STAGE_COUNT, ReportInputs, gather
+from moepack.report.html.gather import STAGE_COUNT, gather
 from moepack.report.html.page import render
 from moepack.report.html.section import MissingSection
 from moepack.storage.atomic import write_whole
@@ -75,17 +75,9 @@ def make_report(
         raise RequestError(problem, path=path_texts(paths)[0])
     if budget is not None and not traces:
         raise RequestError("a budget to mark, but no trace", hint="`traces` give the hit rates")
-    inputs = ReportInputs(
-        paths=paths,
-        traces=traces,
-        machine=machine,
-        runs=path_texts(runs),
-        budget=budget,
-        verification=verification,
-        options=options,
-    )
     advance = partial(progress or (lambda done, total: None), 1, STAGE_COUNT)
-    page = render(gather(inputs, advance))
+    facts = gather(paths, traces, machine, path_texts(runs), budget, verification, options, advance)
+    page = render(facts)
     data = page.html.encode()
     path = None if output is None else os.fspath(output)
     if path is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from moepack.report.json_text import JsonValue
 from moepack.report.page import Block
-from moepack.report.table import Table
+from moepack.report.table import Column, Table
 
 
 class Key(NamedTuple):
@@ -22,39 +22,20 @@ class Key(NamedTuple):
     look: str = "solid"
 
 
-class Ramp(NamedTuple):
-    """The colours of a map, from the least to the most, with labels of both."""
-
-    colours: tuple[str, ...]
-    least: str
-    most: str
-
-
-class Drawing(NamedTuple):
-    """A drawing as inline SVG, for wide and for narrow windows.
-
-    A box is the drawn area as shares of the picture: left, top, right, bottom.
-    """
-
-    wide: str
-    narrow: str
-    wide_box: tuple[float, ...]
-    narrow_box: tuple[float, ...]
-
-
 class Picture(NamedTuple):
-    """A picture with its title and a `text` for people who do not see it.
+    """A picture as SVG, with its title and a `text` for people who do not see it.
 
-    `pointer` is the data that the page's script describes the place under the pointer with, None
-    if the picture has none; `like` in it names a picture with the rest of the data.
+    `ramp` labels the least and the most of a map's colours. `pointer` is the data that the page's
+    script describes the place under the pointer with, None if the picture has none; `like` in it
+    names a picture with the rest of the data.
     """
 
     name: str
     title: str
     text: str
-    picture: Drawing
+    svg: str
     keys: tuple[Key, ...] = ()
-    ramp: Ramp | None = None
+    ramp: tuple[str, str] | None = None
     pointer: Mapping[str, JsonValue] | None = None
 
 
@@ -75,11 +56,10 @@ class PageSection(NamedTuple):
 
     `blocks` are further lines, tables and commands to paste, as on a terminal. `headline` has
     figures with their labels, for the top of the page. If `is_choice`, one of the pictures is shown
-    at a time. `symbols` are maps that the pictures use, as SVG.
+    at a time.
     """
 
     name: str
-    title: str
     sentence: str
     figures: tuple[Picture, ...] = ()
     tables: tuple[DataTable, ...] = ()
@@ -87,7 +67,6 @@ class PageSection(NamedTuple):
     unknown: tuple[str, ...] = ()
     headline: tuple[tuple[str, str], ...] = ()
     is_choice: bool = False
-    symbols: tuple[str, ...] = ()
 
 
 class MissingSection(NamedTuple):
@@ -95,3 +74,13 @@ class MissingSection(NamedTuple):
 
     title: str
     reason: str
+
+
+def adding(reason: str, options: str) -> str:
+    """Return why a section is missing, with the command that adds it."""
+    return f"{reason}; `moepack report {options} -o report.html` adds it"
+
+
+def pair_rows(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names with their values, without headings."""
+    return Table((Column("", "l"), Column("", "l")), [*rows])

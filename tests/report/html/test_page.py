@@ -8,6 +8,7 @@ import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from moepack.common.errors import RequestError
 from moepack.report.html.gather import STAGE_COUNT
 from moepack.report.html.page import SECTIONS
 from moepack.report.html.report import ReportPage
+from tests.support.children import run_child
 from tests.support.gguf_builder import moe
 from tests.support.large_models import write_plain
 from tests.support.machines import machine
@@ -26,6 +28,17 @@ from tests.support.report_pages import TRACE, make
 HOSTILE = '</script><script>window.broken = 1</script><img src=x onerror="window.broken = 2">$x$'
 MODEL = first_shard("qwen3moe")
 MEBIBYTE = 1 << 20
+OPENS = """
+    import sys
+    from moepack import make_report
+    from moepack.pack.opening.open_model import open_model
+    from tests.support.machines import machine
+
+    path, box, names = sys.argv[1], machine(bandwidth=40, drive=3), []
+    sys.addaudithook(lambda event, values: names.append(values[0]) if event == "open" else None)
+    CALL
+    print(sum("-00001-of-" in str(name) for name in names))
+"""
 
 
 class Reader(HTMLParser):
@@ -67,6 +80,22 @@ def test_each_picture_has_a_text_and_each_section_a_sentence(page: ReportPage) -
     assert sum(tag == "table" for tag, _ in tags) >= len(SECTIONS)
     ids = [one["id"] for _, one in tags if "id" in one]
     assert len(ids) == len(set(ids))
+
+
+def test_pictures_are_well_formed_and_maps_have_a_cell_for_each_expert(page: ReportPage) -> None:
+    pictures = re.findall(r'<svg class="area".*(?=</div>)', page.html)
+    assert len(pictures) == page.html.count("<figure")
+    cells = []
+    for picture in pictures:
+        paths = [one.get("d", "") for one in ElementTree.fromstring(picture).iter("path")]
+        cells.append(sum(int(run) for path in paths for run in re.findall(r"h(\d+)", path)))
+    assert sorted(filter(None, cells)) == [32, 32, 32]
+
+
+def test_a_page_opens_the_shards_no_oftener_than_opening_the_model_does() -> None:
+    calls = ("open_model(path)", "make_report(path, machine=box)")
+    counts = [run_child(OPENS.replace("CALL", call), MODEL) for call in calls]
+    assert counts[0] == counts[1] != "0\n"
 
 
 def test_a_page_without_inputs_says_what_adds_each_section() -> None:
