@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.bench.disturbance import DisturbanceMonitor
+from moepack.bench.disturbance import MAX_SHARE, DisturbanceMonitor
 from moepack.bench.layouts import Groups
 from moepack.bench.measuring import Meter
 from moepack.bench.timed_reads import Usage
@@ -39,17 +39,6 @@ class Round(NamedTuple):
     is_disturbed: bool
 
 
-class Comparison(NamedTuple):
-    """The rounds, and the portions that they read, as slices of the routed layers.
-
-    `was_cold` is whether the page cache held nothing; None if the system does not report it.
-    """
-
-    rounds: Sequence[Round]
-    portions: Sequence[slice]
-    was_cold: bool | None
-
-
 def compare(
     pack: Pack,
     sides: Mapping[str, Groups],
@@ -57,10 +46,12 @@ def compare(
     depths: Sequence[int],
     seconds: float,
     meter: Meter,
-) -> Comparison:
+) -> tuple[list[Round], list[slice], bool | None]:
     """Read the layouts in `sides` in rounds of `seconds` in all, at each of the `depths`.
 
-    Raises what opening and reading raise.
+    Returns the rounds, the portions that they read, as slices of the routed layers, and whether the
+    page cache held nothing; None if the system does not report it. Raises what opening and reading
+    raise.
     """
     experts = [expert for groups in sides.values() for group in groups for expert in group]
     reads = {read for expert in experts for read in expert.file_reads}
@@ -89,8 +80,8 @@ def compare(
                     readers[depth], sides[layout], portions[chosen[depth]]
                 )
                 meter.advance()
-            rounds.append(Round(chosen, usages, monitor().is_too_much))
-    return Comparison(rounds, portions, was_cold)
+            rounds.append(Round(chosen, usages, monitor() > MAX_SHARE))
+    return rounds, portions, was_cold
 
 
 def cut(groups: Groups) -> list[slice]:

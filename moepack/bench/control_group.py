@@ -75,19 +75,16 @@ def _limit_memory(length: int, folders: set[Path]) -> bool:
 
 
 def _limit_reads(reads: Mapping[Path, int], folders: set[Path]) -> bool:
-    rates = {_number(path): rate for path, rate in reads.items()}
+    rates = {}
+    for path, rate in reads.items():
+        drive = drive_of(path)
+        if drive is None:
+            raise MachineError("the system does not report which drive this is on", path=path)
+        rates[(drive / "dev").read_text().strip()] = rate  # by the drive's number: `259:0`
     return any(
         _limit(root, limit, [form.format(*pair) for pair in rates.items()], folders)
         for root, limit, form in _READ_FILES
     )
-
-
-def _number(path: Path) -> str:
-    """Return the number of the drive that a file lies on: `259:0`."""
-    drive = drive_of(path)
-    if drive is None:
-        raise MachineError("the system does not report which drive this is on", path=path)
-    return (drive / "dev").read_text().strip()
 
 
 def _limit(root: Path, name: str, lines: Sequence[str], folders: set[Path]) -> bool:

@@ -9,31 +9,14 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from moepack.host.control_groups import read_number
 
 MAX_SHARE = 0.1
-"""The largest share of the time that the drive may work for others, or this thread may wait."""
+"""The largest disturbance with which measurements say something about the drive."""
 
 _SECTOR = 512
 """Bytes of a sector in /sys/dev/block/*/stat, for every drive."""
-
-
-class Disturbance(NamedTuple):
-    """Shares of the time; None if the system does not report them.
-
-    `drive_share` is that in which the drives worked for others: their busy time by the share of the
-    bytes that were not ours. `cpu_wait_share` is that in which this thread waited for a CPU.
-    """
-
-    drive_share: float | None
-    cpu_wait_share: float | None
-
-    @property
-    def is_too_much(self) -> bool:
-        """Whether measurements of that time say little about the drive."""
-        return any(share is not None and share > MAX_SHARE for share in self)
 
 
 class DisturbanceMonitor:
@@ -43,23 +26,25 @@ class DisturbanceMonitor:
         self._drives = {drive for path in paths if (drive := drive_of(path)) is not None}
         self._last = self._count()
 
-    def __call__(self) -> Disturbance:
-        """Return the disturbance since the last call."""
+    def __call__(self) -> float:
+        """Return a share of the time since the last call, 0 if the system does not report any.
+
+        The larger one of two: that in which the drives worked for others (their busy time by the
+        share of the bytes that were not ours), and that in which this thread waited for a CPU.
+        """
         before, self._last = self._last, self._count()
         seconds, waited, own_length, *drives = (
             None if now is None or then is None else now - then
             for then, now in zip(before, self._last, strict=True)
         )
         seconds = max(seconds or 0.0, 1e-9)
-        drive_share = cpu_wait_share = None
+        drive_share = 0.0
         work = [number for number in drives if number is not None]
         if own_length is not None and work and len(work) == len(drives):
             total, busy = sum(work[::2]), max(work[1::2]) / seconds
             others_share = max(0.0, 1 - own_length / total) if total > 0 else 0.0
             drive_share = others_share * min(1.0, busy)
-        if waited is not None:
-            cpu_wait_share = max(0.0, waited) / seconds
-        return Disturbance(drive_share, cpu_wait_share)
+        return max(drive_share, (waited or 0.0) / seconds)
 
     def _count(self) -> list[float | None]:
         """Return the time, the seconds waited, our bytes; bytes and busy seconds of each drive."""

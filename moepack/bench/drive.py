@@ -163,8 +163,10 @@ def scratch_file(
     with temporary_path(directory) as path:
         try:
             with open(path, "xb") as file:
-                for piece in _random_pieces(min(length, room)):
-                    file.write(piece)
+                draw, length = SFC64(), min(length, room)
+                for start in range(0, length, _PIECE):
+                    # Random, so that no drive can store it in less.
+                    file.write(draw.random_raw(_PIECE // 8).tobytes()[: length - start])
                     progress()
             sync_file(path)
         except OSError as error:
@@ -184,10 +186,3 @@ def temporary_path(directory: Path) -> Iterator[Path]:
         yield path
     finally:
         path.unlink(missing_ok=True)
-
-
-def _random_pieces(length: int) -> Iterator[bytes]:
-    """Yield bytes that no drive can store in less, piece by piece."""
-    draw = SFC64()
-    for start in range(0, length, _PIECE):
-        yield draw.random_raw(_PIECE // 8).tobytes()[: length - start]

@@ -24,7 +24,7 @@ from moepack.common.sizes import size_text
 from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN, ContextOptions
-from moepack.planning.footprint.model import Footprint, footprint_of
+from moepack.planning.footprint.model import footprint_of
 from moepack.running.programs.answer import Answer, AnswerFacts, PhaseFacts
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.micro_batch import floor_length, micro_batches
@@ -111,7 +111,9 @@ def divide_memory(
     footprint = footprint_of(pack.path)
     counts = micro_batches(footprint, context, limit) if micro_batch is None else (micro_batch,)
     for count in counts:
-        computing = _context_length(footprint, context, count)
+        options: ContextOptions = MOEPACK_RUN._replace(token_count=context, batch_count=count)
+        cells = footprint.context(options)
+        computing = (cells.length if cells else 0) + (footprint.compute_length(options) or 0)
         experts = limit - PROGRAM_LENGTH - dense - computing
         least = floor_length(pack, count, pinned)
         if experts >= least:
@@ -123,13 +125,6 @@ def divide_memory(
         f"{size_text(computing)} the context, {size_text(least)} experts)",
         found=size_text(limit),
     )
-
-
-def _context_length(footprint: Footprint, context: int, micro_batch: int) -> int:
-    """Return the bytes of a context and its compute buffers, as far as they are known."""
-    options: ContextOptions = MOEPACK_RUN._replace(token_count=context, batch_count=micro_batch)
-    cells = footprint.context(options)
-    return (0 if cells is None else cells.length) + (footprint.compute_length(options) or 0)
 
 
 def run_moepack(
@@ -161,8 +156,12 @@ def run_moepack(
         with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:  # no argument is as long
             file.write(request.prompt)
             file.flush()
-            words = [*command, "--file", file.name, *paths]
-            return _run_of(json.loads(_output([*_prefix(group), *words])))
+            words = [*_prefix(group), *command, "--file", file.name, *paths]
+            done = subprocess.run(words, check=False, capture_output=True, text=True)
+        if done.returncode:
+            message = done.stderr.strip() or f"exit code {done.returncode}"
+            raise MachineError("a measured program failed", found=message)
+        return _run_of(json.loads(done.stdout))
 
     return _unless_killed(run, group)
 
@@ -231,14 +230,6 @@ def _unless_killed(run: Callable[[], EngineRun], group: ControlGroup | None) -> 
         if kill_count(folders) == count:
             raise
         return None
-
-
-def _output(command: Sequence[str]) -> str:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        message = done.stderr.strip() or f"exit code {done.returncode}"
-        raise MachineError("a measured program failed", found=message)
-    return done.stdout
 
 
 def _run_of(facts: dict[str, Any]) -> EngineRun:

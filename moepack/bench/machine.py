@@ -149,7 +149,9 @@ def _measure_drive(
     notes = []
     with closing(backend):
         if backend.name == "buffered":
-            if not _can_be_cold(paths[0]):
+            page_cache.drop(paths[:1])
+            share = page_cache.cached_share(paths[:1])
+            if share is None or share > COLD_ENOUGH:  # a file in memory stays there
                 note = f"the drive was not measured: its reads come from memory ({why})"
                 return None, None, [note]
             notes.append(f"{NO_DIRECT_READS} ({why})")
@@ -168,13 +170,6 @@ def _measure_drive(
     folder = os.path.abspath(paths[0].parent)
     drive = Drive(folder if folder.isprintable() else None, None, speeds, in_order)
     return drive, backend.name, notes + _drive_notes(drive)
-
-
-def _can_be_cold(path: Path) -> bool:
-    """Return whether the page cache drops a file: a file in memory stays there."""
-    page_cache.drop([path])
-    share = page_cache.cached_share([path])
-    return share is not None and share <= COLD_ENOUGH
 
 
 def _drive_notes(drive: Drive) -> list[str]:

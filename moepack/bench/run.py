@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.bench import drive, layouts, workload
-from moepack.bench.comparison import WARM_UP_SHARE, Comparison, compare
+from moepack.bench.comparison import WARM_UP_SHARE, Round, compare
 from moepack.bench.drive import SurfacePoint
 from moepack.bench.layouts import Groups
 from moepack.bench.measuring import Meter, spread
 from moepack.bench.verdict import (
+    SMALL_LENGTH,
     Gain,
-    cold_is_assured,
     judge,
     notes,
     verdict,
@@ -146,9 +146,8 @@ def bench_pack(
         meter = Meter(len(grid) * point_seconds + comparison_seconds, progress)
         with closing(chosen):
             surface = drive.measure(chosen, files, grid, point_seconds, meter.advance)
-        compared = compare(pack, sides, chosen.name, depths, seconds, meter)
+        rounds, portions, was_cold = compare(pack, sides, chosen.name, depths, seconds, meter)
         meter.finish()
-    rounds, _, was_cold = compared
     pack_length = sum(length for _, length in files)
     gains = judge(rounds, depths) if model is not None else ()
     outcome, text = verdict(gains, rounds, chosen.name, was_cold)
@@ -159,13 +158,13 @@ def bench_pack(
         backend=chosen.name,
         why=why,
         surface=surface,
-        routing=_routed_reads(reads.origin, sides, compared.portions, layer_tokens),
+        routing=_routed_reads(reads.origin, sides, portions, layer_tokens),
         readings=tuple(
-            _measured_reads(layout, depth, groups, compared, layer_tokens)
+            _measured_reads(layout, depth, groups, rounds, portions, layer_tokens)
             for depth in depths
             for layout, groups in sides.items()
         ),
-        cold_is_assured=cold_is_assured(was_cold, pack_length),
+        cold_is_assured=None if was_cold and pack_length < SMALL_LENGTH else was_cold,
         round_count=len(rounds),
         disturbed_round_count=sum(one.is_disturbed for one in rounds),
         gains=gains,
@@ -280,14 +279,19 @@ def _useful_length(groups: Groups, portion: slice) -> int:
 
 
 def _measured_reads(
-    layout: str, depth: int, groups: Groups, compared: Comparison, layer_tokens: float
+    layout: str,
+    depth: int,
+    groups: Groups,
+    rounds: Sequence[Round],
+    portions: Sequence[slice],
+    layer_tokens: float,
 ) -> MeasuredReads:
     """Sum up a layout at a depth over the undisturbed rounds, or over all if there are none."""
-    rounds = [one for one in compared.rounds if not one.is_disturbed] or compared.rounds
+    rounds = [one for one in rounds if not one.is_disturbed] or rounds
     usages = [one.usages[layout, depth] for one in rounds]
-    portions = [compared.portions[one.portions[depth]] for one in rounds]
-    lengths = [_useful_length(groups, portion) for portion in portions]
-    tokens = [len(groups[portion]) * layer_tokens for portion in portions]
+    visits = [portions[one.portions[depth]] for one in rounds]
+    lengths = [_useful_length(groups, portion) for portion in visits]
+    tokens = [len(groups[portion]) * layer_tokens for portion in visits]
     speed = spread([length / one.seconds for one, length in zip(usages, lengths, strict=True)])
     return MeasuredReads(
         layout,

@@ -109,11 +109,6 @@ def _too_few(rounds: Sequence[Round]) -> str:
     )
 
 
-def cold_is_assured(was_cold: bool | None, pack_length: int) -> bool | None:
-    """Return whether cold reads were cold, in the page cache and in the drive; None if unknown."""
-    return None if was_cold and pack_length < SMALL_LENGTH else was_cold
-
-
 def notes(
     rounds: Sequence[Round], backend: str, was_cold: bool | None, pack_length: int
 ) -> tuple[str, ...]:

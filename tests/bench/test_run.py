@@ -94,14 +94,14 @@ def test_both_sides_of_a_pair_read_the_same_and_begin_equally_often(
             "slices": layouts.slices(source, pack, layers),
         }
         meter = Meter(0.2, None)
-        compared = comparison.compare(pack, sides, "direct", (1, 4), 0.2, meter)
-    count = len(compared.portions)
+        rounds, portions, _ = comparison.compare(pack, sides, "direct", (1, 4), 0.2, meter)
+    count = len(portions)
     visits = visits[2 * count :]  # the others warm up
-    assert len(visits) == 4 * len(compared.rounds)
+    assert len(visits) == 4 * len(rounds)
     for number, ((is_blob, portion), (other_is_blob, other)) in enumerate(
         zip(visits[::2], visits[1::2], strict=True)
     ):
-        assert portion == other == compared.portions[number % count]
+        assert portion == other == portions[number % count]
         assert (is_blob, other_is_blob) == (number % 4 < 2, number % 4 >= 2)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from moepack.bench.comparison import Round
 from moepack.bench.timed_reads import Usage
-from moepack.bench.verdict import MIN_ROUNDS, cold_is_assured, judge, notes, verdict
+from moepack.bench.verdict import MIN_ROUNDS, judge, notes, verdict
 
 GAIN, LOSS, NONE = "Pack faster", "Shards faster", "No difference shown"
 
@@ -112,13 +112,7 @@ def test_what_may_be_memory_is_no_gain_of_a_drive(was_cold: bool | None) -> None
     assert verdict(gains, rounds, "buffered", True)[0] == "gain"
 
 
-@pytest.mark.parametrize(
-    ("was_cold", "length", "assured"),
-    [(True, 1 << 30, True), (True, (1 << 30) - 1, None), (False, 1, False), (None, 1, None)],
-)
-def test_a_pack_that_a_drive_may_hold_in_its_memory_is_not_called_cold(
-    was_cold: bool | None, length: int, assured: bool | None
-) -> None:
-    assert cold_is_assured(was_cold, length) is assured
-    noted = any("a small pack" in note for note in notes([], "uring", was_cold, length))
-    assert noted is (length < 1 << 30)
+def test_of_a_pack_that_a_drive_may_hold_in_its_memory_a_note_says_so() -> None:
+    assert not notes([], "uring", True, 1 << 30)
+    (note,) = notes([], "uring", True, (1 << 30) - 1)
+    assert note.startswith("a small pack")

@@ -55,7 +55,10 @@ def doctor(
     """
     available = available_memory()
     findings = [hardware.check_free_memory(), hardware.check_pressure()]
-    busy = _busy_processors()  # before measuring keeps them busy
+    # Before measuring keeps processors busy. The load average counts threads that wait for drives.
+    work = OtherWork()
+    time.sleep(_SECONDS_OF_OTHERS)
+    busy = work.processor_count(0.0)
     measured = measure_machine(model, directory=directory, seconds=seconds, progress=progress)
     drive_note = measured.notes[0] if measured.machine.drive is None else None
     gpu_note = None if measured.machine.gpus else measured.notes[-1]
@@ -94,16 +97,6 @@ def doctor(
         None if model is None else os.fspath(path_list(model)[0]),
         outlook,
     )
-
-
-def _busy_processors() -> float | None:
-    """Return how many processors work for others for a moment; None if the system does not tell.
-
-    The load average counts threads that wait for drives as well, and those of a minute ago.
-    """
-    work = OtherWork()
-    time.sleep(_SECONDS_OF_OTHERS)
-    return work.processor_count(0.0)
 
 
 def _check_reading(path: Path) -> list[CheckResult]:

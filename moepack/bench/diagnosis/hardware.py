@@ -137,7 +137,9 @@ def check_build(
         except MachineError as error:
             return CheckResult(name, str(error.problem), "unknown", error.hint)
     flags = _flags() if processor is None else processor
-    built = {word for word, _, value in _pairs(system_info) if value == "1"}
+    # As llama.cpp writes it: `CPU : NAME = VALUE | NAME = VALUE`.
+    pairs = (part.rpartition(":")[2].partition("=") for part in system_info.split("|"))
+    built = {word.strip() for word, _, value in pairs if value.strip() == "1"}
     used = [feature for feature in _FEATURES.values() if feature in built]
     missing = [
         feature for flag, feature in _FEATURES.items() if flag in flags and feature not in built
@@ -187,12 +189,6 @@ def _flags() -> set[str]:
         return set()
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return set(flags.partition(":")[2].split())
-
-
-def _pairs(system_info: str) -> list[tuple[str, str, str]]:
-    """Split `NAME = VALUE | …`, as llama.cpp writes it."""
-    parts = (part.rpartition(":")[2].partition("=") for part in system_info.split("|"))
-    return [(name.strip(), sign, value.strip()) for name, sign, value in parts]
 
 
 def check_variables(environment: Mapping[str, str]) -> CheckResult:
