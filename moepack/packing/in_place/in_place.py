@@ -50,6 +50,7 @@ from moepack.packing.in_place.unfinished import (
     check_homes,
     has_shards,
     is_unfinished,
+    is_whole_pack,
     made,
     translated,
 )
@@ -260,7 +261,9 @@ def restore_in_place(
         if not is_unfinished(path):
             assert shard_folder is not None
             return _restore_whole(path, shard_folder, force, threads, progress)
-        with _opened(path, threads, progress, homes if recover else None) as work:
+        # A run that was killed before it began its journal left a whole pack.
+        can_begin = recover or (shard_folder is not None and is_whole_pack(path))
+        with _opened(path, threads, progress, homes if can_begin else None) as work:
             return work.restore(work.locate(pack_first=False), shard_folder, force)
 
 

@@ -142,13 +142,15 @@ class ShardFiles(FileSet):
         """Return the shard of a piece, and its offset there."""
         return piece.shard, piece.shard_offset
 
-    def round_off(self, file: int, mapped: ShardMap) -> None:
-        """Give a shard its length, and zeros between its pieces."""
-        os.ftruncate(self.descriptor(file), mapped.length)
-        padding = list(gaps(0, mapped.length, ((p.offset, p.end) for p in mapped.pieces)))
-        if not self._is_zero(file, padding):
-            self._fill_with_zeros(file, padding)
-            self.sync({file})
+    def round_off(self, maps: Iterable[ShardMap]) -> None:
+        """Give the shards their lengths, and zeros between their pieces."""
+        for file, mapped in enumerate(maps):
+            descriptor = self.descriptor(file)
+            padding = list(gaps(0, mapped.length, ((p.offset, p.end) for p in mapped.pieces)))
+            if os.fstat(descriptor).st_size != mapped.length or not self._is_zero(file, padding):
+                os.ftruncate(descriptor, mapped.length)
+                self._fill_with_zeros(file, padding)
+                self.sync({file})
 
 
 class PackFiles(FileSet):

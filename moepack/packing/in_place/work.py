@@ -128,6 +128,8 @@ class InPlaceWork:
             self._restore_units(locations, pieces)
         elif [str(path) for path in self._shard_paths] != homes:
             self._shard_paths = unfinished.take_shards(self._shard_paths)
+            with self._files(writable=True) as (shard_files, _):
+                shard_files.round_off(self._maps)
         unfinished.journal.set_homes(homes)
         unfinished.restore_names(self._beginning.shards, homes)
         self.has_given_up = True
@@ -176,8 +178,7 @@ class InPlaceWork:
         with self._files(writable=True) as (shard_files, pack):
             with self._conversion(shard_files, pack, locations, pieces) as conversion:
                 conversion.restore(self._units.units)
-            for number, mapped in enumerate(self._maps):
-                shard_files.round_off(number, mapped)
+            shard_files.round_off(self._maps)
 
     def _homes(self, folder: Path | None) -> list[str]:
         """Return where the shards go: into `folder`, by default where they were."""

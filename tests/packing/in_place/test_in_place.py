@@ -35,7 +35,7 @@ from moepack.storage.extents import Extent
 from moepack.storage.space import free_space, shortage
 from tests.support import gguf_builder
 from tests.support.children import MOEPACK, Piped
-from tests.support.damages import DAMAGES, Damage, change_padding
+from tests.support.damages import DAMAGES, Damage, change_padding, lengthen
 from tests.support.file_systems import mounted
 from tests.support.interruptions import StopHereError, before_each
 from tests.support.models import (
@@ -438,6 +438,36 @@ def test_leftovers_beside_a_pack_stay_until_it_is_found_sound(
     assert restore(target).is_in_place
     assert contents(source) == before
     assert not target.exists()
+
+
+def test_a_whole_shard_that_became_longer_on_its_way_home_gets_its_length_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, target = contents(source), tmp_path / "pack"
+
+    def stop(*_: object) -> None:
+        raise StopHereError
+
+    pack_model(source, target, in_place=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Unfinished, "restore_names", stop)
+        with pytest.raises(StopHereError):
+            restore(target, source, in_place=True)
+    for shard in (target / "in-place").glob("shard-*"):
+        lengthen(shard)
+    restore(target)
+    assert contents(source) == before
+
+
+def test_a_restoring_that_was_killed_before_its_journal_begins_again(
+    source: Path, tmp_path: Path
+) -> None:
+    before, target = contents(source), tmp_path / "pack"
+    pack_model(source, target, in_place=True)
+    (target / "in-place").mkdir()
+    (target / "in-place" / "journal").touch()
+    restore(target, source, in_place=True)
+    assert contents(source) == before
 
 
 def test_a_shard_that_is_opened_just_when_it_is_moved_goes_back_with_the_others(
