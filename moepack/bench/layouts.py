@@ -39,11 +39,7 @@ def slices(source: Source, pack: Pack, layers: Sequence[RoutedLayer]) -> Groups:
         for one in families[layer].parts:
             shard, offset = one.slices.at(expert)
             part = pack.locate(layer, expert, one.name)
-            parts.append(
-                part._replace(
-                    path=paths[shard], offset=offset, stored_length=part.length, codec=None
-                )
-            )
+            parts.append(part._replace(path=paths[shard], offset=offset))
         return read_of_parts(layer, expert, parts, pack.part_names(layer), gap=0)
 
     return _experts(layers, plan)

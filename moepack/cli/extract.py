@@ -44,12 +44,8 @@ def extract(
         with open_model(pack_path) as opened, opened.reader() as reader:
             if part is None:
                 facts = describe.describe_blob(opened, layer, expert, family=family)
-                problem = None
                 if facts.path is None:
                     problem = "no blob here: its parts lie apart in the shards"
-                elif any(one.codec for one in facts.parts):
-                    problem = "the blob is not raw bytes: parts of it are stored by a codec"
-                if problem:
                     hint = f"name a part with --part, such as {facts.parts[0].name}"
                     place = f"layer {layer} expert {expert}"
                     raise RequestError(problem, path=pack_path, place=place, hint=hint)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 @folder_option("Folder of the new pack.")
 @layout_option
 @size_option("--alignment", least=0, help="Alignment of blobs, weights and tensors, such as 16KiB.")
-@click.option("--codec", metavar="zstd[:LEVEL]", help="Compression for parts that get 5 % shorter.")
 @hotness_option
 @click.option("--experts-only", is_flag=True, help="Leave out the dense part.")
 @layers_option

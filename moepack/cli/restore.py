@@ -67,13 +67,11 @@ def restore(
 def _check_restorable(pack_path: str, target: str | None) -> None:
     """Raise the errors with which `restore --in-place` would end even if it is confirmed."""
     from moepack.pack.reading.shard_map import check_whole
-    from moepack.packing.in_place.refusals import check_plain
     from moepack.packing.in_place.unfinished import is_unfinished
 
     if is_unfinished(Path(pack_path)):
         return
     with moepack.Pack(pack_path) as pack:
         check_whole(pack)
-        check_plain(pack)
     if target is None:
         raise RequestError("no folder was given for the shards", hint="name one with --output")

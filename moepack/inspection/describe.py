@@ -102,8 +102,7 @@ def describe_pack(pack: Pack) -> PackFacts:
     others = sum(record.length for record in index.shard_bytes())
     payload_length = shape.expert_length + (shape.dense_length or 0) + others
     data_length = sum(file.length for file in index.files)
-    stored_length = index.stored_length()
-    padding_length = data_length - payload_length + shape.expert_length - stored_length
+    padding_length = data_length - payload_length
     has_padding = not any(file.is_shard for file in index.files)
     return PackFacts(
         tool=manifest.tool,
@@ -130,11 +129,9 @@ def describe_pack(pack: Pack) -> PackFacts:
             )
             for family in index.families
         ),
-        codecs=index.codecs,
         index_length=index.header.index_length,
         data_length=data_length,
         expert_length=shape.expert_length,
-        stored_length=stored_length,
         dense_length=shape.dense_length,
         payload_length=payload_length,
         padding_length=padding_length if has_padding else None,
@@ -231,10 +228,8 @@ def describe_blob(pack: Pack, layer: int, expert: int, *, family: str | None = N
                 path=part.path,
                 offset=part.offset,
                 offset_in_blob=None if part.blob_offset is None else part.offset_in_blob,
-                stored_length=part.stored_length,
                 length=part.length,
                 digest=None if part.digest is None else digest.to_text(part.digest),
-                codec=part.codec,
             )
         )
     name = family or pack.families(layer)[0]

@@ -88,7 +88,6 @@ class PartRules:
     projections: tuple[str, ...] | None
     alignment: int | None
     small_alignment: int | None
-    codec: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +186,8 @@ class PackMirrorFacts:
 class PackFacts:
     """A pack: its files, experts and sizes, and its source.
 
-    `stored_length` is the bytes that all parts take, less than `expert_length` if some are stored
-    by one of the `codecs`. `dense_length` is None if it holds experts alone. An index over shards
-    has no data of its own: there `padding_length` and `padding_share` are None.
+    `dense_length` is None if it holds experts alone. An index over shards has no data of its own:
+    there `padding_length` and `padding_share` are None.
     """
 
     kind: str = "pack"
@@ -208,11 +206,9 @@ class PackFacts:
     part_count: int
     files: tuple[DataFile, ...]
     families: tuple[PackedFamilyFacts, ...]
-    codecs: tuple[str, ...]
     index_length: int
     data_length: int
     expert_length: int
-    stored_length: int
     dense_length: int | None
     payload_length: int
     padding_length: int | None
@@ -231,10 +227,8 @@ class PlacedPartFacts:
     path: Path
     offset: int
     offset_in_blob: int | None
-    stored_length: int
     length: int
     digest: str | None
-    codec: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

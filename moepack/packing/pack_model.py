@@ -40,7 +40,6 @@ def pack_model(
     mtp: bool = True,
     experts_only: bool = False,
     alignment: int | None = None,
-    codec: str | None = None,
     sha256: bool = False,
     strong: bool = False,
     dry_run: bool = False,
@@ -57,13 +56,12 @@ def pack_model(
     """Pack a model into the directory `target`, or into a folder of a store (`s3://…`).
 
     `source` is any one shard, a folder, or all shards. `layout` is a shipped one's name or the path
-    of a TOML file, and `alignment` in bytes overrides it; so does `codec` (`zstd`, `zstd:LEVEL`),
-    which stores the parts that get shorter by at least a twentieth. `hotness` is a file of counts,
-    a trace, or an imatrix. `layers` names those to pack (`0-3,7`, or numbers), None for all;
-    without `mtp` those for multi-token prediction are left out. With `experts_only` the dense part
-    and the shards' headers are left out. `sha256` reads the source once more and stores the SHA-256
-    of its shards, to check restored ones; `strong` reads the pack once more and adds a SHA-256 of
-    each part, tensor and header, and of the index.
+    of a TOML file, and `alignment` in bytes overrides it. `hotness` is a file of counts, a trace,
+    or an imatrix. `layers` names those to pack (`0-3,7`, or numbers), None for all; without `mtp`
+    those for multi-token prediction are left out. With `experts_only` the dense part and the
+    shards' headers are left out. `sha256` reads the source once more and stores the SHA-256 of its
+    shards, to check restored ones; `strong` reads the pack once more and adds a SHA-256 of each
+    part, tensor and header, and of the index.
 
     `in_place` turns the shards into the pack, in little more extra space than a layer; `restore`
     brings them back. With `resume` everything is in `target`: `source` may be None, and it and all
@@ -98,7 +96,6 @@ def pack_model(
         mtp=mtp,
         experts_only=experts_only,
         alignment=alignment,
-        codec=codec,
     )
     model = _plan(request, Path(target), resume)
     writer = _writer(request, model, target, part, commit, executor, resume)
@@ -154,9 +151,6 @@ def _carry_out(write: Callable[[], WrittenFiles], summary: PackSummary) -> PackS
     began = time.monotonic()
     files = write()
     seconds = time.monotonic() - began
-    if summary.codec is not None and files.missing_count is None:  # lengths were upper bounds
-        written = from_pack(summary.path)
-        summary = replace(written, codec=summary.codec, free_space=summary.free_space)
     return replace(
         summary,
         written_length=files.length,

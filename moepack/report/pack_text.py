@@ -36,9 +36,6 @@ def plan(summary: PackSummary) -> str:
         f"  files     {count_text(summary.file_count, 'file')}, {size_text(summary.data_length)} "
         f"with {summary.padding_share:.1%} padding; index {size_text(summary.index_length)}",
     ]
-    if summary.codec is not None:
-        when = "where it shortens a part by 5 %; files are at most that long"
-        lines.append(f"  codec     {summary.codec}, {when}")
     if not summary.is_whole:
         lines.append(f"  whole     no, {_missing(summary)}: nothing can be restored from it")
     if summary.dry_run and summary.free_space is not None:
@@ -115,13 +112,7 @@ def packed(summary: PackSummary) -> str:
         if summary.missing_file_count:
             left = f"{count_text(summary.missing_file_count, 'file')} of other parts missing"
         return f"{text}\n  {left}; `moepack pack … --commit` makes a pack of them"
-    stored, codec = summary.stored_length, summary.codec
-    if codec is None or stored is None:
-        return text
-    if stored == summary.expert_length:
-        return f"{text}\n  {codec} shortens no part enough: the pack is as without it"
-    saved = 1 - stored / summary.expert_length
-    return f"{text}\n  experts stored in {size_text(stored)} by {codec}, {saved:.1%} less"
+    return text
 
 
 def indexed(summary: IndexSummary) -> str:

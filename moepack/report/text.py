@@ -14,7 +14,6 @@ from moepack.inspection.facts import (
     FamilyFacts,
     PackFacts,
     PackHotnessFacts,
-    PlacedPartFacts,
     SourceFacts,
     UsedExpertsFacts,
 )
@@ -104,7 +103,6 @@ def pack(facts: PackFacts) -> Page:
         f"  layers     {ranges_text(facts.layers)}",
         f"  blobs      {facts.blob_count:,}, with {count_text(facts.part_count, 'part')}, "
         f"{size_text(facts.expert_length)}",
-        *_codec(facts),
         f"  used       {_used(source.experts_used)} a token; context {context}",
         f"  dense      {dense}",
         f"  files      {_files(facts)}",
@@ -115,14 +113,6 @@ def pack(facts: PackFacts) -> Page:
     if facts.partial is not None:
         lines.append(f"  here       {pull_text.partial(facts.partial)}")
     return Page(*lines, *_coverage(facts.coverage))
-
-
-def _codec(facts: PackFacts) -> list[str]:
-    if not facts.codecs:
-        return []
-    names = ", ".join(facts.codecs)
-    saved = 1 - facts.stored_length / facts.expert_length
-    return [f"  codec      {names}: stored in {size_text(facts.stored_length)}, {saved:.1%} less"]
 
 
 def _layout(facts: PackFacts) -> str:
@@ -198,7 +188,6 @@ def blob(facts: BlobFacts) -> Page:
         f"  layer {facts.layer} expert {facts.expert}: {count_text(facts.length, 'byte')}{where}",
         f"  rank {facts.rank:,}, hotness {number_text(facts.hotness)}",
         Table(_APART if is_apart else _IN_BLOB, rows, indent=2),
-        *_stored(facts.parts),
     )
 
 
@@ -208,15 +197,6 @@ _PLACED = (
 )
 _APART = (*_PLACED, Column("file", "l", rank=2, least=24))
 _IN_BLOB = (*_PLACED, Column("digest, xxh3", "l", rank=2))
-
-
-def _stored(parts: Sequence[PlacedPartFacts]) -> list[str]:
-    """Write the stored lengths of compressed parts."""
-    lines = []
-    for codec in dict.fromkeys(part.codec for part in parts if part.codec is not None):
-        stored = [f"{part.name} in {part.stored_length:,}" for part in parts if part.codec == codec]
-        lines.append(f"  stored  by {codec}: {', '.join(stored)}")
-    return lines
 
 
 def extracted(facts: ExtractFacts) -> str:

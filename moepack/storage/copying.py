@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from moepack.common import digest
 from moepack.storage.extents import Extent, NewFile, Run, is_written, runs
-from moepack.storage.inputs import VERIFY_HINT, Inputs
+from moepack.storage.inputs import Inputs
 from moepack.storage.lock import lock
 from moepack.storage.regular_file import open_regular
 from moepack.storage.run_writer import RunWriter
@@ -225,13 +225,10 @@ class Copier:
 def read_extent(
     inputs: Inputs, extent: Extent, space_for: Callable[[int], memoryview]
 ) -> Iterator[memoryview]:
-    """Yield the bytes of an extent, decoded, in the spaces for its remaining length.
+    """Yield the bytes of an extent, in the spaces for its remaining length.
 
-    Raises the errors of `inputs`, and their fault for bytes that cannot be decoded.
+    Raises the errors of `inputs`.
     """
-    if extent.frame_length:
-        yield from _decode(inputs, extent, space_for)
-        return
     offset, left = extent.input_offset, extent.length
     while left:
         space = space_for(left)
@@ -239,31 +236,6 @@ def read_extent(
         yield space[:length]
         left -= length
         offset += length
-
-
-def _decode(
-    inputs: Inputs, extent: Extent, space_for: Callable[[int], memoryview]
-) -> Iterator[memoryview]:
-    from moepack.storage.frames import FrameError, FrameStream  # they load the codec
-
-    def read_at(offset: int, length: int) -> bytes:
-        return inputs.read(extent.input, extent.input_offset + offset, length)
-
-    try:
-        content = FrameStream(read_at, extent.frame_length, extent.length)
-        left = extent.length
-        while left:
-            space = space_for(left)
-            content.read_into(space)
-            yield space
-            left -= len(space)
-    except FrameError as error:
-        raise inputs.fault(
-            f"the bytes cannot be decoded: {error}",
-            path=inputs.paths[extent.input],
-            place=f"{extent.label} at byte {extent.input_offset:,}",
-            hint=VERIFY_HINT,
-        ) from None
 
 
 def create(path: Path, *, resume: bool = False) -> int:

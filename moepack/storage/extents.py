@@ -27,7 +27,7 @@ class Extent(NamedTuple):
     """`length` bytes at `input_offset` of an input, and their `offset` in the new file.
 
     `input` is the number of the input file, `digest` that of the bytes, if it is known, `label`
-    their name in messages. `frame_length` is that of the frame in the input, if they lie in one.
+    their name in messages.
     """
 
     offset: int
@@ -36,7 +36,6 @@ class Extent(NamedTuple):
     input_offset: int
     digest: int | None = None
     label: str = ""
-    frame_length: int = 0
 
     @property
     def end(self) -> int:
@@ -47,7 +46,7 @@ class Extent(NamedTuple):
     def is_blocks(self) -> bool:
         """Whether it is the same whole blocks in both files, which can be shared."""
         is_aligned = (self.offset | self.length | self.input_offset) % BLOCK == 0
-        return self.length > 0 and is_aligned and not self.frame_length
+        return self.length > 0 and is_aligned
 
     def is_before(self, other: Extent) -> bool:
         """Return whether `other` follows at once, in both files."""

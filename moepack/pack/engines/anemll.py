@@ -75,7 +75,7 @@ def _stride(pack: Pack, layer: Layer) -> int | None:
         for expert in range(tensor.expert_count):
             place = first.input_offset + expert * stride
             extent = tensor.extent(expert, 0)
-            if (extent.input, extent.input_offset) != (first.input, place) or extent.frame_length:
+            if (extent.input, extent.input_offset) != (first.input, place):
                 return None
     return stride
 

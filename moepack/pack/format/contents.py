@@ -85,11 +85,8 @@ class IndexContents:
             return None
         return sum(tensor.length for _, tensor in self.dense.tensors)
 
-    def directory(self, file_count: int, has_codecs: bool = False) -> sections.Directory:
-        """Return the positions of the sections of the index of `file_count` files.
-
-        With `has_codecs` some parts are stored by a codec.
-        """
+    def directory(self, file_count: int) -> sections.Directory:
+        """Return the positions of the sections of the index of `file_count` files."""
         kinds = [part for template in self.templates for part in template.parts]
         counts = {
             "files": file_count,
@@ -105,13 +102,11 @@ class IndexContents:
         if self.dense is not None:
             counts["tensors"] = len(self.dense.tensors)
             counts["shard_bytes"] = len(self.dense.other_ranges)
-        if has_codecs:
-            counts |= {"codecs": 1, "stored_digests": counts["parts"]}
         return sections.place(counts)
 
-    def check_limits(self, file_count: int, has_codecs: bool = False) -> None:
+    def check_limits(self, file_count: int) -> None:
         """Raise RequestError if the index would be beyond the limits of the format."""
-        directory = self.directory(file_count, has_codecs)
+        directory = self.directory(file_count)
         limits = (
             ("layers", self.layers_with_experts[-1] + 1, records.MAX_LAYERS),
             ("files", directory["files"].record_count, records.MAX_FILES),

@@ -108,8 +108,6 @@ class DensePart(IndexBytes):
         if number >= len(self.files):
             self._fail(place, "no such file", f"< {len(self.files)}", number)
         file = self.files[number]
-        if file.is_second:
-            self._fail(place, "in a file of second places", "another file", number)
         if offset + length > file.length:
             extent = f"bytes {offset:,} to {offset + length:,}"
             self._fail(place, f"ends past the end of {file.name}", f"<= {file.length:,}", extent)

@@ -8,7 +8,7 @@ It opens no file: it is given the bytes.
 
 import struct
 from mmap import mmap
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from moepack.common import digest
 from moepack.pack.format import records, sections
@@ -35,7 +35,6 @@ class Index(DensePart):
         tables = TableDecoder(data, self.directory, path)
         self.files = tables.files()
         self.families = tables.families()
-        self.codecs = tables.codecs()
         self.tensor_count = self.directory["tensors"].record_count
         self.shard_range_count = self.directory["shard_bytes"].record_count
         self.trailer_digest: int = records.TRAILER.unpack_from(data, len(data) - 8)[0]
@@ -45,7 +44,7 @@ class Index(DensePart):
         self._parts_at = self.directory["parts"].offset
         self._alignment = self.header.blob_alignment
         # A blob lies in a data file: in a shard there is no room for one.
-        self._blob_ends = tuple(file.length if file.has_blobs else 0 for file in self.files)
+        self._blob_ends = tuple(0 if file.is_shard else file.length for file in self.files)
 
     @property
     def is_whole(self) -> bool:
@@ -96,9 +95,8 @@ class Index(DensePart):
         if length % self._alignment:
             self._fail_unaligned(f"blob {number}", "length", self._alignment, length)
         if start + length > self._blob_ends[file]:
-            if not self.files[file].has_blobs:
-                owner = "a shard" if self.files[file].is_shard else "a file of second places"
-                self._fail(f"blob {number}", f"a blob in {owner}", "a data file", f"file {file}")
+            if self.files[file].is_shard:
+                self._fail(f"blob {number}", "a blob in a shard", "a data file", f"file {file}")
             self._fail_past_end(f"blob {number}", file, start, length)
         return record
 
@@ -126,21 +124,11 @@ class Index(DensePart):
         start, stored_length, _, file, codec = record
         if file >= len(self.files):
             self._fail_part(number, kind, "no such file", f"< {len(self.files)}", file)
-        if codec > len(self.codecs):
-            self._fail_part(number, kind, "unknown codec", f"<= {len(self.codecs)}", codec)
-        if codec and self.files[file].is_shard:
-            problem, actual = "a codec in a shard", f"codec {codec}"
-            self._fail_part(number, kind, problem, records.CODEC_RAW, actual)
-        if codec and not 0 < stored_length < kind.length:
-            problem, expected = "does not shorten the part", f"1 to {kind.length - 1:,} bytes"
-            self._fail_part(
-                number, kind, f"stored_length {problem}", expected, f"{stored_length:,}"
-            )
-        if not codec and stored_length != kind.length:
-            problem, expected = "is not the part's length", f"{kind.length:,} bytes"
-            self._fail_part(
-                number, kind, f"stored_length {problem}", expected, f"{stored_length:,}"
-            )
+        if codec != records.CODEC_RAW:
+            self._fail_part(number, kind, "unknown codec", records.CODEC_RAW, codec)
+        if stored_length != kind.length:
+            problem, expected = "stored_length is not the part's length", f"{kind.length:,} bytes"
+            self._fail_part(number, kind, problem, expected, f"{stored_length:,}")
         if start + stored_length > self.files[file].length:
             self._fail_past_end(_part_place(number, kind), file, start, stored_length)
 
@@ -149,58 +137,16 @@ class Index(DensePart):
     ) -> NoReturn:
         self._fail(_part_place(number, kind), problem, expected, actual)
 
-    def stored_length(self) -> int:
-        """Return the bytes that all parts take where they lie, without padding."""
-        if not self.codecs:
-            return sum(
-                family.expert_count * sum(kind.length for kind in family.part_kinds)
-                for family in self.families
-            )
-        return sum(
-            length
-            for family in self.families
-            for expert in range(family.expert_count)
-            for _, length, *_ in self.parts(
-                family.first_part + expert * len(family.part_kinds), family.part_kinds
-            )
-        )
-
-    def stored_digest(self, number: int) -> int | None:
-        """Return the digest of the stored bytes of a part; None if the index has none."""
-        stored: int | None = self._digest("stored_digests", records.STORED_DIGEST, number)
-        return stored
-
     def strong_digest(self, number: int) -> bytes | None:
         """Return a SHA-256; None if the index has none.
 
         `number` counts parts, then tensors, then shard bytes.
         """
-        strong: bytes | None = self._digest("strong_digests", records.STRONG_DIGEST, number)
+        section = self.directory["strong_digests"]
+        if not section.record_count:
+            return None
+        strong: bytes = records.STRONG_DIGEST.unpack_from(self._data, section.at(number))[0]
         return strong
-
-    def _digest(self, name: str, record: struct.Struct, number: int) -> Any:
-        section = self.directory[name]
-        if not section.record_count:
-            return None
-        return record.unpack_from(self._data, section.at(number))[0]
-
-    def second_place(self, number: int, kind: PartKind) -> tuple[int, int] | None:
-        """Return file and offset of the second place of a part; None if it has none."""
-        section = self.directory["second_places"]
-        if not section.record_count:
-            return None
-        record = records.SecondPlaceRecord.unpack(self._data, section.at(number))
-        if not record.file:
-            return None
-        place, file = f"second place {number}", record.file - 1
-        if file >= len(self.files) or not self.files[file].is_second:
-            self._fail(place, "not in a file of second places", actual=f"file {file}")
-        if record.offset % self.header.part_alignment:
-            self._fail_unaligned(place, "offset", self.header.part_alignment, record.offset)
-        length = self.part(number, kind)[1]
-        if record.offset + length > self.files[file].length:
-            self._fail_past_end(place, file, record.offset, length)
-        return file, record.offset
 
     def blob_at_rank(self, rank: int) -> int:
         """Return the number of the blob that has `rank`; 0 is the hottest."""

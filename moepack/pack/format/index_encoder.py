@@ -31,9 +31,7 @@ def encode_over_shards(
         writer.put_blob(key, 0, 0, 0)
         for number, part in enumerate(contents.templates[key.template].parts):
             shard, offset = part.slices.at(key.expert)
-            writer.put_part(
-                key, number, shard, offset, part.length, digests.get((shard, offset), 0)
-            )
+            writer.put_part(key, number, shard, offset, digests.get((shard, offset), 0))
     assert contents.dense is not None
     tensors = []
     for shard, tensor in contents.dense.tensors:
@@ -50,12 +48,9 @@ def encode_over_shards(
 class IndexWriter:
     """An index in the making; sections without offsets of blobs and parts are written at once."""
 
-    def __init__(
-        self, contents: IndexContents, files: Sequence[DataFile], is_coded: bool = False
-    ) -> None:
+    def __init__(self, contents: IndexContents, files: Sequence[DataFile]) -> None:
         self._contents = contents
-        self._is_coded = is_coded
-        self._directory = contents.directory(len(files), is_coded)
+        self._directory = contents.directory(len(files))
         self._index = bytearray(self._directory.index_length)
         # The rank of each blob, by its number.
         self._ranks = [0] * len(contents.order)
@@ -64,8 +59,6 @@ class IndexWriter:
         self.put("families", _family_records(contents))
         self.put("part_kinds", _part_kind_records(contents))
         self.put("slices", _slice_records(contents))
-        if is_coded:
-            self.put("codecs", [records.CodecRecord(records.ZSTD.encode()).pack()])
         section = self._directory["ranks"]
         for rank, key in enumerate(contents.order):
             number = self._number(key)
@@ -104,26 +97,13 @@ class IndexWriter:
         record = (offset, length, self._contents.counts.get(key, 0), self._ranks[number], file)
         records.BLOB.pack_into(self._index, self._directory["blobs"].at(number), *record)
 
-    def put_part(
-        self,
-        key: BlobKey,
-        part_number: int,
-        file: int,
-        offset: int,
-        stored_length: int,
-        digest: int,
-        coded_digest: int | None = None,
-    ) -> None:
-        """Write a part's record; `coded_digest` is that of its frame, if a codec stores it."""
+    def put_part(self, key: BlobKey, part_number: int, file: int, offset: int, digest: int) -> None:
+        """Write a part's record."""
         template = self._contents.templates[key.template]
         number = template.first_part + key.expert * len(template.parts) + part_number
-        codec = records.CODEC_RAW if coded_digest is None else 1  # there is but one codec
-        record = (offset, stored_length, digest, file, codec)
+        length = template.parts[part_number].length
+        record = (offset, length, digest, file, records.CODEC_RAW)
         records.PART.pack_into(self._index, self._directory["parts"].at(number), *record)
-        if self._is_coded:
-            at = self._directory["stored_digests"].at(number)
-            stored_digest = digest if coded_digest is None else coded_digest
-            records.STORED_DIGEST.pack_into(self._index, at, stored_digest)
 
     def put_dense(self, ranges: Iterable[Position], tensors: Iterable[Position]) -> None:
         """Write the positions of the other ranges and of the tensors, in their order."""
@@ -140,7 +120,7 @@ class IndexWriter:
 
 
 def _file_record(file: DataFile) -> bytes:
-    kind = records.SHARD_FILE if file.is_shard else records.DATA_FILE  # no packer makes others
+    kind = records.SHARD_FILE if file.is_shard else records.DATA_FILE
     flags = 0 if file.has_digests else records.WITHOUT_DIGESTS
     return records.FileRecord(file.name.encode(), file.length, kind, flags).pack()
 

@@ -34,20 +34,14 @@ MAX_BLOBS = 1 << 22
 MAX_PARTS = 1 << 24
 MAX_TENSORS = 1 << 20
 MAX_SHARDS = 1 << 12
-MAX_CODECS = 64
 MAX_ALIGNMENT = 1 << 30
 MAX_LENGTH = (1 << 63) - 1
 
 CODEC_RAW = 0
-ZSTD = "zstd"
-CODECS = (ZSTD,)
-"""The codecs that this version knows."""
+"""Of a part or a tensor: its bytes are stored as they are."""
 
 DATA_FILE = 0
 SHARD_FILE = 1
-SECOND_FILE = 2
-"""A file of second places of parts: it may be missing."""
-FILE_KINDS = (DATA_FILE, SHARD_FILE, SECOND_FILE)
 
 SECTION_REQUIRED = 1 << 0
 WITHOUT_DIGESTS = 1 << 0
@@ -190,7 +184,7 @@ BLOB = struct.Struct("<QQQII")
 
 
 class PartRecord(NamedTuple):
-    """Where one part lies: offset and stored length in bytes, digest, file number, codec."""
+    """Where one part lies: offset and length in bytes, digest, file number; codec is CODEC_RAW."""
 
     offset: int
     stored_length: int
@@ -254,28 +248,6 @@ class ShardBytesRecord(Record, _ShardBytesRecord):
     LAYOUT = struct.Struct("<II QQQQ")
 
 
-class _CodecRecord(NamedTuple):
-    name: bytes
-
-
-class CodecRecord(Record, _CodecRecord):
-    """A codec that parts are stored by: its name (NUL padded)."""
-
-    LAYOUT = struct.Struct("<32s")
-
-
-class _SecondPlaceRecord(NamedTuple):
-    file: int
-    offset: int
-
-
-class SecondPlaceRecord(Record, _SecondPlaceRecord):
-    """Another place of a part: 1 + the number of the file, 0 for none; the offset there."""
-
-    LAYOUT = struct.Struct("<QQ")
-
-
-STORED_DIGEST = struct.Struct("<Q")
 STRONG_DIGEST = struct.Struct("<32s")
 
 RECORD_LENGTHS = {
@@ -288,9 +260,6 @@ RECORD_LENGTHS = {
     "slices": SliceRecord.LAYOUT.size,
     "tensors": TensorRecord.LAYOUT.size,
     "shard_bytes": ShardBytesRecord.LAYOUT.size,
-    "codecs": CodecRecord.LAYOUT.size,
-    "stored_digests": STORED_DIGEST.size,
-    "second_places": SecondPlaceRecord.LAYOUT.size,
     "strong_digests": STRONG_DIGEST.size,
 }
 """The sections of this version, in the order in which they are written, and their records."""
@@ -305,15 +274,11 @@ COUNTS = {
     "slices": (0, MAX_PARTS),
     "tensors": (0, MAX_TENSORS),
     "shard_bytes": (0, MAX_TENSORS),
-    "codecs": (1, MAX_CODECS),
-    "stored_digests": (1, MAX_PARTS),
-    "second_places": (1, MAX_PARTS),
     "strong_digests": (1, MAX_PARTS + 2 * MAX_TENSORS),
 }
 """The least and the largest count of records of each section."""
 
 FIRST_SECTIONS = ("files", "families", "part_kinds")
 """These stand first: with the directory they say where everything else is."""
-NEEDED_SECTIONS = ("files", "families", "part_kinds", "blobs", "parts", "ranks")
-REQUIRED_SECTIONS = (*NEEDED_SECTIONS, "codecs")
-"""The sections that a writer flags as required."""
+REQUIRED_SECTIONS = (*FIRST_SECTIONS, "blobs", "parts", "ranks")
+"""The sections that every index has, and that a writer flags as required."""

@@ -127,32 +127,22 @@ class _DirectoryDecoder(IndexBytes):
         return Directory(sections, header.index_length)
 
     def _check_names(self, sections: dict[str, Section]) -> None:
-        for name in records.NEEDED_SECTIONS:
+        for name in records.REQUIRED_SECTIONS:
             if name not in sections:
                 self._fail(name, "the section is missing")
         for name, expected in zip(sections, records.FIRST_SECTIONS, strict=False):
             if name != expected:
                 problem = "does not begin with files, families and part_kinds"
                 self._fail("directory", problem, expected, name)
-        if "codecs" in sections:
-            if not sections["codecs"].is_required:
-                self._fail("codecs", "not flagged as required")
-            if "stored_digests" not in sections:
-                self._fail("stored_digests", "the section is missing")
 
     def _check_counts(self, sections: dict[str, Section]) -> None:
-        """Check the sections that have a record for each part, or for all that is read."""
+        """Check the section that has a record for each part, tensor and shard bytes."""
         counts = {name: section.record_count for name, section in sections.items()}
-        parts = counts["parts"]
-        everything = parts + counts.get("tensors", 0) + counts.get("shard_bytes", 0)
-        for name, expected, owners in (
-            ("stored_digests", parts, "part"),
-            ("second_places", parts, "part"),
-            ("strong_digests", everything, "part, tensor and shard bytes"),
-        ):
-            if counts.get(name, expected) != expected:
-                count = f"{counts[name]:,}"
-                self._fail(name, f"not one for each {owners}", f"{expected:,}", count)
+        expected = counts["parts"] + counts.get("tensors", 0) + counts.get("shard_bytes", 0)
+        count = counts.get("strong_digests", expected)
+        if count != expected:
+            problem = "not one for each part, tensor and shard bytes"
+            self._fail("strong_digests", problem, f"{expected:,}", f"{count:,}")
 
     def _section(self, header: records.Header, number: int) -> Section:
         offset = header.header_length + number * header.section_record_length

@@ -1,4 +1,4 @@
-"""The tables of an index that are read as it is opened: files, families, part kinds and codecs."""
+"""The tables of an index that are read as it is opened: files, families and part kinds."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,20 +13,13 @@ class DataFile(NamedTuple):
     """A file that holds blobs or dense tensors: plain name and length in bytes.
 
     A file that `is_shard` belongs to the source and is as it was: nothing in it is aligned.
-    `has_digests` is false if the digests of the parts and tensors in it are not known. A file that
-    `is_second` has second places of parts, and nothing else: it may be missing.
+    `has_digests` is false if the digests of the parts and tensors in it are not known.
     """
 
     name: str
     length: int
     is_shard: bool = False
     has_digests: bool = True
-    is_second: bool = False
-
-    @property
-    def has_blobs(self) -> bool:
-        """Whether blobs may lie in it."""
-        return not self.is_shard and not self.is_second
 
     def known(self, digest: int) -> int | None:
         """Return a digest from a record of bytes in this file; None if the file has none."""
@@ -92,26 +85,7 @@ class TableDecoder(IndexBytes):
         files = tuple(map(self._file, range(self._directory["files"].record_count)))
         if len({file.name.lower() for file in files}) != len(files):
             self._fail("files", "two files have the same name")
-        seconds = [file.is_second for file in files]
-        if seconds != sorted(seconds):
-            self._fail("files", "a file of second places stands before another")
         return files
-
-    def codecs(self) -> tuple[str, ...]:
-        """Read the names of codecs."""
-        section = self._directory["codecs"]
-        names: list[str] = []
-        for number in range(section.record_count):
-            place = f"codec {number}"
-            record = records.CodecRecord.unpack(self._data, section.at(number))
-            name = padded_name(record.name, self.path, place)
-            if name not in records.CODECS:
-                problem = f"needs the codec {name!r}, which this reader does not know"
-                raise later_format(problem, self.path, place)
-            if name in names:
-                self._fail(place, "another codec has the same name")
-            names.append(name)
-        return tuple(names)
 
     def families(self) -> tuple[PackedFamily, ...]:
         """Read the tables of families and part kinds."""
@@ -134,9 +108,9 @@ class TableDecoder(IndexBytes):
         name = padded_text(record.name, self.path, place)
         if not is_plain_name(name):
             self._fail(place, "not a plain file name", actual=repr(name))
-        if record.kind not in records.FILE_KINDS:
-            expected = f"{records.FILE_KINDS[0]} to {records.FILE_KINDS[-1]}"
-            self._fail(place, "unknown kind of file", expected, record.kind)
+        if record.kind not in (records.DATA_FILE, records.SHARD_FILE):
+            expected = f"{records.DATA_FILE} or {records.SHARD_FILE}"
+            raise later_format("unknown kind of file", self.path, place, expected, record.kind)
         self._check_flags(place, record.flags, records.WITHOUT_DIGESTS)
         self._check_range(place, "length", record.length, 1)
         return DataFile(
@@ -144,7 +118,6 @@ class TableDecoder(IndexBytes):
             record.length,
             is_shard=record.kind == records.SHARD_FILE,
             has_digests=not record.flags,
-            is_second=record.kind == records.SECOND_FILE,
         )
 
     def _family(self, number: int) -> PackedFamily:

@@ -57,8 +57,8 @@ def mount(
     exception from it ends the mount. `failed` is called once with the error of each part or tensor
     that could not be read: its reader gets EIO. Both are called from other threads.
 
-    Raises RequestError for a folder that is not empty and for a pack with parts that are stored by
-    a codec, PackError if the pack is not whole, and MachineError if there is no FUSE.
+    Raises RequestError for a folder that is not empty, PackError if the pack is not whole, and
+    MachineError if there is no FUSE.
     """
     folder = Path(os.path.abspath(target))
     check_mount_point(folder)
@@ -66,7 +66,6 @@ def mount(
         opened.require_files()
         opened.require_complete()
         shards = map_shards(opened)
-        _check_plain(opened)
         serve = _fuse_server()
         mounted = tuple(FileEntry(shard.name, shard.length) for shard in shards)
         with Inputs(opened.file_paths, PackError) as inputs:
@@ -140,20 +139,6 @@ def _fuse_server() -> Callable[[FileSystem, str], object]:
         hint = "modprobe fuse; for a container: --device /dev/fuse --cap-add SYS_ADMIN"
         raise MachineError("this machine does not allow FUSE mounts", path=_DEVICE, hint=hint)
     return FuseServer
-
-
-def _check_plain(pack: Pack) -> None:
-    """Raise RequestError if parts are stored by a codec.
-
-    The kernel asks for ranges much shorter than a part, and each would decode a whole part.
-    """
-    if pack.index.codecs:
-        raise RequestError(
-            "parts are stored by a codec: a mount cannot show them",
-            path=pack.path,
-            found=", ".join(pack.index.codecs),
-            hint="run the pack itself; or make files with `moepack restore` or `export gguf`",
-        )
 
 
 def _check_lengths(pack: Pack, inputs: Inputs) -> None:

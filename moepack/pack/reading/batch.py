@@ -28,7 +28,6 @@ class ExpertBytes:
 
     def __init__(self, pool: BufferPool | None, pending: PendingRead) -> None:
         assert pending.memory is not None
-        assert not pending.decodings
         self._pool = pool
         self._read = pending.read
         self.number = pending.number
@@ -104,9 +103,8 @@ class BatchReads(Closing):
         """Wait for an expert that no other thread has got, and return it; None after the last."""
         with self._lock:
             while self._untaken:
-                number = next(iter(self._untaken), None) if in_order else self._next_ready()
+                number = next(iter(self._untaken if in_order else self._ready), None)
                 if number in self._ready:
-                    self._ready[number].settle()
                     del self._untaken[number]
                     return self._ready.pop(number)
                 finished = self._scheduler.collect(wait=True)
@@ -117,13 +115,6 @@ class BatchReads(Closing):
             if self._was_cut:
                 raise RequestError("the batch was closed before all of it was taken")
         return None
-
-    def _next_ready(self) -> int | None:
-        """Return the number of an expert that was read, if possible one that is also decoded."""
-        first = next(iter(self._ready), None)
-        if first is None or self._ready[first].is_decoded:
-            return first
-        return next((n for n, pending in self._ready.items() if pending.is_decoded), first)
 
     def free(self, pending: PendingRead) -> None:
         """Give back the memory of a read that nobody gets."""
@@ -140,7 +131,6 @@ class BatchReads(Closing):
             self._was_cut = self._was_cut or bool(self._untaken)
             self._scheduler.close()
             for pending in (*self._untaken.values(), *self._ready.values()):
-                pending.settle()
                 self.free(pending)
             self._untaken.clear()
             self._ready.clear()

@@ -137,12 +137,7 @@ class Catalog:
         owner = self._family(layer, family)
         _, length, hotness, rank, _ = self._blob(owner, expert)
         measured = hotness if owner.hotness_measured else None
-        return ExpertHotness(rank, measured, self._length_in_memory(owner, length))
-
-    def _length_in_memory(self, family: PackedFamily, blob_length: int) -> int:
-        if blob_length and not self.index.codecs:
-            return blob_length
-        return max(blob_length, payload_length(family))
+        return ExpertHotness(rank, measured, length or payload_length(owner))
 
     def _blob(self, family: PackedFamily, expert: int) -> tuple[int, int, int, int, int]:
         if not 0 <= expert < family.expert_count:
@@ -159,34 +154,27 @@ class Catalog:
         except KeyError:
             raise self._no_part(layer, part, name) from None
         blob = self._blob(family, expert)
-        kinds, index = family.part_kinds, self.index
-        first = family.first_part + expert * len(kinds)
-        offset, stored_length, digest, file, codec = record = index.part(
-            first + number, kinds[number]
-        )
-        is_in_blob = bool(blob[1])
-        if is_in_blob:
-            self._check_inside(layer, expert, kinds[number], record, blob)
-            if index.codecs:
-                is_in_blob = not any(codec for *_, codec in index.parts(first, kinds))
+        kind, index = family.part_kinds[number], self.index
+        first = family.first_part + expert * len(family.part_kinds)
+        offset, length, digest, file, _ = record = index.part(first + number, kind)
+        if blob[1]:
+            self._check_inside(layer, expert, kind, record, blob)
         elif not index.files[file].is_shard:
             raise PackError(
                 "a part of an expert without a blob lies in no shard",
                 path=index.path,
-                place=f"layer {layer} expert {expert} {kinds[number].name}",
+                place=f"layer {layer} expert {expert} {kind.name}",
                 found=f"file {file}, which is a data file",
             )
         return PartLocation(
             layer,
             expert,
-            kinds[number].name,
-            self.path_of(file, offset, stored_length),
+            kind.name,
+            self.path_of(file, offset, length),
             offset,
-            blob[0] if is_in_blob else None,
-            stored_length,
-            kinds[number].length,
+            blob[0] if blob[1] else None,
+            length,
             index.files[file].known(digest),
-            index.codecs[codec - 1] if codec else None,
         )
 
     def _check_inside(
@@ -214,8 +202,7 @@ class Catalog:
     ) -> tuple[Path, int, int, tuple[PartSpan, ...]] | None:
         """Return file, offset and length of an expert's blob, and the spans of its parts in it.
 
-        None if it has no blob, since its parts lie apart, or if one of them is stored by a codec,
-        so that the blob cannot be read as it lies. Raises as `locate`.
+        None if it has no blob, since its parts lie apart. Raises as `locate`.
         """
         owner = self._family(layer, family)
         offset, length, _, _, file = blob = self._blob(owner, expert)
@@ -226,11 +213,9 @@ class Catalog:
         spans = []
         records = self.index.parts(owner.first_part + expert * len(kinds), kinds)
         for kind, record in zip(kinds, records, strict=True):
-            part_offset, stored_length, digest, part_file, codec = record
-            if codec:
-                return None
+            part_offset, part_length, digest, part_file, _ = record
             start = part_offset - offset
-            if part_file != file or not 0 <= start <= length - stored_length:
+            if part_file != file or not 0 <= start <= length - part_length:
                 self._check_inside(layer, expert, kind, record, blob)
             spans.append(new_span((kind.name, start, kind.length, digest if has_digests else None)))
         return self.path_of(file, offset, length), offset, length, tuple(spans)
@@ -252,9 +237,9 @@ class Catalog:
         """List experts, hottest first, until the next blob would exceed `byte_budget`.
 
         The budget is bytes, or a text: `8GiB`, or `25%` of all experts that may be listed. Counts
-        blobs with their padding, or their parts if these are more, as `hotness` does: of each
-        layer's main family or of the `family` named, in all layers or in `layers`. Without measured
-        hotness the order is the source's. Raises RequestError for an invalid size.
+        blobs with their padding, or parts that lie apart, as `hotness` does: of each layer's main
+        family or of the `family` named, in all layers or in `layers`. Without measured hotness the
+        order is the source's. Raises RequestError for an invalid size.
         """
         self.check_open()
         length = self.budget_length(byte_budget, "byte_budget", family=family, layers=layers)
@@ -267,7 +252,7 @@ class Catalog:
             number = bisect_right(first_blobs, blob) - 1
             if not is_listed[number]:
                 continue
-            length -= self._length_in_memory(families[number], index.blob(blob)[1])
+            length -= index.blob(blob)[1] or payload_length(families[number])
             if length < 0:
                 break
             pairs.append((families[number].layer, blob - first_blobs[number]))
@@ -288,7 +273,7 @@ class Catalog:
         if not is_share(size):
             return parse_size(size, argument)
         whole = sum(
-            self._length_in_memory(owner, self.index.blob(blob)[1])
+            self.index.blob(blob)[1] or payload_length(owner)
             for owner, is_listed in zip(
                 self.index.families, self._are_listed(family, layers), strict=True
             )

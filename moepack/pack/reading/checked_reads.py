@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from moepack.common.errors import MachineError, MoepackError, PackError
 
 if TYPE_CHECKING:
-    from moepack.pack.reading.decoding import Decoder
     from moepack.pack.reading.expert_read import AnyMemory, ExpertRead, FileRead
     from moepack.pack.reading.in_flight import InFlight
     from moepack.pack.reading.mirror_use import MirrorUse
@@ -38,7 +37,6 @@ class CheckedReads:
         in_flight: InFlight,
         open_work: OpenWork,
         check: str,
-        decoder: Decoder | None,
         mirror: MirrorUse | None,
         origin: OriginUse | None = None,
     ) -> None:
@@ -47,7 +45,6 @@ class CheckedReads:
         self._open_work = open_work
         self._is_checked = check != "never"
         self._right: set[tuple[int, int, str, bool]] | None = set() if check == "first" else None
-        self._decoder = decoder
         self._mirror = mirror
         self._origin = origin
 
@@ -116,20 +113,8 @@ class CheckedReads:
 
     def _fill_from(self, read: ExpertRead, memory: AnyMemory, *, is_mirrored: bool) -> None:
         """Read from the pack or its mirror into `memory`, in this thread, and check the bytes."""
-        scratch = None
-        if read.frames is not None:
-            assert self._decoder is not None
-            scratch = self._decoder.scratch(read)
-        for number, file_read in enumerate(read.file_reads if read.length else ()):
-            owner, target = read.target(number, memory, scratch)
-            self._read(owner, file_read, target, is_mirrored=is_mirrored)
-        if self._decoder is not None and scratch is not None:
-            problem = self._decoder.decode(read, memory, scratch, is_mirrored=is_mirrored)
-            if problem is not None:
-                try:
-                    raise problem
-                finally:
-                    del problem  # its traceback holds this frame, and that holds the buffer
+        for file_read in read.file_reads if read.length else ():
+            self._read(read, file_read, memory, is_mirrored=is_mirrored)
         self._check(read, memory, is_mirrored=is_mirrored)
 
     def _check(self, read: ExpertRead, memory: AnyMemory, *, is_mirrored: bool) -> None:
@@ -175,4 +160,4 @@ class CheckedReads:
             try:
                 raise problem
             finally:
-                del problem  # as above
+                del problem  # its traceback holds this frame, and that holds the buffer

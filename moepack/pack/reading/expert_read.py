@@ -132,8 +132,6 @@ class ExpertRead(NamedTuple):
 
     `parts` are where the parts are in memory; those of a blob are all of the expert's. `names` are
     all names that parts may be called by. `length` is the bytes of memory that the parts take.
-    Parts that are stored by a codec are decoded to their place in memory: `frames` is how their
-    stored bytes are read, into scratch memory, and `file_reads` ends with the reads of `frames`.
     """
 
     layer: int
@@ -143,7 +141,6 @@ class ExpertRead(NamedTuple):
     names: PartNames
     file_reads: tuple[FileRead, ...]
     length: int
-    frames: ExpertRead | None = None
 
     @property
     def owner(self) -> str:
@@ -151,24 +148,9 @@ class ExpertRead(NamedTuple):
         return f"layer {self.layer} expert {self.expert}"
 
     @property
-    def plain_count(self) -> int:
-        """The count of reads that go to the expert's own memory; those of frames follow."""
-        frame_count = 0 if self.frames is None else len(self.frames.file_reads)
-        return len(self.file_reads) - frame_count
-
-    def target(
-        self, number: int, memory: AnyMemory, scratch: ReadMemory | None
-    ) -> tuple[ExpertRead, AnyMemory]:
-        """Return the owner of read `number`, this or `frames`, and the memory that it goes to."""
-        if self.frames is None or number < self.plain_count:
-            return self, memory
-        assert scratch is not None
-        return self.frames, scratch
-
-    @property
     def lead(self) -> int:
         """The offset in the first page of memory of ours, in bytes."""
-        return self.file_reads[0].offset % PAGE if self.plain_count else 0
+        return self.file_reads[0].lead
 
     @property
     def pages_length(self) -> int:
@@ -228,8 +210,7 @@ class ExpertRead(NamedTuple):
     @property
     def first_place(self) -> str:
         """The place of the first of the reads, for messages."""
-        read = self if self.plain_count or self.frames is None else self.frames
-        return read.place(self.file_reads[0])
+        return self.place(self.file_reads[0])
 
     def full_name(self, name: str) -> str:
         """Return the full name of a part that has `name`, maybe short."""
@@ -261,10 +242,6 @@ class ExpertRead(NamedTuple):
 
     def place_of(self, part: PartSpan) -> tuple[Path, str]:
         """Return the file of one of the parts, and its place there for messages."""
-        for frame in self.frames.parts if self.frames is not None else ():
-            if frame.name == part.name:
-                assert self.frames is not None
-                return self.frames.place_of(frame)
         file_read = next(
             (read for read in self.file_reads if _holds(read, part)), self.file_reads[0]
         )

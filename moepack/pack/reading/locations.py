@@ -29,7 +29,7 @@ class ExpertHotness(NamedTuple):
     """The hotness of an expert, with a blob or with parts that lie apart, as in an index of shards.
 
     `rank` and `hotness` are as in BlobLocation. `length` is the bytes of its blob, or of its parts
-    if these are more: where they lie apart, or are stored by a codec.
+    if these lie apart.
     """
 
     rank: int
@@ -40,11 +40,9 @@ class ExpertHotness(NamedTuple):
 class PartLocation(NamedTuple):
     """The location of one part.
 
-    `offset` counts from the start of the file at `path`. `blob_offset` is that of its blob; it is
-    None if there is none, as in an index over shards, or if a part of the blob is stored by a
-    codec, since such a blob has to be decoded. `length` is the part's bytes, without padding;
-    `stored_length` is its bytes on disk, fewer if it is stored by a `codec`. `digest` is the
-    XXH3-64 of the part's bytes, None if it is not known.
+    `offset` counts from the start of the file at `path`. `blob_offset` is that of its blob, None if
+    there is none, as in an index over shards. `length` is the part's bytes, without padding;
+    `digest` is their XXH3-64, None if it is not known.
     """
 
     layer: int
@@ -53,17 +51,15 @@ class PartLocation(NamedTuple):
     path: Path
     offset: int
     blob_offset: int | None
-    stored_length: int
     length: int
     digest: int | None
-    codec: str | None
 
     @property
     def offset_in_blob(self) -> int:
         """The offset from the start of the blob, in bytes; raises RequestError without one."""
         if self.blob_offset is None:
             place = f"layer {self.layer} expert {self.expert} {self.part}"
-            problem = "this part lies in no blob that is read as it lies"
+            problem = "this part lies in no blob"
             hint = "read the part, or take it with `part` from what was read of the expert"
             raise RequestError(problem, path=self.path, place=place, hint=hint)
         return self.offset - self.blob_offset

@@ -74,8 +74,7 @@ class OriginUse:
             return None
         origin = self._partial.origin
         moved = tuple(one._replace(path=origin / one.path.name) for one in reads)
-        frames = None if read.frames is None else self.elsewhere(read.frames)
-        return read._replace(file_reads=moved, frames=frames)
+        return read._replace(file_reads=moved)
 
     def explain(self, read: ExpertRead, error: MoepackError) -> None:
         """Add to the error of a read at the origin how to bring the expert here."""

@@ -29,7 +29,7 @@ from moepack.pack.reading.directory import (
     read_any_manifest,
 )
 from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH
-from moepack.pack.reading.read_plan import plan_blob
+from moepack.pack.reading.read_plan import plan_read
 from moepack.pack.reading.reader import Reader
 from moepack.pack.reading.shard_check import check_shards
 from moepack.storage.backend import Backend
@@ -75,7 +75,7 @@ class Pack(Catalog, Closing):
             if is_replaced(folder, data):
                 return self._open(folder)
             raise
-        paths = [folder / file.name for file in index.files if not file.is_second]
+        paths = [folder / file.name for file in index.files]
         self._set_up(folder, index, paths, described, data, mapped)
         self.partial = partial
         check_shards(index, self.file_paths)
@@ -167,7 +167,7 @@ class Pack(Catalog, Closing):
 
         Raises as `locate`.
         """
-        reads = plan_blob(self, layer, expert, family).file_reads
+        reads = plan_read(self, layer, expert, None, family).file_reads
         return not any(isinstance(read.path, RemotePath) for read in reads)
 
     def require_files(self) -> None:
@@ -198,8 +198,7 @@ class Pack(Catalog, Closing):
         matrix is [rows, columns]. Other types are the uint8 of their blocks, [rows, bytes of a
         row]; a type that interleaves rows has a group of them in each. Nothing is copied or
         compared with a digest: it is a view of the mapped file, and stays valid after the pack is
-        closed. Truncating that file meanwhile ends the program (SIGBUS). A part that is stored by a
-        codec is read, checked and decoded.
+        closed. Truncating that file meanwhile ends the program (SIGBUS).
 
         With `dequantize` it is float32 [rows, columns], new memory unless it was F32.
 
@@ -212,12 +211,7 @@ class Pack(Catalog, Closing):
         self._require_here(location.path)
         owner, number = self.part_names(layer, family=family)[part]
         kind = owner.part_kinds[number]
-
-        def read() -> memoryview:
-            with self.reader(backend="buffered") as reader:
-                return reader.read(layer, expert, part, family=family)
-
-        return part_array(self._mapped_files(), location, kind, read, dequantize=dequantize)
+        return part_array(self._mapped_files(), location, kind, dequantize=dequantize)
 
     def dense_tensor(self, name: str, *, dequantize: bool = False) -> NDArray[Any]:
         """Return a dense tensor by its name in the source, as `tensor` does a part.
@@ -259,7 +253,7 @@ class Pack(Catalog, Closing):
         self.require_files()
         keys = self.hottest(byte_budget, family=family)
         with self.reader(backend="buffered", check="never") as reader:
-            reads = [plan_blob(self, *key, family) for key in keys]
+            reads = [plan_read(self, *key, None, family) for key in keys]
             if self.partial is not None:  # those that are elsewhere cannot be in the page cache
                 reads = [r for r in reads if not isinstance(r.file_reads[0].path, RemotePath)]
             reads.sort(key=lambda read: read.file_reads[0])

@@ -49,38 +49,15 @@ def read_of_parts(
 ) -> ExpertRead:
     """Plan the reads of some parts of an expert, wherever they lie.
 
-    Parts of a file with less than `gap` bytes between them are one read. Parts that are stored by a
-    codec are read apart from the others, and decoded behind these in memory, each on a page.
+    Parts of a file with less than `gap` bytes between them are one read.
     """
-    ordered = sorted(parts, key=lambda part: (part.path, part.offset))
-    coded = [part for part in ordered if part.codec]
-    plain = [part for part in ordered if not part.codec]
-    if not coded:
-        return _plain(layer, expert, plain, names, gap)
-    read = _plain(layer, expert, plain, names, gap) if plain else None
-    stored = [part._replace(length=part.stored_length, digest=None) for part in coded]
-    frames = _plain(layer, expert, stored, names, gap)
-    spans, file_reads = (list(read.parts), read.file_reads) if read else ([], ())
-    lead, end = (read.lead, read.length) if read else (0, 0)
-    for part in coded:
-        start = align(lead + end, PAGE) - lead
-        spans.append(PartSpan(part.part, start, part.length, part.digest))
-        end = start + part.length
-    file_reads += frames.file_reads
-    return ExpertRead(layer, expert, False, tuple(spans), names, file_reads, end, frames)
-
-
-def _plain(
-    layer: int, expert: int, ordered: Sequence[PartLocation], names: PartNames, gap: int
-) -> ExpertRead:
-    """Plan the reads of parts as they lie, in the order of their offsets."""
     reads: list[FileRead] = []
     spans = []
-    for part in ordered:
+    for part in sorted(parts, key=lambda part: (part.path, part.offset)):
         last = reads[-1] if reads else None
         is_near = last is not None and part.path == last.path
         if last and is_near and 0 <= part.offset - last.offset - last.length < gap:
-            end = part.offset + part.stored_length
+            end = part.offset + part.length
             reads[-1] = last._replace(length=end - last.offset)
         else:
             reads.append(_next_read(reads, part))
@@ -92,11 +69,11 @@ def _plain(
 
 def _next_read(before: list[FileRead], part: PartLocation) -> FileRead:
     if not before:
-        return FileRead(part.path, part.offset, part.stored_length, 0)
+        return FileRead(part.path, part.offset, part.length, 0)
     # In pages of its own, and as far behind the start of one as in the file.
     lead = before[0].lead
     end = align(lead + before[-1].start + before[-1].length, PAGE)
-    return FileRead(part.path, part.offset, part.stored_length, end - lead + part.offset % PAGE)
+    return FileRead(part.path, part.offset, part.length, end - lead + part.offset % PAGE)
 
 
 class TensorRead(ExpertRead):
@@ -125,13 +102,3 @@ def plan_tensor(tensor: TensorLocation) -> TensorRead:
         for start in starts
     )
     return TensorRead(-1, -1, False, (span,), {}, reads, tensor.length)
-
-
-def plan_blob(catalog: Catalog, layer: int, expert: int, family: str | None) -> ExpertRead:
-    """Plan to read an expert's blob as it lies, with nothing decoded; its parts without a blob."""
-    if not catalog.index.codecs:
-        return plan_read(catalog, layer, expert, None, family)
-    blob = catalog.locate(layer, expert, family=family)
-    names = catalog.part_names(layer, family=family)
-    file_reads = (FileRead(blob.path, blob.offset, blob.length, 0),)
-    return ExpertRead(layer, expert, True, (), names, file_reads, blob.length)

@@ -101,20 +101,9 @@ class Reader(Closing):
         origin = None if catalog.partial is None else self._add_origin(catalog.partial)
         self._in_flight = InFlight(self._backend.name, depth, max_in_flight)
         self._mirror = self._open_mirror() if mirror else None
-        self._decoder = None
-        if catalog.index.codecs:
-            from moepack.pack.reading.decoding import Decoder  # here, since most packs have none
-
-            self._decoder = Decoder(self._in_flight, self._arena)
         self._open_work = OpenWork(self._in_flight, self._backend)
         self._reads = CheckedReads(
-            self._backend,
-            self._in_flight,
-            self._open_work,
-            check,
-            self._decoder,
-            self._mirror,
-            origin,
+            self._backend, self._in_flight, self._open_work, check, self._mirror, origin
         )
         self._finalizer = weakref.finalize(
             self, _finish, weakref.ref(self), self._open_work, self._arena
@@ -171,8 +160,6 @@ class Reader(Closing):
         """
         if self._finalizer.alive:
             self._open_work.close()
-            if self._decoder is not None:
-                self._decoder.close()
             self._arena.close()
             self._finalizer.detach()
 
@@ -182,11 +169,10 @@ class Reader(Closing):
         """Read a whole blob, padding included, or exactly one part's bytes.
 
         The view is writable, starts on a memory page (in packs aligned to pages) and is the
-        caller's: nothing else uses it. If parts of the expert lie apart, or are stored by a codec,
-        it has all parts, these decoded and on pages of their own; get them with `read_many`, whose
-        experts have `part`. Raises RequestError for an expert or part that the pack does not have,
-        PackError for a file that is too short or a digest that differs, MachineError when the
-        system cannot read.
+        caller's: nothing else uses it. If parts of the expert lie apart, it has all parts, on pages
+        of their own; get them with `read_many`, whose experts have `part`. Raises RequestError for
+        an expert or part that the pack does not have, PackError for a file that is too short or a
+        digest that differs, MachineError when the system cannot read.
         """
         read = self._plan(layer, expert, part, family)
         memory = new_memory(self._arena, read)
@@ -329,7 +315,7 @@ class Reader(Closing):
     def _scheduler(self, pool: BufferPool | None) -> Scheduler:
         # No methods of this reader: the reads of a dropped batch must not refer to it.
         memory_for = partial(new_memory, self._arena) if pool is None else partial(pooled, pool)
-        return Scheduler(self._backend, self._in_flight, memory_for, self._decoder, self._mirror)
+        return Scheduler(self._backend, self._in_flight, memory_for, self._mirror)
 
     def finish(self, pending: PendingRead) -> None:
         """Check the bytes of an expert that a scheduler has read, as `CheckedReads.finish` does."""

@@ -15,9 +15,8 @@ from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
-    from moepack.pack.reading.decoding import Decoder, Decoding
     from moepack.pack.reading.expert_read import AnyMemory, ExpertRead, FileRead, ReadMemory
     from moepack.pack.reading.in_flight import InFlight
     from moepack.pack.reading.mirror_use import MirrorUse
@@ -27,46 +26,29 @@ if TYPE_CHECKING:
 class PendingRead:
     """One expert on its way: the plan of its reads, its memory, and its error, if any.
 
-    `memory` is None until the first of its reads begins, unless it is the caller's own. Frames are
-    read into `scratch`; their parts are in `memory` after `settle`. All of it comes from one place,
-    the mirror if `is_mirrored`, which is chosen when the first read begins.
+    `memory` is None until the first of its reads begins, unless it is the caller's own. All of it
+    comes from one place, the mirror if `is_mirrored`, which is chosen when the first read begins.
     """
 
     __slots__ = (
-        *("begun_count", "buffer", "decodings", "ended_count", "error", "is_mirrored"),
-        *("memory", "number", "read", "scratch"),
+        *("begun_count", "ended_count", "error", "is_mirrored"),
+        *("memory", "number", "read"),
     )
 
-    def __init__(self, number: int, read: ExpertRead, buffer: AnyMemory | None) -> None:
+    def __init__(self, number: int, read: ExpertRead, memory: AnyMemory | None) -> None:
         self.number = number
         self.read = read
-        self.buffer = buffer
-        """The caller's own memory, if any."""
-        self.memory = buffer if read.frames is None else None
-        self.scratch: ReadMemory | None = None
+        self.memory = memory
         self.error: MoepackError | None = None
         self.begun_count = self.ended_count = 0
         self.is_mirrored = False
-        self.decodings: Sequence[Decoding] = ()
-
-    @property
-    def is_decoded(self) -> bool:
-        """Whether `settle` has nothing to wait for."""
-        return all(decoding.done() for decoding in self.decodings)
-
-    def settle(self) -> None:
-        """Wait until all is decoded; may be called again if it is cut off."""
-        for decoding in self.decodings:
-            self.error = decoding.result() or self.error
-        self.decodings = ()
-        self.scratch = None
 
 
 class Scheduler(Closing):
     """Feeds one queue; used by one thread at a time.
 
-    `allocate` returns the memory for a read, or None if there is none now. A `decoder` is needed
-    for parts that are stored by a codec, a `mirror` if the pack has one that is read as well.
+    `allocate` returns the memory for a read, or None if there is none now. A `mirror` is needed if
+    the pack has one that is read as well.
     """
 
     def __init__(
@@ -74,17 +56,15 @@ class Scheduler(Closing):
         backend: Backend,
         in_flight: InFlight,
         allocate: Callable[[ExpertRead], ReadMemory | None],
-        decoder: Decoder | None,
         mirror: MirrorUse | None,
     ) -> None:
         self._backend = backend
         self._in_flight = in_flight
         self._allocate = allocate
-        self._decoder = decoder
         self._mirror = mirror
         self._queue: ReadQueue | None = None
         self._waiting: deque[PendingRead] = deque()
-        self._started: dict[int, tuple[PendingRead, ExpertRead, FileRead, AnyMemory]] = {}
+        self._started: dict[int, tuple[PendingRead, FileRead, AnyMemory]] = {}
         self._failed: list[PendingRead] = []
         self._next_number = 0
         self._looked_at = time.perf_counter()
@@ -137,16 +117,13 @@ class Scheduler(Closing):
     def _begin(self, pending: PendingRead, memory: AnyMemory) -> tuple[int, ReadRequest]:
         """Return the request for the next read of the expert that is the first to wait."""
         file_read = pending.read.file_reads[pending.begun_count]
-        read = pending.read
-        if pending.scratch is not None:
-            read, memory = read.target(pending.begun_count, memory, pending.scratch)
         pending.begun_count += 1
         if pending.begun_count == len(pending.read.file_reads):
             self._waiting.popleft()
         number = self._next_number
         self._next_number = number + 1
-        self._started[number] = (pending, read, file_read, memory)
-        request = read.request(file_read, memory)
+        self._started[number] = (pending, file_read, memory)
+        request = pending.read.request(file_read, memory)
         if self._mirror is not None and pending.is_mirrored:
             request = self._mirror.redirect(request)
         return number, request
@@ -206,15 +183,9 @@ class Scheduler(Closing):
         return RequestError("all buffers of the pool are taken", hint=hint)
 
     def _memory_for(self, pending: PendingRead) -> AnyMemory | None:
-        """Return new memory for an expert; None if there is none now, or never: then set its error.
-
-        An expert with frames gets scratch memory as well.
-        """
+        """Return new memory for an expert, None if there is none now; set its error if never."""
         try:
-            if pending.read.frames is not None and pending.scratch is None:
-                assert self._decoder is not None
-                pending.scratch = self._decoder.scratch(pending.read)
-            pending.memory = pending.buffer or self._allocate(pending.read)
+            pending.memory = self._allocate(pending.read)
         except MachineError as error:
             pending.error = error
         return pending.memory
@@ -239,9 +210,9 @@ class Scheduler(Closing):
     def _end(self, completions: list[Completion], finished: list[PendingRead]) -> None:
         length = received = errors = 0
         for number, request_length, error in completions:
-            pending, read, file_read, memory = self._started.pop(number)
-            own_length = read.received(file_read, memory, request_length)
-            problem = read.problem(file_read, own_length, error)
+            pending, file_read, memory = self._started.pop(number)
+            own_length = pending.read.received(file_read, memory, request_length)
+            problem = pending.read.problem(file_read, own_length, error)
             length += file_read.length
             received += own_length
             if problem is not None:
@@ -254,18 +225,6 @@ class Scheduler(Closing):
                     self._mirror.retire(problem)
             pending.ended_count += 1
             if pending.ended_count == len(pending.read.file_reads):
-                if pending.scratch is not None and pending.error is None:
-                    self._decode(pending, pending.scratch)
                 finished.append(pending)
         if completions:
             self._in_flight.end(self, len(completions), length, received, errors)
-
-    def _decode(self, pending: PendingRead, scratch: ReadMemory) -> None:
-        assert pending.memory is not None
-        assert self._decoder is not None
-        try:
-            pending.decodings = self._decoder.start(
-                pending.read, pending.memory, scratch, is_mirrored=pending.is_mirrored
-            )
-        except MachineError as error:
-            pending.error = error

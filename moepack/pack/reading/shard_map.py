@@ -97,15 +97,14 @@ def part_extent(
     """Return a part in the files of the index as an extent at `offset` of a new file."""
     kind = family.part_kinds[number]
     first = family.first_part + expert * len(family.part_kinds)
-    in_file, stored_length, digest, file, codec = index.part(first + number, kind)
+    in_file, length, digest, file, _ = index.part(first + number, kind)
     return Extent(
         offset,
-        kind.length,
+        length,
         file,
         in_file,
         index.files[file].known(digest),
         f"layer {family.layer} expert {expert} {kind.name}",
-        stored_length if codec else 0,
     )
 
 

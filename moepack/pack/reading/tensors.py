@@ -19,8 +19,6 @@ from moepack.storage.mapping import map_file
 from moepack.storage.regular_file import NotRegularError, open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from moepack.pack.format.tables import PartKind
     from moepack.pack.reading.locations import PartLocation, TensorLocation
 
@@ -72,20 +70,11 @@ class Mappings:
 
 
 def part_array(
-    mappings: Mappings,
-    part: PartLocation,
-    kind: PartKind,
-    read: Callable[[], memoryview],
-    *,
-    dequantize: bool,
+    mappings: Mappings, part: PartLocation, kind: PartKind, *, dequantize: bool
 ) -> Array:
-    """Return a part of an expert: see `Pack.tensor`. `read` reads a part stored by a codec."""
+    """Return a part of an expert: see `Pack.tensor`."""
     place = f"layer {part.layer} expert {part.expert} {part.part}"
-    if part.codec is None:
-        data = mappings.bytes_at(part.path, part.offset, part.length, place)
-    else:
-        data = np.frombuffer(read(), np.uint8)
-        data.flags.writeable = False
+    data = mappings.bytes_at(part.path, part.offset, part.length, place)
     rows = kind.interleaved_row_count
     array = _typed(data, kind.type_name, kind.shape, rows)
     return _values(array, kind.type_id, kind.type_name, place) if dequantize else array

@@ -17,21 +17,13 @@ Where = dict[str, Any]
 """The fields of a finding that name the owner of a range."""
 
 
-class Frame(NamedTuple):
-    """A range stored by a codec: the length of its content in bytes, the digest of the frame."""
-
-    content_length: int
-    digest: int | None
-
-
 class CheckedRange(NamedTuple):
     """A part, a dense tensor or bytes of a shard, as the index places it.
 
     `offset` counts from the start of the file, `length` is the bytes that it takes there. `digest`
     is None if it is unknown. `source` is the number of the shard and the offset there of the bytes
     to compare it with, None for none. `sha256` is that of a shard's header by the manifest, in
-    hexadecimal digits, `strong` the one in the index. All of these are of the content if there is a
-    `frame`.
+    hexadecimal digits, `strong` the one in the index.
     """
 
     offset: int
@@ -41,7 +33,6 @@ class CheckedRange(NamedTuple):
     source: tuple[int, int] | None = None
     sha256: str | None = None
     strong: bytes | None = None
-    frame: Frame | None = None
 
     @property
     def end(self) -> int:

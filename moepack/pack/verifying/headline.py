@@ -9,7 +9,7 @@ from moepack.pack.verifying.comparison import SourceComparison
 from moepack.pack.verifying.report import Finding
 
 _SHOWN_NAMES = 3
-_DAMAGE = ("file", "digest", "stored", "codec", "padding")
+_DAMAGE = ("file", "digest", "padding")
 """The kinds of findings that are damage."""
 _OTHERS = ("gguf-py", "mirror")
 """The kinds of findings that count only if there are no others."""
@@ -99,9 +99,6 @@ def _split_otherwise(
 
 
 def _damaged(findings: Sequence[Finding]) -> str:
-    if {finding.kind for finding in findings} == {"codec"}:
-        problem = "parts cannot be decoded, though their stored bytes are as they were written"
-        return f"{problem}: {_WRITER}"
     names = list(dict.fromkeys(f.file for f in findings if f.file is not None))
     count = len({(f.file, f.offset) for f in findings})
     places = "" if count == 1 else f", in {count:,} places"

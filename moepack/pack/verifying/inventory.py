@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from moepack.common import digest
 from moepack.common.errors import PackError
 from moepack.common.sizes import count_text
 from moepack.pack.format import records
@@ -17,7 +16,7 @@ from moepack.pack.format.records import BlobRecord, PartRecord
 from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.pack.verifying.block_sizes import BLOCK_SIZES, stated_length
 from moepack.pack.verifying.comparison import SourceComparison
-from moepack.pack.verifying.extents import CheckedRange, Frame, Item, Place, Where, overlaps
+from moepack.pack.verifying.extents import CheckedRange, Item, Place, Where, overlaps
 from moepack.pack.verifying.report import Findings
 
 
@@ -129,7 +128,7 @@ class _Inventory:
             self.items[blob.file].append(Item(blob.offset, end, number, tuple(inside)))
 
     def parts(self, family: PackedFamily, expert: int) -> Iterator[tuple[PartRecord, CheckedRange]]:
-        """Yield the sound parts of an expert; add their second places."""
+        """Yield the sound parts of an expert."""
         first = family.first_part + expert * len(family.part_kinds)
         for number, kind in enumerate(family.part_kinds, start=first):
             where: Where = {"layer": family.layer, "expert": expert, "part": kind.name}
@@ -138,45 +137,18 @@ class _Inventory:
             except PackError as error:
                 self.findings.add_error("record", error, **where)
                 continue
-            content_digest = self.index.files[part.file].known(part.digest)
-            stored_digest = self.index.stored_digest(number)
             source = None
             if self.comparison is not None:
                 source = self.comparison.part_source(part.file, family, kind, expert)
             checked = CheckedRange(
                 offset=part.offset,
-                length=part.stored_length,
-                digest=content_digest,
+                length=kind.length,
+                digest=self.index.files[part.file].known(part.digest),
                 where=where,
                 source=source,
                 strong=self.index.strong_digest(number),
             )
-            if part.codec:
-                frame = Frame(kind.length, None if content_digest is None else stored_digest)
-                checked = checked._replace(frame=frame)
-            elif stored_digest not in (None, content_digest or 0):
-                assert stored_digest is not None
-                text = digest.to_text(stored_digest)
-                problem = f"its stored digest is {text}, though it is stored as it is"
-                self.find(checked, part.file, problem)
-            self.add_second_place(number, kind, checked, family.first_blob + expert)
             yield part, checked
-
-    def add_second_place(self, part: int, kind: PartKind, checked: CheckedRange, blob: int) -> None:
-        """Add the second place of a part, if it has one."""
-        try:
-            second = self.index.second_place(part, kind)
-        except PackError as error:
-            self.findings.add_error("record", error, **checked.where)
-            return
-        if second is None:
-            return
-        file, offset = second
-        again = checked._replace(offset=offset, source=None, strong=None, frame=None)
-        if checked.frame is not None:  # it is the same frame in both places, and decoded once
-            again = again._replace(digest=checked.frame.digest)
-        self.occupy(file, again, "part")
-        self.add(file, blob, again)
 
     def is_inside(
         self, checked: CheckedRange, part: PartRecord, blob: BlobRecord, before: PartRecord | None
@@ -307,6 +279,6 @@ class _Inventory:
                 where = {"file": file.name, "offset": place.start}
                 self.findings.add("record", message, **where, **place.where)
             alignment = self.alignments[number]
-            if file.has_blobs and file.length % alignment:
+            if not file.is_shard and file.length % alignment:
                 message = f"its length is not aligned: {file.length:,} is no multiple of "
                 self.findings.add("record", f"{message}{alignment:,}", file=file.name)

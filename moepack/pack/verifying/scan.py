@@ -19,7 +19,7 @@ from moepack.common import digest
 from moepack.common.errors import PackError, SourceError, is_of_machine, read_failure
 from moepack.common.remote_path import is_remote
 from moepack.common.tasks import run_tasks
-from moepack.pack.verifying.extents import CheckedRange, Frame, Segment, Where
+from moepack.pack.verifying.extents import CheckedRange, Segment, Where
 from moepack.pack.verifying.report import Finding, Findings
 from moepack.storage.input_file import InputFile, open_input
 from moepack.storage.thread_pool import run_each
@@ -199,10 +199,7 @@ class _Worker:
             position = work.start
             for checked in work.ranges:
                 self._check_padding(position, checked.offset)
-                if checked.frame is None:
-                    self._check_plain(checked)
-                else:
-                    self._check_frame(checked, checked.frame)
+                self._check_content(checked)
                 position = max(position, checked.end)
             self._check_padding(position, work.end)
         except _ShortFileError:
@@ -231,56 +228,14 @@ class _Worker:
                 message = f"is {self._ours.view[first]:#04x}, not zero"
                 self._find("padding", message, {}, at + first)
 
-    def _check_plain(self, checked: CheckedRange) -> None:
-        def fill(at: int, length: int) -> None:
-            self._fill_ours(length, checked.offset + at)
-
-        self._check_content(checked, checked.length, fill)
-
-    def _check_frame(self, checked: CheckedRange, frame: Frame) -> None:
-        """Check the digest of a frame, and its content: one may be right without the other.
-
-        It is read twice, the second time from the page cache, so that it need not fit into memory.
-        """
-        from moepack.storage.frames import FrameError, FrameStream  # they load the codec
-
-        computed = digest.stream()
-        for at in range(0, checked.length, PIECE_LENGTH):
-            length = min(checked.length - at, PIECE_LENGTH)
-            self._fill_ours(length, checked.offset + at)
-            computed.update(self._ours.view[:length])
-        if frame.digest is not None and computed.intdigest() != frame.digest:
-            message = f"the digest of its stored bytes is {digest.to_text(computed.intdigest())}, "
-            message += f"the index says {digest.to_text(frame.digest)}"
-            self._find("stored", message, checked.where, checked.offset)
-
-        def read_at(offset: int, length: int) -> bytearray:
-            data = bytearray(length)
-            _fill(self._file, memoryview(data), checked.offset + offset)
-            return data
-
-        try:
-            content = FrameStream(read_at, checked.length, frame.content_length)
-
-            def fill(at: int, length: int) -> None:
-                content.read_into(self._ours.view[:length])
-
-            self._check_content(checked, frame.content_length, fill)
-        except FrameError as error:
-            message = f"it cannot be decoded: {error}"
-            self._find("codec", message, checked.where, checked.offset)
-
-    def _check_content(
-        self, checked: CheckedRange, content_length: int, fill: Callable[[int, int], None]
-    ) -> None:
-        """Check the content of a range; `fill` gets its next bytes, from the first on."""
+    def _check_content(self, checked: CheckedRange) -> None:
         computed = None if checked.digest is None else digest.stream()
         has_sha256 = checked.sha256 is not None or checked.strong is not None
         sha256 = hashlib.sha256() if has_sha256 else None
         source, second_opinion = checked.source, self.second_opinion
-        for at in range(0, content_length, PIECE_LENGTH):
-            length = min(content_length - at, PIECE_LENGTH)
-            fill(at, length)
+        for at in range(0, checked.length, PIECE_LENGTH):
+            length = min(checked.length - at, PIECE_LENGTH)
+            self._fill_ours(length, checked.offset + at)
             if computed is not None:
                 computed.update(self._ours.view[:length])
             if sha256 is not None:
@@ -338,8 +293,7 @@ class _Worker:
         self, kind: str, checked: CheckedRange, at: int, first: int, theirs: str
     ) -> None:
         message = f"byte {at + first:,} of it is {self._ours.view[first]:#04x}, {theirs}"
-        in_file = at + first if checked.frame is None else 0  # else it is somewhere in the frame
-        self._find(kind, message, checked.where, checked.offset + in_file)
+        self._find(kind, message, checked.where, checked.offset + at + first)
 
     def _check_gap(self, shard: int, position: int, end: int) -> None:
         """Report the first byte of a shard's range that is not zero."""

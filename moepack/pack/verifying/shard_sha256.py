@@ -129,22 +129,14 @@ def _sha256_of_one(number: int, paths: Sequence[Path], shard: ShardMap) -> tuple
     return number, sha256_of_restored(paths, [shard], 1, lambda _, total: None)[0]
 
 
-def _content(file: InputFile, piece: Extent) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a piece, decoded if it is a frame."""
-
-    def read_at(offset: int, length: int) -> bytes:
-        data = b"".join(file.stream(piece.input_offset + offset, length))
-        if len(data) < length:
-            raise EOFError(f"ends at byte {piece.input_offset + offset + len(data):,}")
-        return data
-
-    if piece.frame_length:
-        from moepack.storage.frames import FrameStream  # it loads the codec
-
-        yield from FrameStream(read_at, piece.frame_length, piece.length).pieces(_PIECE_LENGTH)
-        return
+def _content(file: InputFile, piece: Extent) -> Iterator[bytes]:
     for start in range(0, piece.length, _PIECE_LENGTH):
-        yield read_at(start, min(_PIECE_LENGTH, piece.length - start))
+        offset = piece.input_offset + start
+        length = min(_PIECE_LENGTH, piece.length - start)
+        data = b"".join(file.stream(offset, length))
+        if len(data) < length:
+            raise EOFError(f"ends at byte {offset + len(data):,}")
+        yield data
 
 
 def _add_zeros(sha256: "hashlib._Hash", length: int) -> None:

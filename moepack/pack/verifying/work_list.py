@@ -1,6 +1,5 @@
 """The work of a verification: the bytes of its files that are read, and those without proof."""
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -92,10 +91,8 @@ class WorkList:
             )
 
     def _is_looked_at(self, file: DataFile) -> bool:
-        """Return false for a missing file of second places, and if nothing of a file is here."""
-        if self.partial is not None and not self.partial.has_bytes_of(file.name):
-            return False
-        return not file.is_second or os.path.exists(self.path / file.name)
+        """Return false if nothing of a file is here, in a partial pack."""
+        return self.partial is None or self.partial.has_bytes_of(file.name)
 
     def _chosen_items(self, name: str, items: list[Item]) -> list[Item]:
         """Return the items of a file that are to be checked; in a partial pack, as far as here."""

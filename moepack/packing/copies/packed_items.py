@@ -1,7 +1,6 @@
 """The items of a pack: blobs, dense tensors and the other bytes of shards, where they lie in it.
 
-Pure: no file is opened. Digests are those of the stored bytes, so that these can be checked as they
-come, without a codec.
+Pure: no file is opened.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ItemKey = tuple[int, int, str]
 class PackedItem(NamedTuple):
     """A range of file number `file` from `start` to `end`, with all that is not zero in `extents`.
 
-    `key` is that of a blob, None for the dense part and for second places of parts.
+    `key` is that of a blob, None for the dense part.
     """
 
     file: int
@@ -76,22 +75,13 @@ def _blobs(index: Index) -> Iterator[PackedItem]:
                 _inside(index, file, start, start + length, parts),
                 (family.layer, expert, family.name),
             )
-            yield from _second_places(index, family, expert)
 
 
 def _parts(index: Index, family: PackedFamily, expert: int) -> Iterator[Extent]:
-    """Yield the parts of an expert, as they are stored."""
-    first = family.first_part + expert * len(family.part_kinds)
+    """Yield the parts of an expert, at their own offsets."""
     for number in range(len(family.part_kinds)):
-        yield _stored(index, first + number, part_extent(index, family, expert, number, 0))
-
-
-def _stored(index: Index, number: int, part: Extent) -> Extent:
-    """Return a part as its stored bytes, at their own offset."""
-    stored = part._replace(offset=part.input_offset, frame_length=0)
-    if not part.frame_length:
-        return stored
-    return stored._replace(length=part.frame_length, digest=index.stored_digest(number))
+        part = part_extent(index, family, expert, number, 0)
+        yield part._replace(offset=part.input_offset)
 
 
 def _inside(
@@ -110,19 +100,6 @@ def _inside(
             )
         position = part.end
     return tuple(parts)
-
-
-def _second_places(index: Index, family: PackedFamily, expert: int) -> Iterator[PackedItem]:
-    if not index.directory["second_places"].record_count:
-        return
-    first = family.first_part + expert * len(family.part_kinds)
-    for number, part in enumerate(_parts(index, family, expert)):
-        place = index.second_place(first + number, family.part_kinds[number])
-        if place is not None:
-            file, offset = place
-            label = f"{part.label}, its second place"
-            moved = part._replace(input=file, offset=offset, input_offset=offset, label=label)
-            yield PackedItem(file, offset, moved.end, (moved,))
 
 
 def _dense(index: Index) -> Iterator[PackedItem]:

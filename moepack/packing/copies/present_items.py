@@ -20,21 +20,18 @@ _PIECE_LENGTH = 512 << 10
 
 
 class PresentItems:
-    """The items of `pack` in `folder`, by their numbers in `items`; `files` are those to be there.
+    """The items of `pack` in `folder`, by their numbers in `items`.
 
     `here` are all of them, and `compared` those that were found to have their digests in this run.
     `wrong_padding` are ranges of files that have to be zeros, and are not.
     """
 
-    def __init__(
-        self, pack: Pack, folder: Path, items: Sequence[PackedItem], files: Sequence[int]
-    ) -> None:
+    def __init__(self, pack: Pack, folder: Path, items: Sequence[PackedItem]) -> None:
         self.here: set[int] = set()
         self.compared: set[int] = set()
         self.wrong_padding: list[tuple[int, int, int]] = []
         self._folder = folder
         self._items = items
-        self._files = files
         self._names = [file.name for file in pack.index.files]
         self._lengths = [file.length for file in pack.index.files]
 
@@ -86,12 +83,12 @@ class PresentItems:
         Raises OSError.
         """
         buffer = memoryview(bytearray(_PIECE_LENGTH))
-        parts: dict[int, list[tuple[int, int]]] = {number: [] for number in self._files}
+        parts: list[list[tuple[int, int]]] = [[] for _ in self._names]
         for item in self._items:
-            parts.setdefault(item.file, []).extend((e.offset, e.end) for e in item.extents)
+            parts[item.file] += [(extent.offset, extent.end) for extent in item.extents]
         wrong_length = 0
-        for file in self._files:
-            path, length = self._folder / self._names[file], self._lengths[file]
+        for file, (name, length) in enumerate(zip(self._names, self._lengths, strict=True)):
+            path = self._folder / name
             if not _allocated_length(path):
                 continue
             descriptor = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)

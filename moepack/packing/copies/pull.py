@@ -27,7 +27,6 @@ from moepack.common.errors import (
     MoepackError,
     PackError,
     RequestError,
-    open_failure,
     write_failure,
 )
 from moepack.common.pack_files import JOURNAL_NAME
@@ -52,7 +51,6 @@ from moepack.packing.writing.commit import (
     write_proven,
 )
 from moepack.storage.atomic import make_folder, require_folder_of, sync_directory
-from moepack.storage.input_file import open_input
 from moepack.storage.lock import locked_folder
 from moepack.storage.space import check_space
 
@@ -152,30 +150,12 @@ class _Pull:
             length = pack.budget_length(hottest, "hottest")
             request = request._replace(hottest=length)
         self._request = request
-        self._files = [
-            number for number, file in enumerate(pack.index.files) if self._is_pulled(number)
-        ]
         self._all = set(range(len(self._items)))
         self._chosen = self._choose()
 
-    def _is_pulled(self, number: int) -> bool:
-        """Return whether a file is to be here: one of second places may be missing there, too."""
-        file = self._pack.index.files[number]
-        if not file.is_second:
-            return True
-        if not self._request.is_all:
-            return False
-        try:
-            open_input(self._pack.path / file.name).close()
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise open_failure(error, self._pack.path / file.name) from None
-        return True
-
     def _choose(self) -> list[int]:
         """Return the numbers of the items that are asked for. Raises RequestError."""
-        request, files = self._request, set(self._files)
+        request = self._request
         missing = sorted(set(request.layers) - set(self._pack.layers))
         if missing:
             hint = f"it has layers {ranges_text(self._pack.layers)}"
@@ -184,13 +164,10 @@ class _Pull:
         return [
             number
             for number, item in enumerate(self._items)
-            if item.file in files
-            and (
-                item.key is None
-                or request.is_all
-                or item.key[0] in request.layers
-                or item.key in keys
-            )
+            if item.key is None
+            or request.is_all
+            or item.key[0] in request.layers
+            or item.key in keys
         ]
 
     def _hottest(self, length: int) -> Iterator[tuple[int, int, str]]:
@@ -289,13 +266,13 @@ class _Pull:
             if not missing and not mended_length:
                 return self._summary(present, kept=kept_length)
             self._withdraw(record)
-        copy = PullCopy(self._pack, self._folder, self._items, self._files, record, present)
+        copy = PullCopy(self._pack, self._folder, self._items, record, present)
         runs = list(copy.runs(missing))
         length = sum(run.length for run in runs)
         check_space(self._folder, length)
         advance = phases.begin()
         copy.fetch(runs, threads, lambda done: advance(done, length))
-        if self._is_complete(present.here):
+        if present.here >= self._all:
             assert present.here <= present.compared, "what is kept is read before the commit"
             self._commit()
         return self._summary(present, kept=kept_length, fetched=length, mended=mended_length)
@@ -310,7 +287,7 @@ class _Pull:
         later = present.part_length(self._chosen)
         named = present.named(self._record)
         present.compare(self._all - named, threads, phases.begin(later=later))
-        if not check and not self._is_complete(present.here.union(named, self._chosen)):
+        if not check and not present.here.union(named, self._chosen) >= self._all:
             present.here |= named
             return 0
         present.compare(named, threads, phases.begin(later=later))
@@ -337,7 +314,7 @@ class _Pull:
         sync_directory(self._folder)
 
     def _present(self, here: Collection[int] = ()) -> PresentItems:
-        present = PresentItems(self._pack, self._folder, self._items, self._files)
+        present = PresentItems(self._pack, self._folder, self._items)
         present.here.update(here)
         return present
 
@@ -354,17 +331,8 @@ class _Pull:
         files = {} if record is None else record.files
         return PartialRecord(str(self._pack.path), self._manifest_digest, request, files)
 
-    def _is_complete(self, here: set[int]) -> bool:
-        """Return whether all is here but the files of second places that are not there either."""
-        seconds = {n for n, file in enumerate(self._pack.index.files) if file.is_second}
-        left_out = seconds - set(self._files) if self._request.is_all else set()
-        return all(
-            number in here or item.file in left_out for number, item in enumerate(self._items)
-        )
-
     def _commit(self) -> None:
-        for number in self._files:
-            file = self._pack.index.files[number]
+        for file in self._pack.index.files:
             path = self._folder / file.name
             if os.stat(path, follow_symlinks=False).st_size != file.length:
                 raise MachineError("the file was changed after it was written", path=path)
@@ -387,7 +355,7 @@ class _Pull:
             self._folder,
             self._items,
             present,
-            is_whole=self._is_complete(present.here),
+            is_whole=present.here >= self._all,
             kept_length=kept,
             fetched_length=fetched,
             mended_length=mended,

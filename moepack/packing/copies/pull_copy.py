@@ -57,7 +57,6 @@ class PullCopy:
     """The copy in `folder` of the pack that is open as `pack`; `items` are all of that.
 
     `record` is written with the items that are `present`, to which those are added that come.
-    `files` are the numbers of the files to make.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class PullCopy:
         pack: Pack,
         folder: Path,
         items: Sequence[PackedItem],
-        files: Sequence[int],
         record: PartialRecord,
         present: PresentItems,
     ) -> None:
@@ -74,7 +72,6 @@ class PullCopy:
         self._pack = pack
         self._folder = folder
         self._items = items
-        self._files = files
         self._names = [file.name for file in pack.index.files]
         self._inputs: dict[int, InputFile] = {}
         self._opening = threading.Lock()
@@ -105,13 +102,12 @@ class PullCopy:
     def _open_files(self, stack: ExitStack) -> dict[int, int]:
         """Open the files, and make those that are missing; return their descriptors."""
         descriptors = {}
-        for number in self._files:
-            name, length = self._names[number], self._pack.index.files[number].length
+        for number, file in enumerate(self._pack.index.files):
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            descriptor = open_regular(self._folder / name, flags)
+            descriptor = open_regular(self._folder / file.name, flags)
             stack.callback(os.close, descriptor)
-            if os.fstat(descriptor).st_size != length:
-                os.ftruncate(descriptor, length)
+            if os.fstat(descriptor).st_size != file.length:
+                os.ftruncate(descriptor, file.length)
             descriptors[number] = descriptor
         sync_directory(self._folder)
         return descriptors

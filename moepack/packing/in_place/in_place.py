@@ -27,7 +27,7 @@ from pathlib import Path
 
 from moepack.common import digest
 from moepack.common.digest_counts import DigestCounts
-from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
+from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.common.pack_files import IN_PLACE_NAME
 from moepack.common.paths import PathOrPaths, path_list
 from moepack.common.phases import Progress
@@ -102,12 +102,6 @@ def _check_plan(plan: Plan, path: Path) -> Iterator[MoepackError]:
         problem = "`in_place` packs the whole model: anything left out would be lost"
         hint = "leave out `experts_only`, `layers` and `mtp=False`, or `in_place`"
         yield RequestError(problem, hint=hint)
-    if plan.layout.codec is not None:
-        yield RequestError(
-            "`in_place` takes no codec: the lengths of compressed parts are known too late",
-            found=str(plan.layout.codec),
-            hint="leave out the codec; or pack without `in_place`, if there is room for both",
-        )
     if path.exists() and not _is_barely_begun(path):
         try:
             prepare(path, resume=False)
@@ -288,13 +282,9 @@ def _check_whole_pack(path: Path) -> Draft:
     instead = "restore without `in_place`"
     with Pack(path) as pack:
         pack.require_complete()
-        if any(file.is_second for file in pack.index.files):
-            problem = "has files of second places, which stay behind"
-            raise PackError(problem, path=path, hint=instead)
         if os.path.lexists(path / MIRROR_NAME):
             hint = f"remove it first: `moepack mirror {path} --remove`"
             raise RequestError("has a mirror, which stays behind", path=path, hint=hint)
-        reasons.check_plain(pack)
         map_shards(pack)
         files, index_path = pack.file_paths, path / pack.manifest.index_entry.name
     for refusal in reasons.refusals(files, path, instead):

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moepack.common.errors import MachineError, MoepackError, RequestError
-from moepack.pack.reading.pack import Pack
 from moepack.storage import holes, sharing
 from moepack.storage.regular_file import open_regular
 
@@ -45,17 +44,6 @@ def check_open(path: Path) -> MoepackError | None:
         found=", ".join(list(sharing.holders(path))[:5]) or None,
         hint="end that program, and try again",
     )
-
-
-def check_plain(pack: Pack) -> None:
-    """Raise RequestError if a pack has parts that are stored by a codec."""
-    if pack.index.codecs:
-        raise RequestError(
-            "parts are stored by a codec: in place there is no room for them to become longer",
-            path=pack.path,
-            found=", ".join(pack.index.codecs),
-            hint="restore it without `in_place`",
-        )
 
 
 def _check_file(path: Path, folder: Path, instead: str) -> Iterator[MoepackError]:

@@ -9,7 +9,7 @@ import re
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from moepack.common import installed
 from moepack.common.errors import RequestError
@@ -19,12 +19,6 @@ from moepack.pack.format.names import is_plain_name
 
 MAX_FILE_LENGTH = 1 << 13
 DEFAULT = "layers"
-_DEFAULT_LEVEL = 3
-_MAX_LEVEL = 19
-"""Higher ones take gigabytes of memory for little."""
-
-_CODEC = re.compile(rf"{records.ZSTD}(?::([0-9]{{1,4}}))?\Z", re.ASCII)
-
 _PLACEHOLDER = re.compile(r"\{(layer|number)(?::0([1-9]))?\}", re.ASCII)
 _GROUPS = {"layer": "layer", "size": "number"}
 _ORDERS = ("hotness", "source")
@@ -32,34 +26,9 @@ _PROJECTIONS = sorted(("gate_up", "gate", "up", "down", "attn_v"))
 _TABLES = {
     "files": ("group", "name", "max_length"),
     "blobs": ("order", "alignment"),
-    "parts": ("projections", "alignment", "small_alignment", "codec"),
+    "parts": ("projections", "alignment", "small_alignment"),
     "dense": ("alignment",),
 }
-
-
-class Codec(NamedTuple):
-    """A codec and its level; as text `zstd:3`."""
-
-    name: str
-    level: int
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.level}"
-
-
-def parse_codec(text: str, path: str | None = None, place: str | None = None) -> Codec:
-    """Read `zstd` or `zstd:LEVEL`; raise RequestError for anything else.
-
-    `path` and `place` are those of the text, if it is in a file.
-    """
-    match = _CODEC.match(text)
-    level = int(match[1] or _DEFAULT_LEVEL) if match else 0
-    if not 1 <= level <= _MAX_LEVEL:
-        expected = f"{records.ZSTD}, or {records.ZSTD}:1 to {records.ZSTD}:{_MAX_LEVEL}"
-        raise RequestError(
-            "no such codec", path=path, place=place, expected=expected, found=repr(text[:80])
-        )
-    return Codec(records.ZSTD, level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +46,6 @@ class Layout:
     part_alignment: int
     small_alignment: int
     tensor_alignment: int
-    codec: Codec | None = None
-
-    def with_codec(self, parts_codec: Codec | None) -> "Layout":
-        """Return the same layout with parts stored by another codec; raises RequestError."""
-        changed = replace(self, codec=parts_codec)
-        _check_codec(changed, path=None)
-        return changed
 
     def with_alignment(self, alignment: int) -> "Layout":
         """Return the same layout with blobs, weights and dense tensors at other multiples.
@@ -110,7 +72,6 @@ class Layout:
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as the manifest holds it."""
-        codec_keys = {} if self.codec is None else {"codec": str(self.codec)}
         return {
             "name": self.name,
             "files": {"group": self.group, "name": self.file_name, "max_length": self.max_length},
@@ -119,7 +80,6 @@ class Layout:
                 "projections": list(self.projections),
                 "alignment": self.part_alignment,
                 "small_alignment": self.small_alignment,
-                **codec_keys,
             },
             "dense": {"alignment": self.tensor_alignment},
         }
@@ -156,18 +116,6 @@ def decode(data: bytes, path: str, name: str) -> Layout:
     return _LayoutDecoder(path).decode(data, name)
 
 
-def _check_codec(layout: Layout, path: str | None) -> None:
-    """Raise RequestError if a layout has a codec and its blobs at equal distances."""
-    if layout.codec is not None and layout.order == "source":
-        raise RequestError(
-            "blobs in the order of the source take no codec: engines compute their offsets from one"
-            " distance, and compressed blobs differ in length",
-            path=path,
-            place=f"layout {layout.name}, codec {layout.codec}",
-            hint="use another layout, such as layers: without hotness it has this order too",
-        )
-
-
 def _is_alignment(value: int) -> bool:
     return 1 <= value <= records.MAX_ALIGNMENT and value.bit_count() == 1
 
@@ -201,7 +149,6 @@ class _LayoutDecoder:
             part_alignment=self.alignment(body, "parts.alignment"),
             small_alignment=self.alignment(body, "parts.small_alignment"),
             tensor_alignment=self.alignment(body, "dense.alignment"),
-            codec=self.codec(body),
         )
         if layout.part_alignment > layout.blob_alignment:
             expected = f"<= blobs.alignment ({layout.blob_alignment})"
@@ -212,7 +159,6 @@ class _LayoutDecoder:
                 f"<= parts.alignment ({layout.part_alignment})",
             )
             self.fail(place, "larger than the weights'", expected, layout.small_alignment)
-        _check_codec(layout, self.path)
         return layout
 
     def check_keys(self, table: dict[str, Any], prefix: str, keys: tuple[str, ...]) -> None:
@@ -253,11 +199,6 @@ class _LayoutDecoder:
             expected = f"a power of two up to {records.MAX_ALIGNMENT}"
             self.fail(place, "not an alignment", expected, number)
         return value
-
-    def codec(self, body: dict[str, Any]) -> Codec | None:
-        if "codec" not in body["parts"]:
-            return None
-        return parse_codec(self.text(body, "parts.codec"), self.path, "parts.codec")
 
     def file_name(self, body: dict[str, Any], group: str) -> str:
         name = self.text(body, "files.name")

@@ -12,7 +12,7 @@ from moepack.common.paths import PathOrPaths
 from moepack.common.shape import ModelShape
 from moepack.common.sizes import parse_ranges
 from moepack.packing.plan.chosen_hotness import load_hotness
-from moepack.packing.plan.layout import Layout, load, parse_codec
+from moepack.packing.plan.layout import Layout, load
 from moepack.packing.plan.plan import Plan, make
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts, shape_of
@@ -39,14 +39,11 @@ class PackRequest:
     mtp: bool = True
     experts_only: bool = False
     alignment: int | None = None
-    codec: str | None = None
 
     def plan(self) -> PlannedModel:
         """Open the source and plan its pack. Raises as `pack_model`."""
         source = open_source(self.source)
         layout = self._chosen_layout()
-        if source.is_remote and layout.codec is not None:
-            raise RequestError("not possible for a model that is elsewhere", argument="codec")
         experts = find_experts(source)
         shape = shape_of(source, experts)
         plan = make(
@@ -75,7 +72,7 @@ class PackRequest:
         layout = self.layout if isinstance(self.layout, Layout) else load(self.layout)
         if self.alignment is not None:
             layout = layout.with_alignment(self.alignment)
-        return layout if self.codec is None else layout.with_codec(parse_codec(self.codec))
+        return layout
 
     def _chosen_layers(self, shape: ModelShape) -> Sequence[int] | None:
         """Return the layers to pack; None for all."""

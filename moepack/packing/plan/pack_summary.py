@@ -35,11 +35,9 @@ class PackSummary:
     """A pack, or with `dry_run` a planned one; lengths in bytes.
 
     `order` is that of blobs on disk, `hotness` or `source`. `selected_layers` is None if no layer
-    was left out, and `is_whole` if all of the source is in the pack. `codec` is the one that parts
-    are stored by, None without; `stored_length` is the bytes that parts take then: before they are
-    compressed it is not known, and None, and lengths of files are upper bounds. `dense_length` is
-    None for experts alone, and `measured_blob_count` is how many blobs the hotness covers, None
-    without one. `free_space` is that of the target before anything was written, None in a store.
+    was left out, and `is_whole` if all of the source is in the pack. `dense_length` is None for
+    experts alone, and `measured_blob_count` is how many blobs the hotness covers, None without one.
+    `free_space` is that of the target before anything was written, None in a store.
     `written_length` is the bytes of data files written now, `resumed_file_count` how many were
     finished before, `seconds` how long that took; all three are None for a dry run. `digests`
     counts the bytes of those files, which are read again, and `damaged_files` are those that were
@@ -61,8 +59,6 @@ class PackSummary:
     index_length: int
     data_length: int
     expert_length: int
-    stored_length: int | None
-    codec: str | None
     dense_length: int | None
     payload_length: int
     padding_length: int
@@ -113,8 +109,6 @@ def from_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> Pack
         index_length=plan.index_length,
         data_length=plan.data_length,
         expert_length=plan.expert_length,
-        stored_length=None if plan.layout.codec else plan.expert_length,
-        codec=None if plan.layout.codec is None else str(plan.layout.codec),
         dense_length=plan.dense_length,
         payload_length=plan.payload_length,
         padding_length=padding_length,
@@ -133,8 +127,7 @@ def from_pack(path: str | os.PathLike[str]) -> PackSummary:
         other_length = sum(shard_range.length for shard_range in index.shard_bytes())
         payload_length = shape.expert_length + (shape.dense_length or 0) + other_length
         data_length = sum(file.length for file in index.files)
-        stored_length = index.stored_length()
-        padding_length = data_length - payload_length + shape.expert_length - stored_length
+        padding_length = data_length - payload_length
         return PackSummary(
             layout=str(described.layout.get("name")),
             order=described.blob_order,
@@ -149,8 +142,6 @@ def from_pack(path: str | os.PathLike[str]) -> PackSummary:
             index_length=index.header.index_length,
             data_length=data_length,
             expert_length=shape.expert_length,
-            stored_length=stored_length,
-            codec=", ".join(index.codecs) or None,
             dense_length=shape.dense_length,
             payload_length=payload_length,
             padding_length=padding_length,

@@ -84,7 +84,7 @@ class Plan(IndexContents):
 
     @property
     def data_length(self) -> int:
-        """The bytes of all data files; with a codec an upper bound."""
+        """The bytes of all data files."""
         return sum(file.length for file in self.new_files())
 
     @property
@@ -108,9 +108,8 @@ class Plan(IndexContents):
 
     @property
     def index_length(self) -> int:
-        """The bytes of index.bin; with a codec an upper bound."""
-        has_codecs = self.layout.codec is not None
-        return self.directory(len(self.new_files()), has_codecs).index_length
+        """The bytes of index.bin."""
+        return self.directory(len(self.new_files())).index_length
 
     def new_files(self) -> list[NewFile]:
         """Return all data files with the ranges to copy into them; the dense part is the last."""
@@ -194,7 +193,7 @@ def _templates(
     templates = []
     for template in list_templates(families, layout.projections):
         parts, family = template.parts, template.family
-        offsets, length = place_parts(parts, [part.length for part in parts], layout)
+        offsets, length = _place_parts(parts, layout)
         measured = is_measured(family, routed.get(family.layer), hotness)
         templates.append(
             replace(template, offsets_in_blob=offsets, length=length, hotness_measured=measured)
@@ -202,21 +201,19 @@ def _templates(
     return tuple(templates)
 
 
-def place_parts(
-    parts: Sequence[SourcePart], lengths: Sequence[int], layout: Layout
-) -> tuple[tuple[int, ...], int]:
+def _place_parts(parts: Sequence[SourcePart], layout: Layout) -> tuple[tuple[int, ...], int]:
     """Place the parts of one blob: weights aligned, small parts together behind them.
 
-    `lengths` are their stored bytes. Returns their offsets in the blob, and its length.
+    Returns their offsets in the blob, and its length.
     """
     offsets = []
     position = 0
     small_before = False
-    for part, length in zip(parts, lengths, strict=True):
+    for part in parts:
         shares = small_before and not part.is_weight
         position = align(position, layout.small_alignment if shares else layout.part_alignment)
         offsets.append(position)
-        position += length
+        position += part.length
         small_before = not part.is_weight
     return tuple(offsets), align(position, layout.blob_alignment)
 
@@ -264,7 +261,7 @@ def _place_dense(dense: Dense, alignment: int) -> DenseFile:
 
 
 def _check_limits(plan: Plan) -> None:
-    plan.check_limits(len(plan.new_files()), plan.layout.codec is not None)
+    plan.check_limits(len(plan.new_files()))
     if plan.data_length > records.MAX_LENGTH:
         raise RequestError(
             "the pack would have too many bytes",

@@ -3,7 +3,6 @@
 import hashlib
 
 from moepack.pack.format import manifest
-from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import SourceEntry
 from moepack.packing.plan.plan import Plan
 from moepack.version import TOOL
@@ -23,18 +22,15 @@ def encode(
     entry = manifest.describe_index(index)
     if strong:
         entry = entry._replace(sha256=hashlib.sha256(index).hexdigest())
-    decoded = Index(index, entry.name)
-    # If nothing was shortened, the pack is as it would be without a codec.
-    codec = plan.layout.codec if decoded.codecs else None
     return manifest.encode(
         manifest.Manifest(
             tool=TOOL,
             is_whole=plan.is_whole,
             source=described,
-            layout=plan.layout.with_codec(codec).to_json(),
+            layout=plan.layout.to_json(),
             hotness=plan.hotness_to_json(),
             layers=None if plan.layers is None else list(plan.layers),
             index_entry=entry,
-            files=tuple(manifest.FileEntry(file.name, file.length) for file in decoded.files),
+            files=tuple(manifest.FileEntry(file.name, file.length) for file in plan.new_files()),
         )
     )

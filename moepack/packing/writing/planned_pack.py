@@ -17,14 +17,9 @@ from moepack.common import digest
 from moepack.common.errors import SourceError
 from moepack.pack.format import manifest
 from moepack.pack.format.source_entry import SourceEntry
-from moepack.packing.plan.plan import DENSE_NAME, Plan
+from moepack.packing.plan.plan import Plan
 from moepack.packing.writing import manifest_encoder, strong_digests
-from moepack.packing.writing.finished_files import (
-    FinishedFile,
-    encode_index,
-    makes_sense,
-    on_disk,
-)
+from moepack.packing.writing.finished_files import FinishedFile, encode_index, on_disk
 from moepack.packing.writing.shard_hashes import check_shard_hashes
 from moepack.source.shards import Source
 from moepack.storage.copying import Copier
@@ -44,16 +39,13 @@ class PlannedPack:
 
     @cached_property
     def files(self) -> dict[str, NewFile]:
-        """The data files by name; with a codec their lengths are upper bounds."""
+        """The data files by name."""
         return {file.name: file for file in self.plan.new_files()}
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of the input, as JSON: packs of equal ones have the same files.
-
-        A codec's frames depend on its version, beside the layout, which names codec and level.
-        """
+        """Return the identity of the input, as JSON: packs of equal ones have the same files."""
         plan = self.plan
-        identity = {
+        return {
             "tool": TOOL,
             "source": [[shard.header_sha256, shard.length] for shard in self.described.shards],
             "dense": None if plan.dense_file is None else _digest(plan.dense_file.extents()),
@@ -63,22 +55,11 @@ class PlannedPack:
             "order": _digest((*blob, plan.counts.get(blob, -1)) for blob in plan.order),
             "layers": None if plan.layers is None else list(plan.layers),
         }
-        if plan.layout.codec is not None:
-            from moepack.storage.frames import VERSION  # it loads the codec
-
-            identity["version of the codec"] = VERSION
-        return identity
 
     def on_disk(self, finished: FinishedFile) -> NewFile | None:
-        """Return a finished file as it lies on the disk; None if it cannot be one of these."""
+        """Return a finished file with its digests; None if it cannot be one of these."""
         file = self.files.get(finished.name)
-        if file is None or not makes_sense(file, finished, self._is_compressed(file.name)):
-            return None
-        return on_disk(self.plan, file, finished)
-
-    def _is_compressed(self, name: str) -> bool:
-        """Return whether a file is written with a codec: if there is one, all files of blobs."""
-        return self.plan.layout.codec is not None and name != DENSE_NAME
+        return None if file is None else on_disk(file, finished)
 
     @property
     def index_length(self) -> int:
@@ -108,21 +89,7 @@ class PlannedPack:
         `advanced` is called with the bytes done since its last call, from one thread at a time.
         Each file is locked until `finished` has returned.
         """
-        compressed = [file for file in self.plan.files if self._is_compressed(file.name)]
-        compressed = [file for file in compressed if file.name in names]
-        if compressed:
-            from moepack.packing.writing.compressed_files import (
-                CompressedFiles,  # it loads the codec
-            )
-
-            CompressedFiles(folder, inputs, self.plan, advanced).write(
-                compressed, threads, finished
-            )
-        copied = [
-            file
-            for name, file in self.files.items()
-            if name in names and not self._is_compressed(name)
-        ]
+        copied = [file for name, file in self.files.items() if name in names]
         copy_files(self.source, copied, folder, inputs, threads, advanced, finished)
 
     def check_shard_hashes(self, inputs: Inputs, folder: Path, threads: int) -> None:

@@ -77,7 +77,6 @@ class Prefetcher:
     def _end(self, pending: PendingRead) -> None:
         key = self._in_flight.pop(pending)
         self._in_flight_length -= self._lengths[key]
-        pending.settle()  # a discarded expert may still be decoded into its slot
         is_cancelled = key in self._cancelled
         self._cancelled.discard(key)
         if not is_cancelled and self._is_sound(pending):

@@ -94,7 +94,7 @@ class SharedPages:
 
     def _read(self, part: MappedPart, start: int, length: int) -> bytes:
         location = self._pack.locate(*part.key, part.span.part, family=part.family)
-        if location.codec or is_remote(location.path):  # in a part of a pack
+        if is_remote(location.path):  # in a part of a pack
             return self._read_whole(part, start, length)
         try:
             with open(location.path, "rb", buffering=0, opener=open_regular) as file:
