@@ -8,8 +8,6 @@
  * every layer, as if each router had selected them. A real router selects after the layer before,
  * so that what is read ahead is a guess: last token's experts, or this router's choice for the last
  * layer's input. Read the experts that were not guessed by the same calls.
- *
- * For packs whose parts are stored by zstd, add -DMOEPACK_ZSTD and -lzstd.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* for O_DIRECT */
@@ -87,7 +85,7 @@ static void start(half *h, const moepack_family *family) {
         for (uint32_t p = 0; blob.apart && p < family->parts_per_blob; p++) {
             moepack_part part;
             check(moepack_locate_part(&pack, family, experts[i], p, &part, &error), error.message);
-            submit_read(h, part.file, part.offset, part.stored_length);
+            submit_read(h, part.file, part.offset, part.length);
         }
     }
     check(io_uring_submit(&ring) != h->count, "io_uring_submit failed");
@@ -116,17 +114,10 @@ static void compute(const half *h) {
             check(moepack_locate_part(&pack, h->family, experts[i], p, &part, &error),
                   error.message);
             const char *weights = r->bytes + (part.offset - r->range.offset);
-            char *decoded = (char *)(part.codec ? malloc(part.length) : NULL);
-            if (part.codec) {
-                check(!decoded, "out of memory");
-                check(moepack_decode_part(&pack, &part, weights, decoded, &error), error.message);
-                weights = decoded;
-            }
             check(moepack_check_part(&pack, &part, weights, &error), error.message);
             printf("layer %" PRIu32 " expert %" PRIu32 " %s: xxh3:%016" PRIx64 "\n",
                    h->family->layer, experts[i], part.kind->name,
                    moepack_xxh3(weights, part.length));
-            free(decoded);
             if (part.apart || p == h->family->parts_per_blob - 1) r++;
         }
 }
@@ -143,8 +134,7 @@ int main(int argc, char **argv) {
     /* Once, when the model is loaded: the pack, its layers, files, memory and ring. */
     check(moepack_open(argv[1], &pack, &error), error.message);
     uint32_t files = (uint32_t)pack.files.count;
-    while (files && moepack_file_at(&pack, files - 1)->kind == MOEPACK_SECOND_FILE) files--;
-    fds = (int *)malloc((files + 1) * sizeof *fds);
+    fds = (int *)malloc(files * sizeof *fds);
     for (uint32_t i = 0; i < files; i++) fds[i] = open_file(i);
     for (uint32_t layer = 0; layer < pack.layer_count; layer++) {
         const moepack_family *family;

@@ -6,8 +6,6 @@
 // The hottest experts are loaded first. For an expert that is missing, the least recently used one
 // is evicted, and one read brings all of its parts into the slot: no byte is copied on the way if
 // the parts are whole pages, as those of nearly all models are. BUDGET is bytes.
-//
-// For packs whose parts are stored by zstd, add -DMOEPACK_ZSTD and -lzstd.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE  // for O_DIRECT and preadv
 #endif
@@ -65,7 +63,6 @@ class Pack {
   private:
     int open_file(uint32_t n) {
         int fd = -1;
-        if (moepack_file_at(&pack, n)->kind == MOEPACK_SECOND_FILE) return fd;  // may be missing
         if (moepack_file_fd(&pack, n, O_DIRECT, &fd, nullptr))  // not on every file system
             check([&](moepack_error *error) { return moepack_file_fd(&pack, n, 0, &fd, error); });
         return fd;

@@ -6,9 +6,8 @@
 //!
 //! It was written from the specification, layouts/FORMAT.md, and keeps all of its obligations but
 //! those of the manifest, from which it only takes the name of the index. `Pack` opens and locates;
-//! `Pack::read_expert` is one read of a blob, or one for each part where there is no blob. Packs
-//! with compressed parts are refused: a crate that decodes zstd is all that they need. It does not
-//! verify: that ranks fall, padding is zero and nothing overlaps is for `moepack verify` to say.
+//! `Pack::read_expert` is one read of a blob, or one for each part where there is no blob. It does
+//! not verify: that ranks fall, padding is zero and nothing overlaps is for `moepack verify` to say.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -21,10 +20,9 @@ type Result<T> = std::result::Result<T, String>;
 const MAX_LENGTH: u64 = (1 << 63) - 1;
 const DATA_FILE: u32 = 0;
 const SHARD_FILE: u32 = 1;
-const SECOND_FILE: u32 = 2;
 
 /// name, bytes of a record, least and largest count: the sections of version 1.
-const SECTIONS: [(&str, usize, u64, u64); 13] = [
+const SECTIONS: [(&str, usize, u64, u64); 10] = [
     ("files", 272, 1, 8192),
     ("families", 64, 1, 4096),
     ("part_kinds", 152, 1, 32768),
@@ -34,9 +32,6 @@ const SECTIONS: [(&str, usize, u64, u64); 13] = [
     ("slices", 16, 0, 1 << 24),
     ("tensors", 376, 0, 1 << 20),
     ("shard_bytes", 40, 0, 1 << 20),
-    ("codecs", 32, 1, 64),
-    ("stored_digests", 8, 1, 1 << 24),
-    ("second_places", 16, 1, 1 << 24),
     ("strong_digests", 32, 1, 1 << 25),
 ];
 
@@ -237,9 +232,6 @@ impl Pack {
             check(version_1.is_some() || flags == 0, || {
                 format!("needs the section {name:?}, which this reader does not know")
             })?;
-            check(name != "codecs", || {
-                "needs a codec, which this reader does not know".to_string()
-            })?;
             check(n > 2 || SECTIONS[n].0 == name, || format!("{name} comes too early"))?;
             let is_next = offset == next(end)? as u64;
             check(is_next, || format!("{name}: not where the section before it ends"))?;
@@ -258,10 +250,6 @@ impl Pack {
         check(self.count("ranks") == self.count("blobs"), || {
             "not a rank for each blob".to_string()
         })?;
-        for name in ["stored_digests", "second_places"] {
-            let is_sound = [0, self.count("parts")].contains(&self.count(name));
-            check(is_sound, || format!("{name}: not one for each part"))?;
-        }
         let digested = self.count("parts") + self.count("tensors") + self.count("shard_bytes");
         let is_sound = [0, digested].contains(&self.count("strong_digests"));
         check(is_sound, || "strong_digests: not one for each".to_string())?;
@@ -293,10 +281,10 @@ impl Pack {
             })?;
             check(names.insert(lower), || format!("two files are called {name}"))?;
             check((1..=MAX_LENGTH).contains(&length), || format!("{name}: length"))?;
-            check(kind <= SECOND_FILE && flags <= 1, || format!("{name}: unknown kind or flags"))?;
-            let is_in_order = kind == SECOND_FILE
-                || self.files.last().is_none_or(|file: &DataFile| file.kind != SECOND_FILE);
-            check(is_in_order, || "second places come before another file".to_string())?;
+            check(kind <= SHARD_FILE, || {
+                format!("{name}: needs files of kind {kind}, which this reader does not know")
+            })?;
+            check(flags <= 1, || format!("{name}: unknown flags"))?;
             self.files.push(DataFile { name, length, kind, has_digests: flags == 0 });
         }
         Ok(())
@@ -486,8 +474,7 @@ impl Pack {
     fn check_dense(&self, place: &Place, shard: u32, shard_offset: u64) -> Result<()> {
         let file = self.files.get(place.file).ok_or("a tensor lies in no file")?;
         let is_aligned = file.kind == SHARD_FILE || place.offset % self.tensor_alignment == 0;
-        let is_sound = file.kind != SECOND_FILE
-            && is_aligned
+        let is_sound = is_aligned
             && is_inside(place.offset, place.length, file.length)
             && shard < 4096
             && is_inside(shard_offset, place.length, MAX_LENGTH);

@@ -7,7 +7,7 @@
  * expert_cache.cpp keeps experts in memory.
  *
  * With an index over the shards of a GGUF, each part is a read of its own, rounded outwards to
- * blocks of the drive. For packs whose parts are stored by zstd, add -DMOEPACK_ZSTD and -lzstd.
+ * blocks of the drive.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* for O_DIRECT */
@@ -57,8 +57,7 @@ int main(int argc, char **argv) {
     check(moepack_open(argv[1], &pack, &error), error.message);
     uint32_t layer = (uint32_t)atoi(argv[2]), files = (uint32_t)pack.files.count;
     check(moepack_find_family(&pack, layer, NULL, &family, &error), error.message);
-    while (files && moepack_file_at(&pack, files - 1)->kind == MOEPACK_SECOND_FILE) files--;
-    int *fds = (int *)malloc((files + 1) * sizeof *fds);
+    int *fds = (int *)malloc(files * sizeof *fds);
     for (uint32_t i = 0; i < files; i++) fds[i] = open_file(i);
     one_read *reads = (one_read *)malloc(chosen * family->parts_per_blob * sizeof *reads);
 
@@ -71,7 +70,7 @@ int main(int argc, char **argv) {
         for (uint32_t p = 0; blob.apart && p < family->parts_per_blob; p++) {
             moepack_part part;
             check(moepack_locate_part(&pack, family, number, p, &part, &error), error.message);
-            plan(reads + count++, fds, part.file, part.offset, part.stored_length);
+            plan(reads + count++, fds, part.file, part.offset, part.length);
         }
     }
     for (one_read *r = reads; r < reads + count; r++)
@@ -86,17 +85,10 @@ int main(int argc, char **argv) {
             moepack_part part;
             check(moepack_locate_part(&pack, family, number, p, &part, &error), error.message);
             const char *weights = r->bytes + (part.offset - r->range.offset);
-            char *decoded = NULL;
-            if (part.codec) {
-                check(!(decoded = (char *)malloc(part.length)), "out of memory");
-                check(moepack_decode_part(&pack, &part, weights, decoded, &error), error.message);
-                weights = decoded;
-            }
             check(moepack_check_part(&pack, &part, weights, &error), error.message);
             printf("expert %u %s: %s, %llu bytes, %s\n", number, part.kind->name,
                    part.kind->type_name, (unsigned long long)part.length,
                    part.has_digest ? "sound" : "unchecked");
-            free(decoded);
             if (part.apart || p == family->parts_per_blob - 1) free(r++->bytes);
         }
     }

@@ -30,7 +30,7 @@
  *     if (moepack_check_part(&pack, &part, buffer + part.offset_in_blob, &error)) ...
  *
  * An engine that keeps gate, up and down in tensors of its own reads an expert into all of them by
- * one call. It takes any pack and index: it decodes, and rounds to blocks, where that is needed.
+ * one call. It takes any pack and index, and rounds to blocks where that is needed.
  *
  *     void *addresses[] = {gate_slot, up_slot, down_slot}; // in the order of the family's parts
  *     if (moepack_read_parts(&pack, fds, family, 17, 4096, addresses, &error)) ...
@@ -39,10 +39,6 @@
  * instead: file, offset, length and address of each.
  *
  * moepack_hottest lists the experts to begin with, until a budget is used up.
- *
- * A part may be stored by a codec: part.codec is its name, and part.stored_length its length on
- * disk. moepack_decode_part decodes it. zstd is the only codec of this version; compile with
- * -DMOEPACK_ZSTD and link with -lzstd, or such packs are not opened.
  *
  * An index over the shards of a GGUF is read in the same way. Its experts have no blobs, and
  * blob.apart is set: the parts lie apart, unaligned, and each is a read of its own. O_DIRECT reads
@@ -74,25 +70,23 @@
  * As with every mapping, truncating the index while it is in use causes a SIGBUS.
  *
  * Later packs: the index is a directory of sections, found by name, whose records have a stated
- * length. Unknown sections are skipped, or the pack is refused if they are required; records may be
- * longer than the structures here, which are their first fields. So do not index tables as arrays:
- * use moepack_family_at and the like.
+ * length. Unknown sections are skipped; if one is required, as that of a codec would be, the pack is
+ * refused by its name. Records may be longer than the structures here, which are their first fields.
+ * So do not index tables as arrays: use moepack_family_at and the like.
  *
  * Digests are XXH3, computed here: on x86-64 with AVX2 if the processor has it (checked at run
  * time), else with SSE2; on AArch64 with NEON; elsewhere in plain C. `cc -O2` is enough, without
  * -march. Macros that you may define beside MOEPACK_IMPLEMENTATION:
  *
- *     MOEPACK_ZSTD         decode parts stored by zstd, with the installed zstd (<zstd.h>, 1.4.0 or
- *                          later); link with -lzstd
  *     MOEPACK_USE_XXHASH   compute digests with the installed xxHash (<xxhash.h>, 0.8.0 or later);
  *                          link with -lxxhash, or define XXH_INLINE_ALL as well and link nothing:
  *                          then xxHash is compiled here, as your -march allows
  *     MOEPACK_NO_AVX2      do not use AVX2
  *     MOEPACK_NO_SIMD      use plain C
  *
- * Limits: of the manifest, which must be JSON, only the name of the index is used; second places
- * and strong digests are not used; whole packs are not verified (overlaps, padding, order of
- * ranks), and shards are not restored. `moepack verify` and `moepack restore` do that.
+ * Limits: of the manifest, which must be JSON, only the name of the index is used; strong digests
+ * are not used; whole packs are not verified (overlaps, padding, order of ranks), and shards are not
+ * restored. `moepack verify` and `moepack restore` do that.
  *
  * MIT License, Copyright (c) the moepack authors. See LICENSE.
  */
@@ -125,7 +119,7 @@ typedef enum moepack_code {
     MOEPACK_ERR_SYSTEM,     /* the system refused; system_error holds errno */
     MOEPACK_ERR_NOT_A_PACK, /* not a directory with a manifest.json: no pack, or not a whole one */
     MOEPACK_ERR_VERSION,    /* a later version of the format */
-    MOEPACK_ERR_FEATURE,    /* needs a section or a codec that this reader does not know */
+    MOEPACK_ERR_FEATURE,    /* needs a section or a kind of file that this reader does not know */
     MOEPACK_ERR_DAMAGED,    /* the pack breaks a rule of the format */
     MOEPACK_ERR_NO_SUCH,    /* the pack does not hold what was asked for */
     MOEPACK_ERR_BUFFER,     /* the caller's buffer is too small, or the machine's address space */
@@ -162,7 +156,7 @@ typedef struct moepack_section_record {
 typedef struct moepack_file_record {
     char name[256];
     uint64_t length;
-    uint32_t kind;  /* MOEPACK_DATA_FILE, MOEPACK_SHARD_FILE or MOEPACK_SECOND_FILE */
+    uint32_t kind;  /* MOEPACK_DATA_FILE or MOEPACK_SHARD_FILE */
     uint32_t flags; /* MOEPACK_WITHOUT_DIGESTS */
 } moepack_file_record;
 
@@ -225,7 +219,6 @@ enum {
     MOEPACK_SECTION_REQUIRED = 1,
     MOEPACK_DATA_FILE = 0,
     MOEPACK_SHARD_FILE = 1,       /* a file of the source as it was: nothing in it is aligned */
-    MOEPACK_SECOND_FILE = 2,      /* parts a second time: not needed, may be missing, stands last */
     MOEPACK_WITHOUT_DIGESTS = 1,  /* the digests of what lies in the file are not known */
     MOEPACK_HOTNESS_MEASURED = 1,
     MOEPACK_TYPE_INFERRED = 1,    /* the gap between tensors proved the length */
@@ -246,10 +239,9 @@ typedef struct moepack_table {
 typedef struct moepack {
     const moepack_header *header; /* the start of the mapping; NULL where no pack is open */
     moepack_table files, families, part_kinds, blobs, parts, ranks;
-    moepack_table slices, tensors, shard_bytes; /* of these there may be none */
-    moepack_table codecs, stored_digests, second_places, strong_digests;
-    uint64_t index_length;                      /* bytes that are mapped */
-    char index_name[256];                       /* as the manifest says */
+    moepack_table slices, tensors, shard_bytes, strong_digests; /* of these there may be none */
+    uint64_t index_length;                                      /* bytes that are mapped */
+    char index_name[256];                                       /* as the manifest says */
     char *path;
     uint16_t *layers; /* by layer: 1 + the number of its main family, or 0 */
     uint32_t layer_count;
@@ -274,12 +266,10 @@ typedef struct moepack_part {
     uint64_t offset;
     uint64_t offset_in_blob;       /* means nothing where it lies apart */
     uint64_t length;               /* bytes, without padding */
-    uint64_t stored_length;        /* bytes on disk; the same unless there is a codec */
     uint64_t digest;               /* XXH3-64 of the part's bytes; means nothing unless known */
     uint32_t file;                 /* the blob's, unless it lies apart */
     int apart;                     /* there is no blob around it, and its offset is not aligned */
     int has_digest;                /* whether the digest is known */
-    const char *codec;             /* that undoes what is stored, such as "zstd"; NULL: none */
     const moepack_part_kind *kind; /* name, type, shape; lives as long as the pack is open */
 } moepack_part;
 
@@ -301,7 +291,6 @@ typedef struct moepack_tensor {
     uint64_t offset;        /* in file number `file`: a multiple of header->tensor_alignment, but
                                not in a shard */
     uint64_t length;        /* bytes, without padding */
-    uint64_t stored_length; /* bytes on disk; the same, as dense tensors have no codec */
     uint64_t digest;        /* XXH3-64 of the tensor's bytes; means nothing unless known */
     int has_digest;
     moepack_origin origin; /* where it lay in the source */
@@ -321,8 +310,7 @@ typedef struct moepack_hot_expert {
     uint32_t expert;
     uint32_t rank;    /* 0 is the hottest of the pack */
     uint64_t hotness; /* times chosen; means nothing unless measured */
-    uint64_t length;  /* bytes in memory: its blob's, or its parts' if it has none; if the pack has
-                         codecs, whichever are more */
+    uint64_t length;  /* bytes in memory: its blob's, or its parts' if it has none */
     int measured;
 } moepack_hot_expert;
 
@@ -336,12 +324,11 @@ typedef struct moepack_range {
 /* One read of an expert's part: range.length bytes at range.offset of file number part.file. */
 typedef struct moepack_part_read {
     moepack_part part;
-    moepack_range range; /* whole blocks around the stored bytes */
+    moepack_range range; /* whole blocks around the part's bytes */
     void *address;       /* where the part's bytes belong */
     uint32_t p;          /* the part's number in its family */
-    int is_direct;       /* read to `address`: there is no codec, and all is at multiples of the
-                            block. Otherwise read into memory of your own, then moepack_decode_part
-                            from range.lead in it to `address` */
+    int is_direct;       /* read to `address`: all is at multiples of the block. Otherwise read into
+                            memory of your own, and copy from range.lead in it to `address` */
 } moepack_part_read;
 
 /* Open the pack in the directory `path`: map the index that its manifest names and check it,
@@ -433,7 +420,7 @@ MOEPACK_API moepack_code moepack_file_path(const moepack *pack, uint32_t file, c
 /* Open data file number `file` for reading, with more `flags` of open(2), such as O_DIRECT, or 0.
  * The caller closes *fd. A pack keeps its path as given: with a relative one, open the files before
  * the process changes its directory. Errors: NO_SUCH, BUFFER, SYSTEM, DAMAGED (the file is missing,
- * or not a regular file; of kind MOEPACK_SECOND_FILE: NO_SUCH). */
+ * or not a regular file). */
 MOEPACK_API moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int *fd,
                                          moepack_error *error);
 
@@ -455,21 +442,15 @@ MOEPACK_API moepack_code moepack_read_range(const moepack *pack, int fd, uint32_
                                             const moepack_range *range, void *buffer,
                                             moepack_error *error);
 
-/* Decode a part: from its part->stored_length bytes on disk into part->length bytes in another
- * buffer of the caller. Without a codec they are copied. On failure the contents of `bytes` are
- * undefined. Errors: DAMAGED. */
-MOEPACK_API moepack_code moepack_decode_part(const moepack *pack, const moepack_part *part,
-                                             const void *stored, void *bytes, moepack_error *error);
-
 /* Read parts of an expert to separate addresses: part number p to addresses[p], which has room for
  * the part's length; NULL leaves it out. There are family->parts_per_blob addresses. fds[n] is a
  * descriptor of file number n; of files that have no part of this expert, it may be anything.
  * `block` is 1, or with O_DIRECT the drive's block.
  * Parts that follow one another in their file are one preadv (in C99 only with -D_DEFAULT_SOURCE or
  * -D_GNU_SOURCE; elsewhere, as on macOS, each is a pread), if their offsets, lengths and addresses
- * are multiples of `block`. All others, and those stored by a codec, are read into memory that is
- * allocated meanwhile, and copied or decoded. On failure the contents of the addresses are
- * undefined. No digest is checked: moepack_check_part does that.
+ * are multiples of `block`. All others are read into memory that is allocated meanwhile, and copied.
+ * On failure the contents of the addresses are undefined. No digest is checked: moepack_check_part
+ * does that.
  * Errors: NO_SUCH, DAMAGED, SYSTEM, SHORT_READ, BUFFER. */
 MOEPACK_API moepack_code moepack_read_parts(const moepack *pack, const int *fds,
                                             const moepack_family *family, uint32_t expert,
@@ -486,7 +467,7 @@ MOEPACK_API moepack_code moepack_plan_parts(const moepack *pack, const moepack_f
                                             void *const *addresses, moepack_part_read *reads,
                                             uint32_t *count, moepack_error *error);
 
-/* Check the part->length decoded bytes of a part by its digest. If that is unknown, nothing is
+/* Check the part->length bytes of a part by its digest. If that is unknown, nothing is
  * checked. Errors: DIGEST. */
 MOEPACK_API moepack_code moepack_check_part(const moepack *pack, const moepack_part *part,
                                             const void *bytes, moepack_error *error);
@@ -525,10 +506,6 @@ MOEPACK_API const char *moepack_code_name(moepack_code code);
 /* Where glibc and musl declare preadv, which is not POSIX. */
 #if defined(_GNU_SOURCE) || defined(_DEFAULT_SOURCE) || defined(_BSD_SOURCE)
 #define MOEPACK__PREADV
-#endif
-
-#ifdef MOEPACK_ZSTD
-#include <zstd.h>
 #endif
 
 /* The function that digests long inputs. */
@@ -1207,11 +1184,11 @@ typedef struct moepack__known {
 } moepack__known;
 
 enum {
-    MOEPACK__SECTIONS = 13,
+    MOEPACK__SECTIONS = 10,
     MOEPACK__FIRST = 3,  /* the first three stand first */
     MOEPACK__NEEDED = 6, /* the first six are always there */
     MOEPACK__RANKS = 5,
-    MOEPACK__CODECS = 9
+    MOEPACK__STRONG_DIGESTS = 9
 };
 
 static const moepack__known moepack__sections[MOEPACK__SECTIONS] = {
@@ -1224,17 +1201,12 @@ static const moepack__known moepack__sections[MOEPACK__SECTIONS] = {
     {"slices", sizeof(moepack_slice_record), 0, 16777216},
     {"tensors", sizeof(moepack_tensor_record), 0, 1048576},
     {"shard_bytes", sizeof(moepack_shard_bytes_record), 0, 1048576},
-    {"codecs", 32, 1, 64},
-    {"stored_digests", 8, 1, 16777216},
-    {"second_places", 16, 1, 16777216},
     {"strong_digests", 32, 1, 18874368}};
 
 static moepack_table *moepack__table(moepack *pack, int number) {
     moepack_table *const tables[MOEPACK__SECTIONS] = {
-        &pack->files,          &pack->families,       &pack->part_kinds,     &pack->blobs,
-        &pack->parts,          &pack->ranks,          &pack->slices,         &pack->tensors,
-        &pack->shard_bytes,    &pack->codecs,         &pack->stored_digests, &pack->second_places,
-        &pack->strong_digests};
+        &pack->files, &pack->families, &pack->part_kinds, &pack->blobs,       &pack->parts,
+        &pack->ranks, &pack->slices,   &pack->tensors,    &pack->shard_bytes, &pack->strong_digests};
     return tables[number];
 }
 
@@ -1255,8 +1227,6 @@ static moepack_code moepack__check_known(const moepack *pack, const moepack_sect
         return MOEPACK__DAMAGED("%s: record_count: expected %" PRIu64 " to %" PRIu64
                                 ", found %" PRIu64,
                                 s->name, known->least, known->most, s->record_count);
-    if (!s->flags && known == moepack__sections + MOEPACK__CODECS)
-        return MOEPACK__DAMAGED("codecs: flags: expected 1 (required), found 0");
     return MOEPACK_OK;
 }
 
@@ -1321,12 +1291,10 @@ static moepack_code moepack__follow(const moepack *pack, const moepack_section_r
 
 static moepack_code moepack__check_sections(moepack *pack, moepack_error *error) {
     /* Sections that have a record for each of something else. */
-    static const int numbers[] = {MOEPACK__RANKS, MOEPACK__CODECS + 1, MOEPACK__CODECS + 2,
-                                  MOEPACK__CODECS + 3};
-    static const char *const of[] = {"blobs", "parts", "parts", "parts, tensors and shard_bytes"};
-    const uint64_t parts = pack->parts.count;
-    const uint64_t counts[] = {pack->blobs.count, parts, parts,
-                               parts + pack->tensors.count + pack->shard_bytes.count};
+    static const int numbers[] = {MOEPACK__RANKS, MOEPACK__STRONG_DIGESTS};
+    static const char *const of[] = {"blobs", "parts, tensors and shard_bytes"};
+    const uint64_t counts[] = {pack->blobs.count, pack->parts.count + pack->tensors.count +
+                                                      pack->shard_bytes.count};
     int n;
     for (n = 0; n < MOEPACK__NEEDED; n++)
         if (!moepack__table(pack, n)->records)
@@ -1336,15 +1304,13 @@ static moepack_code moepack__check_sections(moepack *pack, moepack_error *error)
             return MOEPACK__DAMAGED("directory: section %d: expected %s, found %s", n,
                                     moepack__sections[n].name,
                                     moepack__section(pack, (uint32_t)n)->name);
-    for (n = 0; n < 4; n++) {
+    for (n = 0; n < 2; n++) {
         const moepack_table *table = moepack__table(pack, numbers[n]);
         if (table->records && table->count != counts[n])
             return MOEPACK__DAMAGED("%s: record_count: expected %" PRIu64 " as of %s, found %"
                                     PRIu64, moepack__sections[numbers[n]].name, counts[n], of[n],
                                     table->count);
     }
-    if (pack->codecs.records && !pack->stored_digests.records)
-        return MOEPACK__DAMAGED("stored_digests: the section is missing, as there are codecs");
     return MOEPACK_OK;
 }
 
@@ -1443,48 +1409,17 @@ static moepack_code moepack__check_files(const moepack *pack, moepack_error *err
                       place, "name: no data file's: %.80s", f->name);
         MOEPACK__RULE(moepack__compare(f->name, pack->index_name), place,
                       "name: the index is called %.80s", pack->index_name);
-        MOEPACK__RULE(f->kind <= MOEPACK_SECOND_FILE, place,
-                      "kind: expected 0 (data), 1 (a shard) or 2 (second places), found %" PRIu32,
-                      f->kind);
+        if (f->kind > MOEPACK_SHARD_FILE)
+            return moepack__fail(error, MOEPACK_ERR_FEATURE, pack->index_name,
+                                 "file %" PRIu32 ": needs files of kind %" PRIu32
+                                 ", which this reader does not know",
+                                 i, f->kind);
         MOEPACK__RULE(f->flags <= MOEPACK_WITHOUT_DIGESTS, place,
                       "flags: expected bit 0 or none, found 0x%" PRIx32, f->flags);
         MOEPACK__RULE(f->length && f->length <= MOEPACK__MAX_LENGTH, place,
                       "length: expected 1 to 2^63 - 1, found %" PRIu64, f->length);
-        if (i && moepack_file_at(pack, i - 1)->kind == MOEPACK_SECOND_FILE &&
-            f->kind != MOEPACK_SECOND_FILE)
-            return MOEPACK__DAMAGED("files: expected those of kind 2 at the end, "
-                                    "found file %" PRIu32 " after one", i);
     }
     return moepack__check_file_names(pack, error);
-}
-
-static const char *moepack__codec_at(const moepack *pack, uint32_t n) {
-    return (const char *)moepack__record(&pack->codecs, n);
-}
-
-/* An unknown codec is refused here, not in the middle of a token. */
-static moepack_code moepack__check_codecs(const moepack *pack, moepack_error *error) {
-    uint32_t n, i;
-    for (n = 0; n < (uint32_t)pack->codecs.count; n++) {
-        const char *name = moepack__codec_at(pack, n);
-        const char *why = "which this reader does not know";
-        moepack_code code =
-            moepack__check_name(pack, name, 32, moepack__at("codec", n), "name", error);
-        if (code) return code;
-        for (i = 0; i < n; i++)
-            MOEPACK__RULE(strcmp(moepack__codec_at(pack, i), name) != 0, moepack__at("codec", n),
-                          "name: codec %" PRIu32 " has the same", i);
-        if (strcmp(name, "zstd") == 0) {
-#ifdef MOEPACK_ZSTD
-            continue;
-#else
-            why = "so compile this reader with -DMOEPACK_ZSTD and -lzstd";
-#endif
-        }
-        return moepack__fail(error, MOEPACK_ERR_FEATURE, pack->index_name,
-                             "codec %" PRIu32 ": needs the codec '%s', %s", n, name, why);
-    }
-    return MOEPACK_OK;
 }
 
 /* Axes after the last are 0, and the others have at most 2^63 - 1 elements together. */
@@ -1652,8 +1587,6 @@ static moepack_code moepack__check_dense(const moepack *pack, uint32_t file, uin
                                          moepack_error *error) {
     const uint64_t alignment = pack->header->tensor_alignment;
     const moepack_file_record *f = moepack_file_at(pack, file);
-    MOEPACK__RULE(!f || f->kind != MOEPACK_SECOND_FILE, place,
-                  "file: expected one of kind 0 or 1, found %" PRIu32 " of kind 2", file);
     if (!moepack__is_inside(pack, file, offset, length))
         return moepack__outside(pack, file, offset, length, place, error);
     MOEPACK__RULE(offset % alignment == 0 || f->kind == MOEPACK_SHARD_FILE, place,
@@ -2040,7 +1973,6 @@ static moepack_code moepack__open(const char *path, moepack *pack, moepack_error
     if (!code) code = moepack__check_trailer(pack, error);
     if (!code) code = moepack__check_files(pack, error);
     if (!code) code = moepack__check_families(pack, error);
-    if (!code) code = moepack__check_codecs(pack, error);
     if (!code) code = moepack__index_layers(pack, error);
     if (!code) code = moepack__check_shards(pack, error);
     return code;
@@ -2172,19 +2104,12 @@ static moepack_code moepack__check_part(const moepack *pack, const moepack_part_
                                         uint64_t number, const moepack_part_kind *kind,
                                         moepack_error *error) {
     const moepack__place place = moepack__named("part", number, kind->name);
-    MOEPACK__RULE(r->codec <= pack->codecs.count, place,
-                  "codec: expected up to %" PRIu64 ", found %" PRIu32, pack->codecs.count,
-                  r->codec);
-    MOEPACK__RULE(r->codec || r->stored_length == kind->length, place,
+    MOEPACK__RULE(r->codec == 0, place, "codec: expected 0, found %" PRIu32, r->codec);
+    MOEPACK__RULE(r->stored_length == kind->length, place,
                   "stored_length: expected %" PRIu64 " as its kind's, found %" PRIu64, kind->length,
                   r->stored_length);
-    MOEPACK__RULE(!r->codec || (r->stored_length && r->stored_length < kind->length), place,
-                  "stored_length: expected 1 or more and less than %" PRIu64
-                  " by a codec, found %" PRIu64, kind->length, r->stored_length);
     if (!moepack__is_inside(pack, r->file, r->offset, r->stored_length))
         return moepack__outside(pack, r->file, r->offset, r->stored_length, place, error);
-    MOEPACK__RULE(!r->codec || moepack_file_at(pack, r->file)->kind != MOEPACK_SHARD_FILE, place,
-                  "codec: expected 0 in a shard, found %" PRIu32, r->codec);
     return MOEPACK_OK;
 }
 
@@ -2235,12 +2160,10 @@ moepack_code moepack_locate_part(const moepack *pack, const moepack_family *fami
     part->offset = r.offset;
     part->offset_in_blob = blob.apart ? 0 : r.offset - blob.offset;
     part->length = kind->length;
-    part->stored_length = r.stored_length;
     part->digest = r.digest;
     part->file = r.file;
     part->apart = blob.apart;
     part->has_digest = !(moepack_file_at(pack, r.file)->flags & MOEPACK_WITHOUT_DIGESTS);
-    part->codec = r.codec ? moepack__codec_at(pack, r.codec - 1) : NULL;
     part->kind = kind;
     return MOEPACK_OK;
 }
@@ -2299,15 +2222,13 @@ moepack_code moepack_at_rank(const moepack *pack, uint32_t rank, const moepack_f
 static moepack_code moepack__hot_expert(const moepack *pack, uint32_t rank,
                                         moepack_hot_expert *hot, moepack_error *error) {
     moepack_blob blob;
-    uint64_t parts;
     moepack_code code = moepack_at_rank(pack, rank, &hot->family, &hot->expert, error);
     if (!code) code = moepack_locate_blob(pack, hot->family, hot->expert, &blob, error);
     if (code) return code;
-    parts = pack->codecs.count ? moepack__sum_of_parts(pack, hot->family) : 0;
     hot->rank = blob.rank;
     hot->hotness = blob.hotness;
     hot->measured = blob.measured;
-    hot->length = parts > blob.length ? parts : blob.length;
+    hot->length = blob.length;
     return MOEPACK_OK;
 }
 
@@ -2376,7 +2297,6 @@ moepack_code moepack_tensor_at(const moepack *pack, uint32_t n, moepack_tensor *
     memcpy(tensor->ne, r->ne, sizeof tensor->ne);
     tensor->offset = r->offset;
     tensor->length = r->length;
-    tensor->stored_length = r->stored_length;
     tensor->digest = r->digest;
     tensor->has_digest = !(moepack_file_at(pack, r->file)->flags & MOEPACK_WITHOUT_DIGESTS);
     tensor->origin.shard = r->shard;
@@ -2483,8 +2403,7 @@ moepack_code moepack_file_fd(const moepack *pack, uint32_t file, int flags, int 
     struct stat status;
     moepack_code code = moepack__check_file_number(pack, file, error);
     if (code) return code;
-    code = f->kind == MOEPACK_SECOND_FILE ? MOEPACK_ERR_NO_SUCH : MOEPACK_ERR_DAMAGED;
-    return moepack__open_file(pack, f->name, flags, code, fd, &status, error);
+    return moepack__open_file(pack, f->name, flags, MOEPACK_ERR_DAMAGED, fd, &status, error);
 }
 
 moepack_range moepack_round_range(uint64_t offset, uint64_t length, uint32_t block) {
@@ -2510,47 +2429,6 @@ moepack_code moepack_read(const moepack *pack, int fd, uint32_t file, uint64_t o
                           uint64_t length, void *buffer, moepack_error *error) {
     moepack_range range = moepack_round_range(offset, length, 1);
     return moepack_read_range(pack, fd, file, &range, buffer, error);
-}
-
-#ifdef MOEPACK_ZSTD
-/* Return whether the window of a frame with a valid header is larger than 64 MiB. That of a single
- * segment is its content; else byte 5 has five bits of its power of two, from 2^10 on, and three of
- * eighths. */
-static int moepack__window_is_large(const uint8_t *frame, size_t length) {
-    return frame[4] & 0x20 ? length > (size_t)1 << 26 : frame[5] > (26 - 10) << 3;
-}
-#endif
-
-/* Decode zstd; return the actual content if it is not one frame with the part, else NULL. */
-static const char *moepack__decode_zstd(const moepack_part *part, const void *stored,
-                                        void *bytes) {
-#ifdef MOEPACK_ZSTD
-    const size_t length = (size_t)part->length, stored_length = (size_t)part->stored_length;
-    size_t result;
-    if (stored_length < 4 || memcmp(stored, "\x28\xB5\x2F\xFD", 4) != 0) return "none";
-    if (ZSTD_getFrameContentSize(stored, stored_length) != length)
-        return "one that states another length, or none";
-    if (moepack__window_is_large((const uint8_t *)stored, length))
-        return "a window of more than 64 MiB";
-    result = ZSTD_findFrameCompressedSize(stored, stored_length);
-    if (!ZSTD_isError(result) && result != stored_length) return "more after it";
-    result = ZSTD_decompress(bytes, length, stored, stored_length);
-    return ZSTD_isError(result) ? ZSTD_getErrorName(result) : NULL;
-#else /* no pack with a codec was opened */
-    return part->codec && stored && bytes ? "a reader without zstd" : NULL;
-#endif
-}
-
-moepack_code moepack_decode_part(const moepack *pack, const moepack_part *part, const void *stored,
-                                 void *bytes, moepack_error *error) {
-    const char *found = NULL;
-    if (part->codec) found = moepack__decode_zstd(part, stored, bytes);
-    else memcpy(bytes, stored, (size_t)part->length);
-    if (!found) return MOEPACK_OK;
-    return moepack__fail(error, MOEPACK_ERR_DAMAGED, moepack_file_at(pack, part->file)->name,
-                         "%s at %" PRIu64 ": expected one frame of zstd that holds %" PRIu64
-                         " bytes, found %s",
-                         part->kind->name, part->offset, part->length, found);
 }
 
 /* ---- parts to separate addresses ---- */
@@ -2616,7 +2494,7 @@ static moepack_code moepack__add_to_run(const moepack *pack, moepack__run *run,
     return MOEPACK_OK;
 }
 
-/* Read a part that is not where the drive can bring it: through memory of its own. */
+/* Read a part that is not where the drive can bring it: through other memory. */
 static moepack_code moepack__read_copied(const moepack *pack, const int *fds,
                                          const moepack_part_read *read, uint32_t block,
                                          moepack_error *error) {
@@ -2631,8 +2509,7 @@ static moepack_code moepack__read_copied(const moepack *pack, const int *fds,
     if (errno)
         return moepack__system(error, moepack_file_at(pack, part->file)->name, "allocate memory");
     code = moepack_read_range(pack, fds[part->file], part->file, range, bytes, error);
-    if (!code)
-        code = moepack_decode_part(pack, part, (char *)bytes + range->lead, read->address, error);
+    if (!code) memcpy(read->address, (char *)bytes + range->lead, (size_t)part->length);
     free(bytes);
     return code;
 }
@@ -2649,10 +2526,10 @@ moepack_code moepack_plan_parts(const moepack *pack, const moepack_family *famil
         if (!addresses[p]) continue;
         code = moepack_locate_part(pack, family, expert, p, &read->part, error);
         if (code) return code;
-        read->range = moepack_round_range(read->part.offset, read->part.stored_length, block);
+        read->range = moepack_round_range(read->part.offset, read->part.length, block);
         read->address = addresses[p];
         read->p = p;
-        read->is_direct = !read->part.codec && read->range.length == read->part.length &&
+        read->is_direct = read->range.length == read->part.length &&
                           (uintptr_t)addresses[p] % block == 0;
         planned++;
     }

@@ -4,8 +4,6 @@
 #
 #     find_package(moepack 0.1 REQUIRED)
 #     target_link_libraries(engine PRIVATE moepack::moepack)
-#
-# The source file with MOEPACK_IMPLEMENTATION needs MOEPACK_ZSTD and zstd if packs may be compressed.
 
 if(NOT TARGET moepack::moepack)
   get_filename_component(_moepack_include "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
