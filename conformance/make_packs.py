@@ -14,12 +14,10 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
-import zstandard
 
 from conformance import variants
 from conformance.variants import (
@@ -52,7 +50,6 @@ from tests.support.pack_draft import (
     lengthened,
     name_of,
     sealed,
-    second_places,
     strong_digests,
 )
 
@@ -177,16 +174,6 @@ def strong(shards: list[Path], target: Path) -> None:
     draft.save_manifest()
 
 
-def with_a_second_place(shards: list[Path], target: Path, *, is_there: bool = True) -> None:
-    """Give the first part a second place."""
-    packed(counts=COUNTS)(shards, target)
-    draft = Draft(target)
-    second_places(draft)
-    draft.save()
-    if not is_there:
-        (target / "second.bin").unlink()
-
-
 def of_both_kinds(shards: list[Path], target: Path) -> None:
     """Pack layer 1, and let the experts of layer 0 lie apart in the shard as it is."""
     packed(counts=COUNTS)(shards, target)
@@ -217,15 +204,6 @@ def renamed_index(shards: list[Path], target: Path) -> None:
     (target / INDEX).rename(target / "ranking-2.bin")
     draft.body["index"]["name"] = "ranking-2.bin"
     draft.save_manifest()
-
-
-def compressible() -> GgufBuilder:
-    """Build a model of which zstd shortens the gates, and nothing else."""
-    builder = moe((0, 1), 2, ne=(16, 8), type_id=F32, block=(1, 4))
-    for spec in builder.tensors:
-        if "ffn_gate_exps" in spec.name:
-            spec.data = bytes([7]) * len(spec.data)
-    return builder
 
 
 def with_a_long_name() -> GgufBuilder:
@@ -272,21 +250,9 @@ SOUND = {
     ),
     "grown": Sound([tiny()], grown, "longer records, unknown sections and keys"),
     "strong": Sound([tiny()], strong, "SHA-256 of everything, the index and the shard among it"),
-    "second-place": Sound([tiny()], with_a_second_place, "a part with a second place"),
-    "second-place-missing": Sound(
-        [tiny()],
-        partial(with_a_second_place, is_there=False),
-        "a second place whose file is not there",
-    ),
     "both-kinds": Sound([tiny()], of_both_kinds, "one layer packed, one in the shard as it is"),
     "index-by-another-name": Sound([tiny()], renamed_index, "an index with another name"),
     "long-name": Sound([with_a_long_name()], packed(), "a tensor with a name of 200 bytes"),
-    "zstd": Sound([compressible()], packed(codec="zstd"), "parts stored by a codec, beside others"),
-    "zstd-frames": Sound(
-        [compressible()],
-        changed(packed(codec="zstd"), variants.with_other_frames),
-        "frames with a checksum, a Dictionary_ID of 0, a window of 64 MiB, an empty block",
-    ),
     "sparse-manifest": Sound([tiny()], sparse_manifest, "a manifest without what may be missing"),
     "manifest-at-its-limits": Sound(
         [tiny()],
@@ -302,11 +268,6 @@ SOUND = {
         [tiny()],
         changed(packed(), variants.without_section("tensors")),
         "headers without dense tensors",
-    ),
-    "stored-digests-alone": Sound(
-        [tiny()],
-        changed(packed(), variants.stored_digests_alone),
-        "digests of stored bytes, though there is no codec",
     ),
     "without-digests": Sound(
         [tiny()],
@@ -355,13 +316,13 @@ class Told:
                 entries = []
                 for number in range(each):
                     about = kinds[kind + number]
-                    offset, stored, digest, file, codec = parts[part + expert * each + number]
+                    offset, _, digest, file, _ = parts[part + expert * each + number]
                     shard, first, start, stride = about[9:]
                     origin = (shard, start + expert * stride)
                     if about[2] & 2:
                         origin = slices[first + expert]
                     part_digest = None if files[file][3] & 1 else digest
-                    place = (text(files[file][0]), offset, stored, codec)
+                    place = (text(files[file][0]), offset)
                     entries.append((about, place, part_digest, origin))
                 yield {
                     "layer": layer, "family": text(name), "expert": expert, "rank": rank,
@@ -388,13 +349,11 @@ def facts(path: Path, shards: list[Path]) -> dict[str, Any]:
     experts = []
     for expert in index.experts():
         parts = []
-        for about, (file, offset, stored_length, codec), digest, (shard, start) in expert["parts"]:
+        for about, (file, offset), digest, (shard, start) in expert["parts"]:
             data = source[shard][start : start + about[7]]
-            stored = (path / file).read_bytes()[offset : offset + stored_length]
-            assert (zstandard.decompress(stored) if codec else stored) == data
+            assert (path / file).read_bytes()[offset : offset + len(data)] == data
             assert digest is None or f"xxh3:{digest:016x}" == xxh3(data)
-            part = [text(about[0]), file, offset, len(data), xxh3(data), digest is not None]
-            parts.append([*part, stored_length, "zstd"] if codec else part)
+            parts.append([text(about[0]), file, offset, len(data), xxh3(data), digest is not None])
         experts.append(expert | {"parts": parts})
     dense = []
     for tensor in index.records("tensors", "<256s24sIIIIQQQQQQQQIIQ"):
@@ -509,14 +468,11 @@ TENSOR: Changes = {"tensor": (edited(DENSE, flipped(-60)), "a flipped bit in a t
 HEADER: Changes = {"header": (edited(DENSE, flipped(9)), "a flipped bit in a header")}
 
 
-OTHER_PLACES = ("shard_bytes", "second place")
-"""Places that other messages name as well, in the same words."""
 ALSO = {
     *("source.shards[0].sha256 is missing", "version 1.0", "version True", "no shards"),
     *("a header of 1099511627776 bytes", "a shard of 0 bytes", "pages of 4096"),
     *("an index named '../index.bin'", "an index of more than 1 GiB", "pages without digests"),
-    *("experts used: None", "a second place in no file", "a codec: a blank"),
-    *("a second place too few", "blobs nowhere", "bytes after a name", "a name twice, loud"),
+    *("experts used: None", "blobs nowhere", "bytes after a name", "a name twice, loud"),
     *("a name in the index alone", "whole without a dense part"),
 }
 """Rules that break in the same words as others, and have a pack all the same."""
@@ -546,16 +502,14 @@ def all_broken() -> Iterator[Broken]:
             if is_known_name and rule.name not in ALSO:
                 continue
             names.add(rule.problem)
-            kind = rule.place.split()[0] if rule.place.startswith(OTHER_PLACES) else ""
-            key = (kind, rule.problem)
+            is_of_shard_bytes = rule.place.startswith("shard_bytes")  # in the same words as tensors
+            key = (is_of_shard_bytes, rule.problem)
             if key not in problems or rule.name in ALSO:
                 problems.add(key)
                 name = f"broken-{group}-{slug(rule.name)}"
                 verdict, asked_for = STAGES[group]
-                if group == "dense" and rule.place.startswith("shard_bytes"):
+                if group == "dense" and is_of_shard_bytes:
                     asked_for = "restoring"
-                if rule.place.startswith("second place"):
-                    asked_for = "second_places"
                 yield Broken(name, rule.breaks, verdict, asked_for, f"{rule.name}: {rule.problem}")
     problems = set()
     for rule in SHARD_RULES:

@@ -1,40 +1,24 @@
-"""Changes to packs that break one rule, or do something in another way that is allowed.
+"""Changes to packs that break one rule, or do something in another way that is allowed."""
 
-Frames are put together by hand, so that no version of zstd has a say in them.
-"""
-
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
-import zstandard
 
-from tests.support.compressible import store_part
 from tests.support.pack_draft import (
     Draft,
-    Piece,
-    all_of,
     later,
     more,
     moved,
     record,
     set_rank,
-    with_codecs,
     without,
 )
 
 Change = Callable[[Draft], object]
 OPENING, USE, VERIFICATION = "refused at opening", "refused at use", "found by verification"
 BLOBS, DENSE = "experts-00000.bin", "dense.bin"
-PART_LENGTH = 512
-"""Of parts of the pack `zstd`; its gates repeat one byte."""
-GATES = (0, 3, 6, 9)
-"""The numbers of these parts."""
-ZSTD = bytes.fromhex("28b52ffd")
-SINGLE_SEGMENT, SIZE_OF_4_BYTES = 0x20, 0x80
-CHECKSUM, RESERVED, DICTIONARY = 0x04, 0x08, 0x01
 
 
 class Broken(NamedTuple):
@@ -55,65 +39,6 @@ def broken(group: str, verdict: str, asked_for: str | None, changes: Changes) ->
     """Yield the broken packs of a group."""
     for name, (change, about) in changes.items():
         yield Broken(f"broken-{group}-{name}", change, verdict, asked_for, about)
-
-
-# Frames.
-
-
-def repeated(length: int, *, is_last: bool = True) -> bytes:
-    """Make a block of one byte again and again."""
-    return (length << 3 | 1 << 1 | is_last).to_bytes(3, "little") + b"\7"
-
-
-def frame(flags: int = SINGLE_SEGMENT, fields: bytes = b"", blocks: bytes | None = None) -> bytes:
-    """Make a frame of the bytes of a gate; `fields` stand between its flags and its size."""
-    head = ZSTD + bytes([SIZE_OF_4_BYTES | flags]) + fields + struct.pack("<I", PART_LENGTH)
-    return head + (blocks or repeated(PART_LENGTH))
-
-
-def skippable() -> bytes:
-    """Make a frame that readers of other zstd files pass over."""
-    return bytes.fromhex("502a4d18") + struct.pack("<I", 4) + b"skip"
-
-
-CHECKSUM_OF_GATES = struct.pack("<I", xxhash.xxh64_intdigest(b"\7" * PART_LENGTH) & 0xFFFFFFFF)
-SOUND_FRAMES = (
-    frame(SINGLE_SEGMENT | CHECKSUM) + CHECKSUM_OF_GATES,
-    frame(SINGLE_SEGMENT | DICTIONARY, b"\0"),
-    frame(0, bytes([16 << 3])),
-    frame(blocks=repeated(500, is_last=False) + repeated(12, is_last=False) + b"\1\0\0"),
-)
-"""With a checksum; a Dictionary_ID of 0; a window of 64 MiB; three blocks, one empty."""
-
-
-def stored(data: bytes, number: int = 0) -> Change:
-    """Store a part in other bytes."""
-    return lambda draft: store_part(draft, number, data)
-
-
-FRAMES: Changes = {
-    "dictionary": (
-        stored(frame(SINGLE_SEGMENT | DICTIONARY, b"\7")),
-        "a frame that needs a dictionary",
-    ),
-    "no-size": (
-        stored(ZSTD + b"\0\0" + repeated(PART_LENGTH)),
-        "a frame that does not state its content size",
-    ),
-    "window": (stored(frame(0, bytes([16 << 3 | 1]))), "a frame with a window of 72 MiB"),
-    "reserved-bit": (
-        stored(frame(SINGLE_SEGMENT | RESERVED)),
-        "a frame whose header has the reserved bit",
-    ),
-    "checksum": (
-        stored(frame(SINGLE_SEGMENT | CHECKSUM) + bytes(4)),
-        "a frame with the checksum of other bytes",
-    ),
-    "skippable-frame-first": (stored(skippable() + frame()), "a skippable frame before the frame"),
-    "after-the-frame": (stored(frame() + b"\0"), "a byte after the frame"),
-    "two-frames": (stored(frame() + frame(blocks=b"\1\0\0")), "a second frame after the first"),
-    "cut": (stored(frame()[:-1]), "a frame without its last byte"),
-}
 
 
 # Files, and shards as they are.
@@ -148,11 +73,6 @@ def dirty_gap(draft: Draft, name: str) -> None:
     end = min(tensor.offset + tensor.length for tensor in tensors if tensor.file == number)
     assert not any((draft.path / name).read_bytes()[end : end + 16]), "no padding"
     edited(name, lambda data: data.__setitem__(end, 1))(draft)
-
-
-def other_stored_digest(draft: Draft) -> None:
-    """Change the digest of the stored bytes of the first part."""
-    draft.index[draft.sections["stored_digests"].offset] ^= 1
 
 
 def longer(name: str) -> Change:
@@ -211,20 +131,6 @@ ELSEWHERE: Changes = {
     ),
     "gap": (dirty_gap(SHARD), "a byte of a shard that no record covers, and that is not zero"),
 }
-CODEC: Changes = {
-    "codec": (
-        all_of(with_codecs(), record("part", 0, codec=1)),
-        "a codec in a file of kind 1",
-    )
-}
-STORED: Changes = {
-    "frame": (stored(b"\0" * 9), "stored bytes that are no frame"),
-    "length": (
-        stored(zstandard.ZstdCompressor().compress(bytes([7]) * 31)),
-        "a frame that decodes to another length than the part's",
-    ),
-}
-OTHER_DIGEST: Changes = {"stored-digest": (other_stored_digest, "a digest of stored bytes")}
 BEYOND: Changes = {
     "shard-bytes": (
         record("shard_bytes", 0, shard=4096),
@@ -260,10 +166,6 @@ HOTNESS: Changes = {
 VARIANTS: tuple[tuple[str, str, str | None, Changes], ...] = (
     ("over-shards", OPENING, None, LOST),
     ("over-shards", VERIFICATION, None, ELSEWHERE),
-    ("over-shards", USE, "experts", CODEC),
-    ("zstd", USE, "experts", STORED),
-    ("zstd", VERIFICATION, None, OTHER_DIGEST),
-    ("zstd", USE, "experts", FRAMES),
     ("over-shards", OPENING, None, BEYOND),
     ("over-shards", VERIFICATION, None, OTHER_SHARDS),
     ("both-kinds", OPENING, None, LONGER),
@@ -276,12 +178,6 @@ VARIANTS: tuple[tuple[str, str, str | None, Changes], ...] = (
 # Sound packs.
 
 
-def with_other_frames(draft: Draft) -> None:
-    """Store the gates in frames that other writers may make."""
-    for number, data in zip(GATES, SOUND_FRAMES, strict=True):
-        stored(data, number)(draft)
-
-
 @later
 def without_section(draft: Draft, name: str) -> None:
     """Leave out the tensors or the shard bytes, with their bytes."""
@@ -291,13 +187,6 @@ def without_section(draft: Draft, name: str) -> None:
         draft.write(entry.file, entry.offset, bytes(entry.length))
     without(name)(draft)
     draft.body["whole"] = False
-
-
-def stored_digests_alone(draft: Draft) -> None:
-    """State the digests of stored bytes, though nothing is stored by a codec."""
-    count = draft.sections["parts"].record_count
-    digests = b"".join(struct.pack("<Q", draft.get("part", n).digest) for n in range(count))
-    draft.rebuild([*draft.pieces(), Piece(b"stored_digests", digests, 8, 0)])
 
 
 def without_digests(draft: Draft) -> None:

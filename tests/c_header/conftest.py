@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moepack.packing.shard_index import index_model
-from tests.support.c_compiler import HAS_ZSTD, SANITIZERS, ZSTD, compiled
+from tests.support.c_compiler import SANITIZERS, compiled
 from tests.support.gguf_builder import F32, moe
 from tests.support.light_folder import tmp_path
 from tests.support.pack_draft import tiny
@@ -15,22 +15,14 @@ __all__ = ["tiny", "tmp_path"]
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the C test program once, with sanitizers, and with zstd where it is installed."""
-    folder = tmp_path_factory.mktemp("c")
-    return compiled_test(folder, *SANITIZERS, *(ZSTD if HAS_ZSTD else ()))
-
-
-@pytest.fixture(scope="session")
-def program_without_zstd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the C test program as the header is by itself."""
-    return compiled_test(tmp_path_factory.mktemp("c"))
+    """Compile the C test program once, with sanitizers."""
+    return compiled_test(tmp_path_factory.mktemp("c"), *SANITIZERS)
 
 
 @pytest.fixture(scope="session")
 def vectored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the C test program where preadv is declared; `program` is without it."""
-    flags = ("-D_GNU_SOURCE", *SANITIZERS, *(ZSTD if HAS_ZSTD else ()))
-    return compiled_test(tmp_path_factory.mktemp("vectored"), *flags)
+    return compiled_test(tmp_path_factory.mktemp("vectored"), "-D_GNU_SOURCE", *SANITIZERS)
 
 
 @pytest.fixture(scope="session")

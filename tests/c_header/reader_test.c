@@ -102,22 +102,19 @@ static char *read_range(state *s, uint32_t file, moepack_range range, moepack_co
 }
 
 static moepack_code read_part(state *s, const moepack_part *part) {
-    moepack_range range = moepack_round_range(part->offset, part->stored_length, 512);
+    moepack_range range = moepack_round_range(part->offset, part->length, 512);
     moepack_code code;
-    char *stored = (char *)malloc((size_t)part->stored_length), *rounded;
-    char *bytes = (char *)malloc((size_t)part->length);
-    assert(stored && bytes);
-    code = moepack_read(&s->pack, s->fds[part->file], part->file, part->offset,
-                        part->stored_length, stored, &s->error);
-    if (!code) code = moepack_decode_part(&s->pack, part, stored, bytes, &s->error);
+    char *bytes = (char *)malloc((size_t)part->length), *rounded;
+    assert(bytes);
+    code = moepack_read(&s->pack, s->fds[part->file], part->file, part->offset, part->length,
+                        bytes, &s->error);
     if (!code) code = moepack_check_part(&s->pack, part, bytes, &s->error);
     if (!code) {
         printf("bytes %016" PRIx64 "\n", moepack_xxh3(bytes, (size_t)part->length));
         rounded = read_range(s, part->file, range, &code);
-        assert(rounded && memcmp(rounded + range.lead, stored, (size_t)part->stored_length) == 0);
+        assert(rounded && memcmp(rounded + range.lead, bytes, (size_t)part->length) == 0);
         free(rounded);
     }
-    free(stored);
     free(bytes);
     return code;
 }
@@ -143,8 +140,7 @@ static moepack_code list_part(state *s, const moepack_family *family, uint32_t e
     printf(" %" PRIu32 " %" PRIu64, part.file, part.offset);
     if (part.apart) printf(" None");
     else printf(" %" PRIu64, part.offset_in_blob);
-    printf(" %" PRIu64 " %" PRIu64 " %s", part.stored_length, part.length,
-           part.codec ? part.codec : "None");
+    printf(" %" PRIu64, part.length);
     print_digest(part.has_digest, part.digest);
     printf(" %" PRIu32 " %" PRIu64 "\n", origin.shard, origin.offset);
     return s->fds ? read_part(s, &part) : MOEPACK_OK;
@@ -160,17 +156,14 @@ static void follow_plan(state *s, const moepack_family *family, uint32_t expert,
         const moepack_part_read *r = reads + i;
         moepack_code code;
         char *bytes = read_range(s, r->part.file, r->range, &code);
-        char *part = (char *)malloc((size_t)r->part.length);
-        assert(bytes && part && r->range.offset % block == 0 && r->range.length % block == 0);
+        assert(bytes && r->range.offset % block == 0 && r->range.length % block == 0);
         while (!addresses[p]) p++;
         assert(r->p == p && r->address == addresses[p]);
         p++;
         if (r->is_direct)
-            assert(!r->range.lead && r->range.length == r->part.length && !r->part.codec &&
+            assert(!r->range.lead && r->range.length == r->part.length &&
                    (uintptr_t)r->address % block == 0);
-        assert(!moepack_decode_part(&s->pack, &r->part, bytes + r->range.lead, part, NULL));
-        assert(memcmp(part, r->address, (size_t)r->part.length) == 0);
-        free(part);
+        assert(memcmp(bytes + r->range.lead, r->address, (size_t)r->part.length) == 0);
         free(bytes);
     }
     while (p < family->parts_per_blob) assert(!addresses[p++]);
@@ -196,7 +189,7 @@ static moepack_code scatter(state *s, const moepack_family *family, uint32_t exp
         if (p == left_out) continue;
         assert(!moepack_locate_part(&s->pack, family, expert, p, &part, NULL));
         code = moepack_check_part(&s->pack, &part, addresses[p], &s->error);
-        if (!part.codec && !code) { /* the digest may be unknown */
+        if (!code) { /* the digest may be unknown */
             char *bytes = read_range(s, part.file,
                                      moepack_round_range(part.offset, part.length, 1), &code);
             assert(bytes && memcmp(bytes, addresses[p], (size_t)part.length) == 0);
@@ -313,7 +306,6 @@ static moepack_code list_tensor(state *s, uint32_t n) {
     printf(" %" PRIu32 " %" PRIu64 " %" PRIu64, tensor.file, tensor.offset, tensor.length);
     print_digest(tensor.has_digest, tensor.digest);
     printf(" %" PRIu32 " %" PRIu64 "\n", tensor.origin.shard, tensor.origin.offset);
-    assert(tensor.stored_length == tensor.length);
     if (!s->fds) return MOEPACK_OK;
     range = moepack_round_range(tensor.offset, tensor.length, 4096);
     bytes = read_range(s, tensor.file, range, &code);
@@ -361,13 +353,7 @@ static moepack_code open_files(state *s) {
     assert(s->fds);
     for (i = 0; i < count; i++) s->fds[i] = -1;
     for (i = 0; i < count && !code; i++) {
-        code = moepack_file_fd(&s->pack, i, 0, s->fds + i, NULL);
-        if (moepack_file_at(&s->pack, i)->kind == MOEPACK_SECOND_FILE) { /* it may be missing */
-            assert(code == MOEPACK_OK || code == MOEPACK_ERR_NO_SUCH);
-            code = MOEPACK_OK;
-        } else if (code) {
-            code = moepack_file_fd(&s->pack, i, 0, s->fds + i, &s->error);
-        }
+        code = moepack_file_fd(&s->pack, i, 0, s->fds + i, &s->error);
     }
     return code;
 }

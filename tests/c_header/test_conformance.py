@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from conformance import make_packs, variants
-from tests.support.c_compiler import HAS_ZSTD
 from tests.support.c_readers import c_says, python_says
 
 PACKS = make_packs.FOLDER
@@ -21,7 +20,6 @@ def named(verdict: str, *asked_for: str) -> list[Path]:
         for entry in VERDICTS
         if entry["verdict"] == verdict and (not asked_for or entry["asked_for"] in asked_for)
         if verdict != variants.OPENING or not entry["needs_manifest"]
-        if HAS_ZSTD or "zstd" not in entry["pack"]
     ]
 
 
@@ -52,3 +50,12 @@ def test_the_c_reader_refuses_packs_at_opening_and_at_use(
     assert len(paths) >= least
     for path, verdict in zip(paths, c_says(program, mode, paths), strict=True):
         assert bool(verdict.refusal) == is_refused, path.name
+
+
+def test_an_unknown_codec_or_kind_of_file_is_refused_by_name(program: Path) -> None:
+    paths = [PACKS / "broken-section-a-codec", PACKS / "broken-file-kind-3"]
+    assert [verdict.refusal for verdict in c_says(program, "check", paths)] == [
+        "FEATURE index.bin: directory: needs the section 'codec-zstd', which this reader does not"
+        " know",
+        "FEATURE index.bin: file 0: needs files of kind 3, which this reader does not know",
+    ]

@@ -64,7 +64,7 @@ COMMANDS = {
     "inspect a model": f"inspect {SHORT}",
     "inspect a pack": "inspect m.moepack",
     "pack": f"pack {SHORT} --hotness hot.csv -o new.moepack",
-    "plan": f"pack {SHORT} --codec zstd --dry-run -o new.moepack",
+    "plan": f"pack {SHORT} --dry-run -o new.moepack",
     "index": f"index {SHORT} -o new.index",
     "rank": "rank m.moepack --hotness hot.csv",
     "verify": f"verify m.moepack --source {SHORT} --sha256",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import moepack
-from tests.support.c_compiler import HAS_ZSTD, SANITIZERS, ZSTD, compiled
+from tests.support.c_compiler import SANITIZERS, compiled
 from tests.support.children import run_command
 from tests.support.example_output import parts_of
 
@@ -17,11 +17,9 @@ PACKS = ROOT / "conformance" / "packs"
 
 
 def compiled_example(name: str, folder: Path, *flags: str) -> Path:
-    """Compile an example, with zstd where it is installed."""
     target, source = folder / Path(name).stem, ROOT / "examples" / name
     compiler, standard = ("cc", "gnu99") if source.suffix == ".c" else ("c++", "gnu++17")
-    zstd = ZSTD if HAS_ZSTD else ()
-    options = (f"-std={standard}", "-Wno-pedantic", *flags, *zstd)
+    options = (f"-std={standard}", "-Wno-pedantic", *flags)
     run = compiled(compiler, *options, source, "-o", target)
     assert run.returncode == 0, run.stderr
     return target
@@ -59,15 +57,6 @@ def test_the_routed_experts_are_read(
             for expert in routed
             for kind in pack.parts(layer)
         ]
-
-
-def test_packs_with_second_places_and_codecs_are_read(routed_experts: Path) -> None:
-    assert not (PACKS / "second-place-missing" / "second.bin").exists()
-    assert len(output_of(routed_experts, PACKS / "second-place-missing", 1, 1)) == 3
-    if HAS_ZSTD:
-        lines = output_of(routed_experts, PACKS / "zstd", 0, 0)
-        assert lines
-        assert all(line.endswith(" bytes, sound") for line in lines)
 
 
 def test_a_direct_read_of_a_file_that_ends_too_early_is_short(

@@ -15,7 +15,7 @@ from tests.support.pack_draft import Draft
 from tests.support.warm_command import Run
 
 LAYOUT = dict.fromkeys(("name", "files", "blobs", "parts"))
-PARTS = dict.fromkeys(("projections", "alignment", "small_alignment", "codec"))
+PARTS = dict.fromkeys(("projections", "alignment", "small_alignment"))
 HOTNESS = dict.fromkeys(
     ("digest", "token_count", "request_count", "selection_count", "measured_blob_count")
 )
@@ -27,8 +27,8 @@ HOTNESS = dict.fromkeys(
         ("layout", {"name": [], "files": 5, "blobs": "hot", "parts": None}, LAYOUT),
         (
             "layout",
-            {"name": "x", "parts": {"projections": [5], "alignment": -1, "codec": "zstd"}},
-            LAYOUT | {"name": "x", "parts": PARTS | {"codec": "zstd"}},
+            {"name": "x", "parts": {"projections": [5], "alignment": -1, "small_alignment": 8}},
+            LAYOUT | {"name": "x", "parts": PARTS | {"small_alignment": 8}},
         ),
         ("hotness", {}, HOTNESS | {"blob_count": None}),
         (

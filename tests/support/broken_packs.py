@@ -5,7 +5,6 @@ from functools import partial
 
 from moepack.common import digest
 from moepack.pack.format import records
-from tests.support.models import flip
 from tests.support.pack_draft import (
     Draft,
     Piece,
@@ -26,13 +25,11 @@ from tests.support.pack_draft import (
     record,
     renamed,
     resized,
-    second_places,
     section,
     set_rank,
     shifted,
     stated,
     strong_digests,
-    with_codecs,
     without,
     without_blobs,
 )
@@ -156,7 +153,6 @@ NEEDED = [*MOST][:6]
 NEW = Piece(b"news", b"12345678" * 9, 8, 0)
 ELSEWHERE = "not where the section before it ends"
 UNKNOWN_SECTION = "needs the section {!r}, which this reader does not know"
-UNKNOWN_CODEC = "needs the codec 'org.example.packer', which this reader does not know"
 SECTION_RULES = [
     *(Rule(f"no {name}", without(name), name, "the section is missing") for name in NEEDED),
     Rule("a section twice", added(NEW, NEW), "news", "the section stands twice"),
@@ -167,18 +163,6 @@ SECTION_RULES = [
         for flags in (2, 3, 1 << 31)
     ),
     Rule("a flag of a new section", added(NEW._replace(flags=2)), "news", "unknown flags"),
-    Rule("codecs that may be ignored", with_codecs(flags=0), "codecs", "not flagged as required"),
-    *at(
-        "stored_digests",
-        ("a codec alone", with_codecs(count=0), "the section is missing"),
-        ("a stored digest too few", with_codecs(count=11), "not one for each part"),
-    ),
-    Rule("a codec that nobody knows", with_codecs(b"org.example.packer"), "codec 0", UNKNOWN_CODEC),
-    *(
-        Rule(f"a codec: {what}", with_codecs(name), "codec 0", problem)
-        for what, (name, problem) in NAME_PROBLEMS.items()
-    ),
-    Rule("a codec: too long", with_codecs(b"n" * 32), "codec 0", "a name is not padded with zeros"),
     *(
         Rule(f"{name}, short records", section(name, record_length=n), name, "wrong record length")
         for name, n in zip(MOST, (264, 56, 144, 24, 24, 2, 368, 32), strict=True)
@@ -222,16 +206,13 @@ SECTION_RULES = [
             ("directory", UNKNOWN_SECTION.format("signs")): {
                 "an empty section that is required": added(Piece(b"signs", b"", 8, 1)),
             },
+            ("directory", UNKNOWN_SECTION.format("codec-zstd")): {
+                "a codec": added(Piece(b"codec-zstd", b"", 8, 1)),
+            },
             ("directory", "does not begin with files, families and part_kinds"): {
                 "families first": lambda draft: draft.rebuild(
                     draft.pieces()[1::-1] + draft.pieces()[2:]
                 ),
-            },
-            ("codec 1", "another codec has the same name"): {
-                "a codec twice": all_of(with_codecs(), more("codecs")),
-            },
-            ("second_places", "not one for each part"): {
-                "a second place too few": added(Piece(b"second_places", bytes(16 * 11), 16, 0)),
             },
             ("strong_digests", "not one for each part, tensor and shard bytes"): {
                 "a strong digest too few": added(Piece(b"strong_digests", bytes(32 * 12), 32, 0)),
@@ -261,7 +242,7 @@ FILE_RULES = [
     ),
     *(
         Rule(f"kind {n}", record("file", 0, kind=n), "file 0", "unknown kind of file")
-        for n in (3, (1 << 32) - 1)
+        for n in (3, 2, (1 << 32) - 1)
     ),
     *(
         Rule(f"flags {n}", record("file", 0, flags=n), "file 0", "unknown flags")
@@ -279,9 +260,6 @@ FILE_RULES = [
             ("files", "two files have the same name"): {
                 "a name twice": renamed("experts-00000.bin"),
                 "a name twice, loud": renamed("Experts-00000.BIN"),
-            },
-            ("files", "a file of second places stands before another"): {
-                "second places first": record("file", 0, kind=2),
             },
         }
     ),
@@ -394,9 +372,6 @@ GATE_0 = "layer 0 expert 0 ffn_gate_exps.weight"
 GATE_1 = "layer 0 expert 1 ffn_gate_exps.weight"
 PAST = "ends past the end of experts-00000.bin"
 OUTSIDE = "a part lies outside its blob"
-NOT_SHORTER = "stored_length does not shorten the part"
-NOT_SECOND = "not in a file of second places"
-PAST_SECOND = "ends past the end of second.bin"
 RECORD_RULES = [
     Rule("a blob in no file", record("blob", 1, file=3), "blob 1", "no such file"),
     Rule("a blob past the end", moved("blob", 1, offset=1 << 20), "blob 1", PAST),
@@ -416,23 +391,10 @@ RECORD_RULES = [
     ),
     Rule("a part in no file", record("part", 7, file=3), PART_7, "no such file"),
     Rule("a part with a codec", record("part", 7, codec=1), PART_7, "unknown codec"),
-    *at(
-        "second place 0",
-        ("a second place in a data file", partial(second_places, file=1), NOT_SECOND),
-        ("a second place in no file", partial(second_places, file=5), NOT_SECOND),
-        ("a second place unaligned", partial(second_places, offset=8), "offset not aligned"),
-        ("a second place past the end", partial(second_places, offset=1 << 20), PAST_SECOND),
-        ("a second place at 2^64", partial(second_places, offset=(1 << 64) - 4096), PAST_SECOND),
-    ),
     Rule("a rank of no blob", later(set_rank)(0, 4), "rank 0", "no such blob"),
     Rule("a rank of 2^32-1", later(set_rank)(3, 0xFFFFFFFF), "rank 3", "no such blob"),
     *rules(
         {
-            ("blob 0", "a blob in a file of second places"): {
-                "a blob in a file of second places": all_of(
-                    second_places, record("blob", 0, file=3)
-                ),
-            },
             ("blob 1", "no length, yet a place"): {
                 "no length, but an offset": record("blob", 1, offset=4096, length=0),
                 "no length, but a file": record("blob", 1, offset=0, length=0, file=1),
@@ -453,26 +415,9 @@ RECORD_RULES = [
                     without_blobs, kind=records.DATA_FILE
                 ),
             },
-            ("part 0 (ffn_gate_exps.weight)", "a codec in a shard"): {
-                "a codec in a shard": all_of(
-                    with_codecs(), without_blobs, record("part", 0, codec=1)
-                ),
-            },
-            (PART_7, NOT_SHORTER): {
-                f"a part of 32 bytes stored in {n:,} by a codec": all_of(
-                    with_codecs(), record("part", 7, codec=1, stored_length=n)
-                )
-                for n in (0, 33, BIG)
-            },
         }
     ),
     Rule("a part after its blob", shifted("part", 3, offset=3), GATE_1, OUTSIDE),
-    Rule(
-        "a part of 32 bytes stored in 32 by a codec",
-        all_of(with_codecs(), record("part", 7, codec=1)),
-        PART_7,
-        NOT_SHORTER,
-    ),
 ]
 NO_SLICE = "no such record in slices"
 SLICE_RULES = [
@@ -538,16 +483,6 @@ DENSE_RULES = [
         {
             ("tensor 1 (token_embd.weight)", "another tensor has the same name"): {
                 "a tensor twice": record("tensor", 1, name=b"token_embd.weight"),
-            },
-            (TENSOR, "in a file of second places"): {
-                "a tensor in a file of second places": all_of(
-                    second_places, record("tensor", 1, file=3)
-                ),
-            },
-            ("shard_bytes 0", "in a file of second places"): {
-                "a header in a file of second places": all_of(
-                    second_places, record("shard_bytes", 0, file=3, offset=0, length=8)
-                ),
             },
         }
     ),
@@ -648,21 +583,6 @@ def strong_index(draft: Draft) -> None:
     draft.body["index"]["sha256"] = "0" * 64
 
 
-def overlapping_second_places(draft: Draft) -> None:
-    """Let two parts have the same bytes, and the same second place."""
-    first, second = draft.get("part", 0), draft.get("part", 1)
-    draft.write(second.file, second.offset, draft.read(first))
-    draft.set("part", 1, digest=first.digest)
-    second_places(draft)
-    at = draft.sections["second_places"].offset
-    draft.index[at + 16 : at + 32] = draft.index[at : at + 16]
-
-
-def other_second_place(draft: Draft) -> None:
-    second_places(draft)
-    flip(draft.path / "second.bin", 3)
-
-
 # A reader relies on none of these; the verifier finds them. `place` is what its finding names.
 VERIFIERS_RULES = [
     *at(
@@ -742,12 +662,6 @@ VERIFIERS_RULES = [
             },
             ("manifest: in manifest.json", "the SHA-256 of index.bin is"): {
                 "a strong digest of the index": strong_index,
-            },
-            ("record: layer 0 expert 0", "the part overlaps another"): {
-                "second places over each other": overlapping_second_places,
-            },
-            ("digest: layer 0 expert 0", "its digest is"): {
-                "a second place of other bytes": other_second_place,
             },
         }
     ),

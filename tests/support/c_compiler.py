@@ -13,9 +13,6 @@ from tests.support.children import run_command
 HEADER = Path(__file__).parents[2] / "include" / "moepack.h"
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 POSIX = ("-D_POSIX_C_SOURCE=200809L", "-D_FILE_OFFSET_BITS=64", f"-I{HEADER.parent}")
-HAS_ZSTD = Path("/usr/include/zstd.h").exists()
-"""Whether zstd for C is installed."""
-ZSTD = ("-DMOEPACK_ZSTD", "-lzstd")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
 
 

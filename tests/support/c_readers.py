@@ -80,10 +80,7 @@ def experts(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
         for expert in range(family.expert_count):
             whose = f"{family.layer} {family.name} {expert}"
             hotness = pack.hotness(family.layer, expert, family=family.name)
-            # The library does not offer a blob in which a part has a codec; C does.
             blob = BlobRecord(*pack.index.blob(family.first_blob + expert))
-            offered = pack.locate_all(family.layer, expert, family=family.name)
-            assert offered is None or offered[1:3] == (blob.offset, blob.length)
             where = f"{blob.file} {blob.offset}" if blob.length else "None None"
             length = blob.length or sum(kind.length for kind in family.part_kinds)
             yield f"blob {whose} {where} {length} {hotness.rank} {hotness.hotness}"
@@ -93,7 +90,7 @@ def experts(pack: moepack.Pack, reader: Reader | None) -> Iterator[str]:
                 where = f"{file_of(pack, part.path)} {part.offset} {inside}"
                 yield (
                     f"part {whose} {kind.name} {kind.type_name} {kind.type_id} {where} "
-                    f"{part.stored_length} {part.length} {part.codec} {digest_text(part.digest)} "
+                    f"{part.length} {digest_text(part.digest)} "
                     f"{' '.join(map(str, pack.index.origin(family, kind, expert)))}"
                 )
                 if reader is not None:

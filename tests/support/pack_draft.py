@@ -123,7 +123,7 @@ class Draft:
         KINDS[kind][1].pack_into(self.index, self.at(kind, number), *after)
 
     def read(self, record: Any) -> bytes:
-        """Return the stored bytes of a part, a tensor or bytes of a shard, by its record."""
+        """Return the bytes of a part, a tensor or bytes of a shard, by its record."""
         length: int = record._asdict().get("stored_length") or record.length
         return self.bytes_at(record.file, record.offset, length)
 
@@ -398,23 +398,6 @@ def without_blobs(draft: Draft, *, kind: int = records.SHARD_FILE) -> None:
         draft.set("blob", number, offset=0, length=0)
 
 
-def second_places(draft: Draft, *, file: int = 4, offset: int = 0) -> None:
-    """Give the first part a second place, in a file of its own; file number 3 is that file."""
-    data = draft.read(draft.get("part"))
-    alignment = draft.header.part_alignment
-    name, length = "second.bin", -(-len(data) // alignment) * alignment
-    (draft.path / name).write_bytes(data + bytes(length - len(data)))
-    pieces = {name_of(piece): piece for piece in draft.pieces()}
-    files = pieces["files"]
-    new = records.FileRecord(name.encode(), length, 2, 0).pack()
-    pieces["files"] = files._replace(data=files.data + new)
-    draft.body["files"].append({"name": name, "length": length})
-    records_of_parts = [records.SecondPlaceRecord(file, offset)]
-    records_of_parts += [records.SecondPlaceRecord(0, 0)] * (pieces["parts"].record_count - 1)
-    places = b"".join(place.pack() for place in records_of_parts)
-    draft.rebuild([*pieces.values(), Piece(b"second_places", places, 16, 0)])
-
-
 @later
 def strong_digests(draft: Draft, *, other: int | None = None) -> None:
     """Add the SHA-256 of all parts, tensors and shard bytes; of record `other` it is wrong."""
@@ -426,23 +409,6 @@ def strong_digests(draft: Draft, *, other: int | None = None) -> None:
     if other is not None:
         digests[other] = bytes(32)
     draft.rebuild([*draft.pieces(), Piece(b"strong_digests", b"".join(digests), 32, 0)])
-
-
-@later
-def with_codecs(
-    draft: Draft,
-    name: bytes = b"zstd",
-    *,
-    flags: int = records.SECTION_REQUIRED,
-    count: int | None = None,
-) -> None:
-    """State a codec, and `count` digests of stored bytes (all: None); no part is stored by it."""
-    numbers = range(draft.sections["parts"].record_count)[:count]
-    digests = b"".join(struct.pack("<Q", draft.get("part", n).digest) for n in numbers)
-    sections = [Piece(b"codecs", name.ljust(32, b"\0"), 32, flags)]
-    if digests:
-        sections.append(Piece(b"stored_digests", digests, 8, 0))
-    added(*sections)(draft)
 
 
 @later

@@ -12,7 +12,7 @@ import moepack
 from moepack.common.errors import RequestError
 from moepack.pack.engines import exporting
 from tests.support.gguf_builder import GgufBuilder, moe
-from tests.support.models import contents, first_shard, flip, hotness_of, pack_model
+from tests.support.models import contents, flip, hotness_of, pack_model
 from tests.support.sglang_wheel import ggml_moe_pack_tool, require_sglang
 
 SIZE = 2176
@@ -248,13 +248,6 @@ def test_an_index_over_shards_cannot_be_read_in_place(source: Path, tmp_path: Pa
     for engine in ("moe-stream-dir", "ggmlmoepack"):
         moepack.export(engine, tmp_path / "index", tmp_path / engine)
         assert moepack.verify_export(engine, tmp_path / engine, source=source).passed
-
-
-def test_compressed_parts_are_exported_decoded(tmp_path: Path) -> None:
-    moepack.pack_model(first_shard("gpt-oss"), tmp_path / "pack", codec="zstd")
-    moepack.export("moe-stream-dir", tmp_path / "pack", tmp_path / "out")
-    source = first_shard("gpt-oss")
-    assert moepack.verify_export("moe-stream-dir", tmp_path / "out", source=source).passed
 
 
 @pytest.mark.parametrize("engine", ["ggmlmoepack", "moe-stream-dir", "moe-flash", "anemll"])

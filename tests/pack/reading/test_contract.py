@@ -4,7 +4,6 @@ import errno
 import os
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ import moepack
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.pack.reading.pack import Pack
 from moepack.storage.arena import Arena
-from tests.support.compressible import compressible, with_biases
 from tests.support.faulty_backend import FaultyBackend, fault_at, make
 from tests.support.interruptions import fail_at
 from tests.support.models import REAL_MODELS, first_shard, keys_of, on_disk
@@ -36,14 +34,6 @@ def all_packs(
     made["index"] = folder / "index", packs["gpt-oss"]
     moepack.index_model(first_shard("granite"), folder / "bare")
     made["index without digests"] = folder / "bare", packs["granite"]
-    model = with_biases(compressible()).write(folder / "m.gguf")
-    moepack.pack_model(model, folder / "plain")
-    for name, alignment in {"coded": None, "coded, aligned to 64 bytes": 64}.items():
-        options: dict[str, Any] = (
-            {} if alignment is None else {"alignment": alignment, "layout": "hot-first"}
-        )
-        moepack.pack_model(model, folder / name, codec="zstd", **options)
-        made[name] = folder / name, folder / "plain"
     return made
 
 

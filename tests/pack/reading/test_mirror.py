@@ -20,8 +20,8 @@ from moepack.pack.reading.expert_read import ExpertRead, FileRead
 from moepack.pack.reading.mirror import Description, Mirror
 from moepack.pack.reading.mirror_use import MirrorUse
 from moepack.storage.ranges import RangeSet
-from tests.support.compressible import compressible
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
+from tests.support.gguf_builder import moe
 from tests.support.mirrors import mirror
 from tests.support.models import first_shard, flip, keys_of, on_disk, reads_right
 from tests.support.ways import WAYS, Reading
@@ -54,19 +54,17 @@ def folder_of(pack: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
-    """Mirror a pack, a coded pack and an index over shards; return each with a plain pack."""
+    """Mirror a pack and an index over shards; return each with the pack."""
     folder = tmp_path_factory.mktemp("mirrored")
-    coded, real = compressible().write(folder / "m.gguf"), first_shard("gpt-oss")
-    for name in ("plain", "coded", "real", "index"):
-        (folder / name).mkdir()
-    moepack.pack_model(coded, folder / "plain" / "pack")
-    moepack.pack_model(coded, folder / "coded" / "pack", codec="zstd")
-    moepack.pack_model(real, folder / "real" / "pack")
-    moepack.index_model(real, folder / "index" / "pack", digests=True)
-    names = (("coded", "plain"), ("real", "real"), ("index", "real"))
-    for name, _ in names:
-        mirror(folder / name / "pack")
-    return [(folder / name / "pack", folder / plain / "pack") for name, plain in names]
+    model, plain = first_shard("gpt-oss"), folder / "plain" / "pack"
+    index = folder / "index" / "pack"
+    for path in (plain, index):
+        path.parent.mkdir()
+    moepack.pack_model(model, plain)
+    moepack.index_model(model, index, digests=True)
+    for path in (plain, index):
+        mirror(path)
+    return [(plain, plain), (index, plain)]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -154,7 +152,8 @@ def test_a_mirror_that_is_gone_is_noticed(mirrored: Path) -> None:
 def test_a_mirror_of_a_pack_that_was_made_anew_is_noticed(tmp_path: Path) -> None:
     """And of one whose ranks are new it is not: no blob was moved."""
     pack = tmp_path / "pack"
-    moepack.pack_model(compressible().write(tmp_path / "a.gguf"), pack)
+    model = moe((0, 1), 4)
+    moepack.pack_model(model.write(tmp_path / "a.gguf"), pack)
     folder = mirror(pack)
     assert problem_of(pack) is None
     hotness = tmp_path / "hotness.csv"
@@ -162,8 +161,9 @@ def test_a_mirror_of_a_pack_that_was_made_anew_is_noticed(tmp_path: Path) -> Non
     assert moepack.rank_pack(pack, hotness).is_changed
     assert problem_of(pack) is None
     shutil.rmtree(pack)
-    other = compressible(masks={"gate": 0x07}).write(tmp_path / "b.gguf")
-    moepack.pack_model(other, pack)
+    for tensor in model.tensors:
+        tensor.data = bytes(len(tensor.data))
+    moepack.pack_model(model.write(tmp_path / "b.gguf"), pack)
     (pack / ".mirror").symlink_to(folder)
     assert "of another pack" in str(problem_of(pack))
 

@@ -12,8 +12,6 @@ from gguf.quants import dequantize
 import moepack
 from moepack.common.errors import PackError, RequestError
 from moepack.pack.reading.pack import Pack
-from moepack.packing.pack_model import pack_model
-from tests.support.compressible import compressible, with_biases, write_model
 from tests.support.gguf_builder import TensorSpec, moe, split, write_shards
 from tests.support.models import REAL_MODELS, first_shard, shards_of
 from tests.support.reads import unmappable
@@ -64,17 +62,6 @@ def test_arrays_are_those_of_gguf_py(model: str, packs: dict[str, Path]) -> None
     for path in (packs[model], first_shard(model)):
         with moepack.open(path) as pack:
             assert check_tensors(pack, tensors_of(shards_of(model))) > 10_000
-
-
-def test_a_compressed_part_is_decoded(tmp_path: Path) -> None:
-    source = write_model(tmp_path / "model", with_biases(compressible()))
-    pack_model(source, tmp_path / "pack", codec="zstd")
-    paths = sorted(map(str, (tmp_path / "model").iterdir()))
-    with moepack.open(tmp_path / "pack") as pack:
-        assert pack.locate(0, 0, "gate").codec == "zstd"
-        assert pack.tensor(0, 0, "gate").dtype == np.float32
-        assert pack.tensor(0, 0, "gate.bias").shape == (64,)
-        assert check_tensors(pack, tensors_of(paths)) > 0
 
 
 def test_types_that_numpy_has_keep_their_type(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from moepack.pack.verifying.verifier import verify
 from moepack.report import verification_text
 from tests.support import odd_models
 from tests.support.children import run_child
-from tests.support.compressible import compressible, with_biases, write_model
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.models import REAL_MODELS, first_shard, flip, pack_model
 from tests.support.pack_draft import Draft
@@ -59,29 +58,6 @@ def test_gguf_py_reads_the_same_in_odd_models_as_far_as_it_knows_their_types(
     else:
         assert report.passed
         assert report.gguf_py_length == tensor_length(tmp_path / "pack")
-
-
-def test_parts_that_are_stored_by_a_codec_are_compared_as_they_are_decoded(
-    tmp_path: Path,
-) -> None:
-    first = write_model(tmp_path / "model", with_biases(compressible()))
-    pack = tmp_path / "pack"
-    pack_model([first], pack, codec="zstd")
-    report = asked(pack, first)
-    assert report.passed
-    assert report.gguf_py_length == tensor_length(pack)
-    with moepack.open(pack) as opened:
-        family = opened.index.families[1]
-        shard, offset = opened.index.origin(family, family.part_kinds[0], 2)
-        name = opened.manifest.source.shards[shard].name
-        where = opened.locate(family.layer, 2, family.part_kinds[0].name)
-    assert where.codec == "zstd"
-    flip(first.parent / name, offset + 70)
-    ours, theirs = asked(pack, first).findings
-    assert (ours.kind, theirs.kind) == ("bytes", "gguf-py")
-    assert (theirs.layer, theirs.expert, theirs.part) == (family.layer, 2, "ffn_gate_exps.weight")
-    assert theirs.message.startswith("byte 70 of it is ")
-    assert ours.offset == theirs.offset == where.offset
 
 
 @pytest.fixture(scope="module")

@@ -274,9 +274,6 @@ def test_an_executors_workers_write_the_pack_of_one_process(
     monkeypatch.chdir(tmp_path)  # workers have folders of their own
     pack_part("strong", executor=executor, strong=True)
     assert verify("strong", shards_of(MODEL)).passed
-    pack_part("compressed", executor=executor, codec="zstd")
-    pack_part("other", codec="zstd")
-    assert contents(tmp_path / "compressed") == contents(tmp_path / "other")
 
 
 def test_dask_workers_killed_at_random_cost_nothing_but_time(

@@ -547,7 +547,6 @@ def punch(path: Path) -> None:
     [
         (lambda _: None, {"experts_only": True}, "would be lost"),
         (lambda _: None, {"layers": "0"}, "would be lost"),
-        (lambda _: None, {"codec": "zstd"}, "`in_place` takes no codec"),
         (lambda path: os.link(path, path.parent.parent / "b"), {}, "(hard links), found 2 names"),
         (link_to_elsewhere, {}, "a link to a file elsewhere"),
         (lambda path: path.chmod(0o444), {}, "marked read-only"),

@@ -14,7 +14,6 @@ from moepack.running.programs.runner import preloaded_library
 from tests.support import architectures
 from tests.support.llama_cpp import Floats
 from tests.support.logits_program import BATCH_COUNT, compute
-from tests.support.models import first_shard
 from tests.support.needs import needs_llama, require_llama
 from tests.support.pagers import Program, paging
 
@@ -62,20 +61,6 @@ def test_logits_are_those_of_the_model_alone(program: Program, model: str, tmp_p
     assert np.array_equal(logits, expected)
     # Experts that no router of ffn_moe_topk-N chooses come when they are read.
     assert bool(usage.fault_count) == has_others
-
-
-def test_a_pack_with_some_parts_stored_by_a_codec_gives_the_same(
-    program: Program, tmp_path: Path
-) -> None:
-    """The biases of gpt-oss get shorter, and blobs with them where little is padding."""
-    path = first_shard("gpt-oss")
-    pack_model(path, tmp_path / "pack", codec="zstd", alignment=64)
-    with moepack.open(tmp_path / "pack") as pack:
-        parts = [pack.locate(0, 0, kind.name) for kind in pack.parts(0)]
-    assert {part.codec for part in parts} == {"zstd", None}
-    logits, usage = run(program, tmp_path / "pack", tmp_path)
-    assert np.array_equal(logits, compute(path))
-    assert usage.miss_count > 0
 
 
 def test_a_router_that_chooses_twice_in_a_call_has_chosen_once(
