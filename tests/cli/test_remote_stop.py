@@ -68,7 +68,8 @@ def test_a_signal_ends_it_while_the_server_says_nothing(
     process.send_signal(sent)
     _, errors = process.communicate(timeout=PATIENCE)
     assert time.monotonic() - started < AT_ONCE
-    assert process.returncode == 130
+    # Python ends by the signal itself if that came while a late import made a dataclass.
+    assert process.returncode in (130, -signal.SIGINT)
     assert "error: interrupted" in errors
 
 
