@@ -10,12 +10,12 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import pytest
 
 import moepack
@@ -23,6 +23,7 @@ from moepack.cli import main
 from moepack.cli.shared import exit_codes
 from moepack.cli.words.front import commands_below
 from moepack.common import digest
+from moepack.common.keys import ExpertKey
 from moepack.packing.plan import layout
 from moepack.traces.formats import registry
 from moepack.traces.hotness.learned import LearnedWindow
@@ -251,7 +252,7 @@ def test_the_json_fields_are_those_in_the_section_of_the_command(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with moepack.open(example) as pack:
         store = LearnedStore(pack)
-    store.add([LearnedWindow(20_000, 40, 0, 0, np.ones(store.new().place_count, np.int64))])
+    store.add([LearnedWindow(20_000, 40, 0, 0, Counter({ExpertKey(0, 2): 9}))])
     shard = first_shard("qwen3moe")
     at = ("--layer", "0", "--expert", "2")
     damaged = Path(shutil.copytree(example, tmp_path / "damaged"))

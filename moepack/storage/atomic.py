@@ -106,12 +106,13 @@ def refuse_special(path: AnyPath) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: AnyPath) -> Iterator[IO[bytes]]:
+def whole_file(path: AnyPath, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """Yield a new file to write, beside `path`; rename it when it was written.
 
-    An early end of the block, for whatever reason, leaves `path` as it was, and nothing else. A
-    link is followed; a stream (`/dev/null`, a pipe) has no whole and is written to as it is. Raises
-    MachineError if the system refuses, and for anything that is neither a file nor a stream.
+    `mode` has its permissions. An early end of the block, for whatever reason, leaves `path` as it
+    was, and nothing else. A link is followed; a stream (`/dev/null`, a pipe) has no whole and is
+    written to as it is. Raises MachineError if the system refuses, and for anything that is neither
+    a file nor a stream.
     """
     target = Path(os.path.realpath(path))
     partial = Path(f"{target}.partial")
@@ -122,7 +123,7 @@ def whole_file(path: AnyPath) -> Iterator[IO[bytes]]:
             return
         require_replaceable(target)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with open(open_regular(partial, flags), "wb") as file:
+        with open(open_regular(partial, flags, mode), "wb") as file:
             try:
                 yield file
                 file.flush()
@@ -137,7 +138,7 @@ def whole_file(path: AnyPath) -> Iterator[IO[bytes]]:
         raise MachineError(f"cannot write: {error.strerror or error}", path=at_fault) from None
 
 
-def write_whole(path: AnyPath, data: bytes | memoryview) -> None:
+def write_whole(path: AnyPath, data: bytes | memoryview, mode: int = 0o644) -> None:
     """Write a file that appears under its name when it is whole. Raises MachineError."""
-    with whole_file(path) as file:
+    with whole_file(path, mode) as file:
         file.write(data)

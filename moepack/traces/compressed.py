@@ -38,13 +38,14 @@ class TraceStream:
     """The bytes of a file, unpacked, from its beginning to its end. A context manager.
 
     `name` is the file's without its folder; `is_file` is whether it can be opened again, `is_plain`
-    whether it is not compressed either. `digest` is that of the bytes read so far.
+    whether it is not compressed either. `digest` is that of the bytes read so far. `data` replaces
+    the content of the file.
 
     Raises TraceError for a missing file, and for damaged or cut compression, MachineError for a
     file that cannot be read.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, data: bytes | None = None) -> None:
         self.path = path
         self.name = os.path.basename(path)
         self.is_file = os.path.isfile(path)
@@ -52,7 +53,8 @@ class TraceStream:
         self._ahead = b""
         self._digest = digest.stream()
         try:
-            self._file = io.BufferedReader(io.FileIO(path), _READ_LENGTH)
+            raw = io.FileIO(path) if data is None else io.BytesIO(data)
+            self._file: io.BufferedReader[Any] = io.BufferedReader(raw, _READ_LENGTH)
             self._unpacked = self._unpack(self._file)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise read_failure(error, path, TraceError) from None

@@ -55,12 +55,10 @@ def learned_facts(path: PathOrPaths) -> LearnedFacts:
             path=os.fspath(store.path),
             since=(_EPOCH + timedelta(min(days))).date().isoformat() if days else None,
             token_count=learned.token_count,
-            selection_count=int(counts.sum()),
-            chosen_count=int((counts > 0).sum()),
-            expert_count=learned.place_count,
-            coverage=coverage.measure(learned.to_hotness("").counts, lengths)
-            if counts.any()
-            else None,
+            selection_count=counts.total(),
+            chosen_count=len(counts),
+            expert_count=sum(learned.expert_counts.values()),
+            coverage=coverage.measure(counts, lengths) if counts else None,
             verdict=verdict.verdict,
             reason=verdict.reason,
             is_warming=verdict.is_warming,

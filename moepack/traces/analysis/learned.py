@@ -6,15 +6,19 @@ Selections are counted as they come, with the hit rate of LRU caches, since thei
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from moepack.common.keys import ExpertKey
 from moepack.traces.analysis.division import Division, LayerCounts, top_counts
 from moepack.traces.analysis.verdict import CLEAR, GATE_PERCENT, explain, judge
+from moepack.traces.caching.cache import ExpertCache, Tally
+from moepack.traces.caching.policies import LeastRecentlyUsed
 from moepack.traces.hotness.learned import LEAST_TOKENS, Learned, LearnedWindow
+from moepack.traces.model import Ints
 
 _SECONDS_A_DAY = 86_400
 _LEAST_SELECTIONS = 1
@@ -43,11 +47,12 @@ def judge_learned(learned: Learned) -> LearnedVerdict:
     halves = learned.halves()
     evidence = None
     if halves is not None:
-        earlier, later = halves
-        borders = np.cumsum([*learned.expert_counts.values()])[:-1]
-        columns = [np.split(one.counts, borders) for one in (learned, earlier, later)]
-        layers = list(map(LayerCounts, learned.expert_counts, *columns))
-        evidence = Division(layers, earlier.token_count, later.token_count).evidence()
+        counts = learned.counts, halves[0].counts, halves[1].counts
+        layers = [
+            LayerCounts(layer, *(_layer_counts(one, layer, size) for one in counts))
+            for layer, size in learned.expert_counts.items()
+        ]
+        evidence = Division(layers, *(half.token_count for half in halves)).evidence()
     is_warming = (
         evidence is not None
         and evidence.selections_per_expert >= _LEAST_SELECTIONS
@@ -55,6 +60,10 @@ def judge_learned(learned: Learned) -> LearnedVerdict:
     )
     reason = explain(evidence, None, learned.hit_rate)
     return LearnedVerdict(judge(evidence, learned.hit_rate), reason, is_warming)
+
+
+def _layer_counts(counts: Counter[ExpertKey], layer: int, expert_count: int) -> Ints:
+    return np.array([counts[ExpertKey(layer, expert)] for expert in range(expert_count)], np.int64)
 
 
 class UseCounter:
@@ -65,21 +74,23 @@ class UseCounter:
     """
 
     def __init__(self, learned: Learned) -> None:
-        self._expert_counts = learned.expert_counts
         self._windows: list[LearnedWindow] = []
-        self._chosen: dict[int, list[int]] = {layer: [] for layer in learned.expert_counts}
+        self._counts: Counter[ExpertKey] = Counter()
         self._token_counts: dict[int, int] = {}
-        self._lookup_count = self._hit_count = 0
+        self._tally = Tally()
+        """Of the lookups since the window began."""
         tops = top_counts(learned.expert_counts.values(), GATE_PERCENT)
-        self._capacities = dict(zip(learned.expert_counts, tops, strict=True))
-        self._latest: dict[int, OrderedDict[int, None]] = {
-            layer: OrderedDict() for layer in learned.expert_counts
-        }
-        for layer, expert in reversed(learned.hottest_first()):
-            self._latest[layer][expert] = None
-        for layer, latest in self._latest.items():
-            while len(latest) > self._capacities[layer]:
-                latest.popitem(last=False)
+        self._keys: dict[int, list[ExpertKey]] = {}
+        self._caches: dict[int, ExpertCache] = {}
+        for (layer, size), top in zip(learned.expert_counts.items(), tops, strict=True):
+            keys = self._keys[layer] = [ExpertKey(layer, expert) for expert in range(size)]
+            lengths = dict.fromkeys(keys, 1)
+            self._caches[layer] = ExpertCache(top, lengths, LeastRecentlyUsed)
+        hottest = learned.hottest_first()
+        for key in hottest:
+            self._caches[key.layer].admit(key)
+        for key in reversed(hottest):
+            self._caches[key.layer].refresh([key])
 
     def add(self, layer: int, token_count: int, experts: Sequence[int]) -> None:
         """Count the routing of a layer: for each of `token_count` tokens as many experts, in turn.
@@ -87,28 +98,19 @@ class UseCounter:
         Experts that the model does not have, from another one in the program, are left out.
         """
         used = len(experts) // max(1, token_count)
-        if not used or max(experts) >= self._expert_counts.get(layer, 0):
+        keys = self._keys.get(layer, [])
+        if not used or max(experts) >= len(keys):
             return
         if self._token_counts.get(layer, 0) >= LEAST_TOKENS:
             self._end_window()
-        self._chosen[layer] += experts
+        routed = [keys[expert] for expert in experts]
+        self._counts.update(routed)
         self._token_counts[layer] = self._token_counts.get(layer, 0) + token_count
-        if used <= self._capacities[layer]:
-            for start in range(0, len(experts), used):
-                self._look_up(layer, experts[start : start + used])
-
-    def _look_up(self, layer: int, experts: Sequence[int]) -> None:
-        latest, capacity = self._latest[layer], self._capacities[layer]
-        is_full = len(latest) >= capacity
-        for expert in experts:
-            if expert in latest:
-                latest.move_to_end(expert)
-                self._hit_count += is_full
-            else:
-                latest[expert] = None
-        self._lookup_count += is_full * len(experts)
-        while len(latest) > capacity:
-            latest.popitem(last=False)
+        cache = self._caches[layer]
+        if used <= cache.budget:
+            for start in range(0, len(routed), used):
+                is_full = len(cache) == cache.budget
+                cache.step(routed[start : start + used], self._tally if is_full else Tally())
 
     def pop_windows(self, *, is_last: bool = False) -> list[LearnedWindow]:
         """Return the windows since the last call; if `is_last`, the unfinished one too."""
@@ -118,17 +120,9 @@ class UseCounter:
         return windows
 
     def _end_window(self) -> None:
-        layers = self._expert_counts.items()
-        counts = [np.bincount(self._chosen[layer], minlength=count) for layer, count in layers]
-        self._windows.append(
-            LearnedWindow(
-                int(time.time() // _SECONDS_A_DAY),
-                max(self._token_counts.values()),
-                self._lookup_count,
-                self._hit_count,
-                np.concatenate(counts),
-            )
-        )
-        self._chosen = {layer: [] for layer in self._expert_counts}
-        self._token_counts = {}
-        self._lookup_count = self._hit_count = 0
+        day, tally = int(time.time() // _SECONDS_A_DAY), self._tally
+        lookup_count = tally.hit_count + tally.miss_count
+        token_count = max(self._token_counts.values())
+        window = LearnedWindow(day, token_count, lookup_count, tally.hit_count, self._counts)
+        self._windows.append(window)
+        self._counts, self._token_counts, self._tally = Counter(), {}, Tally()

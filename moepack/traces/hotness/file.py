@@ -22,6 +22,12 @@ def load(path: str) -> Hotness:
         return read(stream, Checks(path))
 
 
+def decode(data: bytes, path: str) -> Hotness:
+    """Read the bytes of a hotness file; `path` is for messages. Raises as `load`."""
+    with TraceStream(path, data) as stream:
+        return read(stream, Checks(path))
+
+
 def read(stream: TraceStream, checks: Checks) -> Hotness:
     """Read an open hotness file. Raises as `load`."""
     file = parse(stream, checks)

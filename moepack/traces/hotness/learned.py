@@ -1,45 +1,39 @@
 """Learned counts: the selections of recent runs of a model, by window of time, without their order.
 
 A window has the counts of many consecutive tokens, so the routing of a single token cannot be told
-from it. There are few windows, and each new one joins two neighbours or replaces the oldest: the
-file has a fixed size, and follows the use of the model.
+from it. There are few windows, and each new one joins two neighbours or replaces the oldest, so the
+counts follow the use of the model. Their file is a hotness file: those of all windows, one after
+another, below a line with a digest.
 """
 
 from __future__ import annotations
 
-import struct
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
-from typing import NamedTuple, NoReturn
-
-import numpy as np
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 from moepack.common import digest
 from moepack.common.errors import TraceError
 from moepack.common.keys import ExpertKey
+from moepack.common.shape import ModelShape
 from moepack.traces.hotness import file
 from moepack.traces.hotness.model import HeldOut, Hotness
-from moepack.traces.hotness.ranking import hottest_first
-from moepack.traces.model import Ints, Origin
+from moepack.traces.model import Origin
 
 MOST_WINDOWS = 8
 LEAST_TOKENS = 32
 """Of a window that is saved."""
+MAX_LENGTH = 1 << 26
+"""Of a file, in bytes: far more than the largest model's."""
 _MOST_TOKENS = 1 << 12
 """Of two windows to join."""
-_MAGIC = b"MOEPLRN1"
-_HEADER = struct.Struct("<8s32sII")
-_LAYER = struct.Struct("<II")
-_WINDOW = struct.Struct("<IIQQ")
-_DIGEST = struct.Struct("<Q")
-_MAX_COUNT = 0xFFFFFFFF
-_LAST_DAY = 2_932_896
-"""That of the year 9999."""
 _FORMAT = "learned"
 
 
 class LearnedWindow(NamedTuple):
-    """Consecutive tokens, and the `counts` of their selections by place.
+    """Consecutive tokens, and the `counts` of their selections.
 
     `day` is that of the first, in days since 1970. `hit_count` of `lookup_count` lookups would have
     hit in LRU caches of a quarter of each layer.
@@ -49,7 +43,7 @@ class LearnedWindow(NamedTuple):
     token_count: int
     lookup_count: int
     hit_count: int
-    counts: Ints
+    counts: Counter[ExpertKey]
 
     def join(self, other: LearnedWindow) -> LearnedWindow:
         """Return this window and a later one as one."""
@@ -63,10 +57,7 @@ class LearnedWindow(NamedTuple):
 
 
 class Learned:
-    """The windows of a model, the oldest first; `expert_counts` are by layer.
-
-    A place is an expert's number among all, in the order of layers.
-    """
+    """The windows of a model, the oldest first; `expert_counts` are by layer."""
 
     def __init__(
         self, expert_counts: Mapping[int, int], windows: Iterable[LearnedWindow] = ()
@@ -75,21 +66,16 @@ class Learned:
         self.windows: list[LearnedWindow] = list(windows)
 
     @property
-    def place_count(self) -> int:
-        """The number of experts."""
-        return sum(self.expert_counts.values())
-
-    @property
     def token_count(self) -> int:
         """The number of tokens."""
         return sum(window.token_count for window in self.windows)
 
     @property
-    def counts(self) -> Ints:
-        """The selections of each expert, by place."""
-        total = np.zeros(self.place_count, np.int64)
+    def counts(self) -> Counter[ExpertKey]:
+        """The selections of each expert."""
+        total: Counter[ExpertKey] = Counter()
         for window in self.windows:
-            total += window.counts
+            total.update(window.counts)
         return total
 
     @property
@@ -109,7 +95,7 @@ class Learned:
                 self._shrink()
 
     def end(self) -> None:
-        """Join a last window of so few tokens that their routing could be told from it."""
+        """Merge a final window too small to hide individual tokens."""
         if len(self.windows) > 1 and self.windows[-1].token_count < LEAST_TOKENS:
             last = self.windows.pop()
             self.windows[-1] = self.windows[-1].join(last)
@@ -126,94 +112,59 @@ class Learned:
         """Return the earlier and the later half, as equal as windows are; None without two."""
         if len(self.windows) < 2:
             return None
-        ends = np.cumsum([window.token_count for window in self.windows])[:-1]
-        cut = int(np.argmin(np.abs(2 * ends - self.token_count))) + 1
+        ends = list(accumulate(window.token_count for window in self.windows))
+        cut = min(range(1, len(ends)), key=lambda cut: abs(2 * ends[cut - 1] - ends[-1]))
         earlier, later = self.windows[:cut], self.windows[cut:]
         return Learned(self.expert_counts, earlier), Learned(self.expert_counts, later)
 
     def hottest_first(self) -> list[ExpertKey]:
         """Return the experts with any selections, the hottest first."""
-        counts, keys = self.counts, self._keys()
-        order = hottest_first(counts)[: np.count_nonzero(counts)]
-        return [keys[place] for place in order.tolist()]
+        counts = self.counts
+        return sorted(counts, key=lambda key: (-counts[key], key))
 
     def to_hotness(self, path: str) -> Hotness:
         """Return it as hotness, the later half held out; `path` is for messages.
 
         Raises TraceError without any selection.
         """
-        if not self.counts.any():
+        counts = self.counts
+        if not counts:
             raise TraceError("nothing was counted yet", path=path)
         halves = self.halves()
-        held_out = halves and HeldOut("time", halves[1].token_count, halves[1]._by_expert())
-        origin = Origin(_FORMAT, _FORMAT, expert_counts=self.expert_counts)
-        hotness = Hotness(
-            path=path,
-            counts=self._by_expert(),
-            token_count=self.token_count,
-            digest=0,
-            held_out=held_out,
-            origins=(origin.to_json(),),
-        )
+        held_out = halves and HeldOut("time", halves[1].token_count, halves[1].counts)
+        hotness = Hotness(path, counts, self.token_count, 0, None, held_out, (self._origin(),))
         return hotness._replace(digest=digest.xxh3(file.encode(hotness)))
 
-    def _by_expert(self) -> dict[ExpertKey, int]:
-        pairs = zip(self._keys(), self.counts.tolist(), strict=True)
-        return {key: count for key, count in pairs if count}
-
-    def _keys(self) -> list[ExpertKey]:
-        return [
-            ExpertKey(layer, expert)
-            for layer, count in self.expert_counts.items()
-            for expert in range(count)
-        ]
+    def _origin(self) -> dict[str, Any]:
+        return Origin(_FORMAT, _FORMAT, expert_counts=self.expert_counts).to_json()
 
 
-def encode(learned: Learned, identity: bytes) -> bytes:
-    """Return the bytes of a file; `identity` are 32 bytes that identify the model."""
-    layers = learned.expert_counts
-    parts = [_HEADER.pack(_MAGIC, identity, len(layers), len(learned.windows))]
-    parts += [_LAYER.pack(*pair) for pair in layers.items()]
-    for window in learned.windows:
-        parts.append(_WINDOW.pack(*window[:4]))
-        parts.append(np.minimum(window.counts, _MAX_COUNT).astype("<u4").tobytes())
-    body = b"".join(parts)
-    return body + _DIGEST.pack(digest.xxh3(body))
+def encode(learned: Learned) -> bytes:
+    """Return the bytes of a file."""
+    body = b""
+    for day, token_count, lookup_count, hit_count, counts in learned.windows:
+        facts = {"day": day, "lookup_count": lookup_count, "hit_count": hit_count}
+        origin = {**learned._origin(), **facts}
+        body += file.encode(Hotness("", counts, token_count, 0, origins=(origin,)))
+    return _heading(body) + body
 
 
-def most_length(expert_counts: Mapping[int, int]) -> int:
-    """Return the length of the longest file of a model, in bytes."""
-    length = _WINDOW.size + 4 * sum(expert_counts.values())
-    return _HEADER.size + len(expert_counts) * _LAYER.size + MOST_WINDOWS * length + _DIGEST.size
-
-
-def decode(data: bytes, identity: bytes, expert_counts: Mapping[int, int], path: str) -> Learned:
+def decode(data: bytes, shape: ModelShape, path: str) -> Learned:
     """Decode a file that `encode` wrote for a model. Raises TraceError for any other."""
-
-    def fail(problem: str) -> NoReturn:
-        raise TraceError(f"learned counts that are {problem}", path=path)
-
-    learned = Learned(expert_counts)
-    body = data[: -_DIGEST.size]
-    if len(data) < _HEADER.size + _DIGEST.size or data[-_DIGEST.size :] != _DIGEST.pack(
-        digest.xxh3(body)
-    ):
-        fail("damaged")
-    magic, of_model, layer_count, window_count = _HEADER.unpack_from(body)
-    if magic != _MAGIC:
-        fail("of another version")
-    window_length = _WINDOW.size + 4 * learned.place_count
-    start = _HEADER.size + layer_count * _LAYER.size
-    layers = b"".join(_LAYER.pack(*pair) for pair in learned.expert_counts.items())
-    if of_model != identity or body[_HEADER.size : start] != layers:
-        fail("another model's")
-    if not window_count <= MOST_WINDOWS or len(body) != start + window_count * window_length:
-        fail("damaged")
-    for at in range(start, len(body), window_length):
-        counts = np.frombuffer(body, "<u4", learned.place_count, at + _WINDOW.size)
-        numbers: tuple[int, int, int, int] = _WINDOW.unpack_from(body, at)
-        window = LearnedWindow(*numbers, counts.astype(np.int64))
-        if window.day > _LAST_DAY or window.hit_count > window.lookup_count:
-            fail("damaged")
+    body = data[data.find(b"\n") + 1 :]
+    if data != _heading(body) + body:
+        raise TraceError("learned counts that are damaged", path=path)
+    learned = Learned(shape.expert_counts)
+    for part in re.split(rb"^(?=# tokens=)", body, flags=re.MULTILINE)[1:]:
+        hotness = file.decode(part, path)
+        hotness.check_fits(shape)
+        (origin,), token_count = hotness.origins, hotness.token_count
+        assert token_count is not None, "each part begins with it"
+        lookups = origin["lookup_count"], origin["hit_count"]
+        window = LearnedWindow(origin["day"], token_count, *lookups, Counter(hotness.counts))
         learned.windows.append(window)
     return learned
+
+
+def _heading(body: bytes) -> bytes:
+    return f"# moepack's learned counts 1, {digest.to_text(digest.xxh3(body))}\n".encode()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moepack.common.errors import MachineError, TraceError, read_failure, write_failure
 from moepack.pack.reading.pack import Pack
-from moepack.storage.atomic import sync_directory
+from moepack.storage.atomic import write_whole
 from moepack.storage.lock import try_lock
 from moepack.storage.regular_file import read_back
 from moepack.storage.user_folder import user_folder
@@ -20,7 +20,7 @@ from moepack.traces.hotness.learned import LEAST_TOKENS, Learned, LearnedWindow
 
 MOST_MODELS = 64
 """Of more, the files that were written longest ago are removed."""
-_SUFFIX = ".counts"
+_SUFFIX = ".csv"
 _PAUSE = 0.05
 """Seconds between attempts to lock."""
 
@@ -33,14 +33,14 @@ class LearnedStore:
 
     def __init__(self, pack: Pack) -> None:
         headers = "".join(shard.header_sha256 for shard in pack.manifest.source.shards)
-        self._identity = hashlib.sha256(headers.encode()).digest()
-        self._expert_counts = pack.shape.without_mtp().expert_counts
+        self._shape = pack.shape.without_mtp()
         self._folder = _state_folder()
-        self.path = self._folder / f"{self._identity.hex()[:32]}{_SUFFIX}"
+        name = hashlib.sha256(headers.encode()).hexdigest()[:32]
+        self.path = self._folder / f"{name}{_SUFFIX}"
 
     def new(self) -> Learned:
         """Return empty counts."""
-        return Learned(self._expert_counts)
+        return Learned(self._shape.expert_counts)
 
     def read(self) -> Learned:
         """Return the counts; empty ones without a file.
@@ -48,13 +48,12 @@ class LearnedStore:
         Raises TraceError for a damaged file, MachineError for one that cannot be read.
         """
         try:
-            most = codec.most_length(self._expert_counts)
-            data = read_back(self.path, most, os.O_RDONLY | os.O_NOFOLLOW)
+            data = read_back(self.path, codec.MAX_LENGTH, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return self.new()
         except OSError as error:
             raise read_failure(error, self.path, MachineError) from None
-        return codec.decode(data, self._identity, self._expert_counts, os.fspath(self.path))
+        return codec.decode(data, self._shape, os.fspath(self.path))
 
     def add(self, windows: Sequence[LearnedWindow], seconds: float = 2.0) -> bool:
         """Add later windows; return whether they were written.
@@ -74,7 +73,7 @@ class LearnedStore:
                 learned.end()
                 if learned.token_count < LEAST_TOKENS:
                     return False
-                self._write(codec.encode(learned, self._identity))
+                write_whole(self.path, codec.encode(learned), mode=0o600)
                 self._remove_oldest()
         except OSError as error:
             raise write_failure(error, self.path, "`learn=False` goes without it") from None
@@ -85,15 +84,11 @@ class LearnedStore:
         try:
             with self._locked(2.0):
                 is_there = self.path.exists()
-                for path in (self.path, self._partial):
+                for path in (self.path, Path(f"{self.path}.partial")):
                     path.unlink(missing_ok=True)
                 return is_there
         except OSError as error:
             raise write_failure(error, self.path, "remove the file") from None
-
-    @property
-    def _partial(self) -> Path:
-        return self.path.with_suffix(".partial")
 
     @contextlib.contextmanager
     def _locked(self, seconds: float) -> Iterator[bool]:
@@ -108,16 +103,6 @@ class LearnedStore:
             yield is_locked
         finally:
             os.close(descriptor)
-
-    def _write(self, data: bytes) -> None:
-        self._partial.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(self._partial, flags, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(self._partial, self.path)
-        sync_directory(self._folder)
 
     def _remove_oldest(self) -> None:
         """Keep the files of MOST_MODELS models, this one's among them."""

@@ -76,7 +76,7 @@ def test_the_verdict_is_that_of_a_trace(verdict: str, rows: int) -> None:
     assert quarter.latest_share is not None
     assert learned.hit_rate == pytest.approx(quarter.latest_share, abs=0.02)
     assert learned.token_count == len(tokens)
-    assert learned.counts.sum() == tokens.size
+    assert learned.counts.total() == tokens.size
 
 
 def test_a_few_tokens_are_too_few_to_pin_and_enough_to_begin_with() -> None:

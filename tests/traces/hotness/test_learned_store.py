@@ -2,14 +2,15 @@
 
 import os
 import stat
+from collections import Counter
 from multiprocessing.dummy import Pool
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import moepack
 from moepack.common.errors import MachineError, TraceError
+from moepack.common.keys import ExpertKey
 from moepack.pack.opening.open_model import open_model
 from moepack.storage.lock import lock
 from moepack.traces.hotness.learned import LearnedWindow
@@ -29,7 +30,9 @@ def store(state: Path, pack: moepack.Pack) -> LearnedStore:
 
 
 def windows(store: LearnedStore, *token_counts: int) -> list[LearnedWindow]:
-    counts = np.arange(store.new().place_count)
+    counts = Counter(
+        {ExpertKey(layer, expert): expert + 1 for layer in (0, 1) for expert in (2, 5)}
+    )
     return [LearnedWindow(20_000, count, 4, 1, counts) for count in token_counts]
 
 
@@ -60,10 +63,11 @@ def test_of_too_few_tokens_nothing_is_written(store: LearnedStore) -> None:
 
 def test_runs_that_write_at_once_lose_nothing(store: LearnedStore) -> None:
     with Pool(8) as pool:
-        assert all(pool.map(lambda count: store.add(windows(store, count)), [50] * 64))
+        assert all(pool.map(lambda count: store.add(windows(store, count), 60), [50] * 64))
     learned = store.read()
     assert learned.token_count == 64 * 50
-    assert learned.counts.tolist() == (64 * windows(store, 50)[0].counts).tolist()
+    once = windows(store, 50)[0].counts
+    assert learned.counts == {key: 64 * count for key, count in once.items()}
 
 
 def test_while_another_process_writes_nothing_is_added(store: LearnedStore) -> None:
@@ -77,7 +81,7 @@ def test_while_another_process_writes_nothing_is_added(store: LearnedStore) -> N
 def test_a_damaged_file_is_said_and_begun_anew(store: LearnedStore) -> None:
     store.add(windows(store, 40, 50))
     store.path.write_bytes(store.path.read_bytes()[:-1])
-    with pytest.raises(TraceError, match=r"\.counts: learned counts that are damaged"):
+    with pytest.raises(TraceError, match=r"\.csv: learned counts that are damaged"):
         store.read()
     assert store.add(windows(store, 60))
     assert store.read().token_count == 60
@@ -85,7 +89,7 @@ def test_a_damaged_file_is_said_and_begun_anew(store: LearnedStore) -> None:
 
 def test_what_a_killed_run_left_is_in_nobodys_way(store: LearnedStore) -> None:
     store.add(windows(store, 40))
-    partial = store.path.with_suffix(".partial")
+    partial = store.path.with_suffix(".csv.partial")
     partial.write_bytes(b"half")
     assert store.add(windows(store, 50))
     assert store.read().token_count == 90
@@ -114,14 +118,14 @@ def test_a_link_in_the_place_of_the_file_is_neither_followed_nor_written_through
 def test_it_is_forgotten_once(store: LearnedStore) -> None:
     assert not store.forget()
     store.add(windows(store, 40))
-    store.path.with_suffix(".partial").touch()
+    store.path.with_suffix(".csv.partial").touch()
     assert store.forget()
     assert not os.listdir(store.path.parent)
     assert not store.forget()
 
 
 def test_of_many_models_those_are_forgotten_that_were_used_longest_ago(store: LearnedStore) -> None:
-    others = [store.path.with_name(f"{number:032}.counts") for number in range(MOST_MODELS + 3)]
+    others = [store.path.with_name(f"{number:032}.csv") for number in range(MOST_MODELS + 3)]
     for number, path in enumerate(others):
         path.touch()
         os.utime(path, (number, number))
