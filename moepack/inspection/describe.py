@@ -1,31 +1,18 @@
-"""The facts of sources, packs, mirrors and blobs; `inspect` is the command as one call.
-
-The format leaves `layout` and `hotness` in a manifest to people, and a pack reads well whatever
-stands there. So nothing in them is an error: a value that is missing or of another kind is None.
-"""
-
-from dataclasses import fields, is_dataclass
-from typing import Any, get_args
+"""The facts of sources, packs, mirrors and blobs; `inspect` is the command as one call."""
 
 from moepack.common import digest
 from moepack.inspection.facts import (
     BlobFacts,
     FamilyFacts,
-    LayoutFacts,
     MirrorFacts,
-    PackedFamilyFacts,
-    PackedSourceFacts,
     PackFacts,
-    PackHotnessFacts,
     PartFacts,
     PartialFacts,
     PlacedPartFacts,
     ShardFacts,
     SourceFacts,
-    UsedExpertsFacts,
 )
 from moepack.inspection.listing import blob_row
-from moepack.pack.format.source_entry import SourceEntry
 from moepack.pack.opening.open_model import Model, pack_or_source
 from moepack.pack.reading.pack import Pack
 from moepack.source import ggml_types
@@ -35,8 +22,6 @@ from moepack.source.parameters import count_parameters
 from moepack.source.shards import Source
 from moepack.traces.hotness import coverage
 from moepack.traces.hotness.stored import routed_experts
-
-_MAX_NUMBER = (1 << 63) - 1
 
 
 def inspect(model: Model) -> SourceFacts | PackFacts:
@@ -107,9 +92,9 @@ def describe_pack(pack: Pack) -> PackFacts:
     return PackFacts(
         tool=manifest.tool,
         is_whole=manifest.is_whole,
-        layout=_facts(LayoutFacts, manifest.layout),
-        source=_packed_source(manifest.source),
-        hotness=_facts(PackHotnessFacts, manifest.hotness),
+        layout=manifest.layout,
+        source=manifest.source,
+        hotness=manifest.hotness,
         coverage=_coverage(pack),
         layers=pack.layers,
         selected_layers=None if manifest.layers is None else tuple(manifest.layers),
@@ -119,16 +104,7 @@ def describe_pack(pack: Pack) -> PackFacts:
         blob_count=index.blob_count,
         part_count=index.part_count,
         files=tuple(index.files),
-        families=tuple(
-            PackedFamilyFacts(
-                family=family.name,
-                layer=family.layer,
-                expert_count=family.expert_count,
-                hotness_measured=family.hotness_measured,
-                parts=family.part_kinds,
-            )
-            for family in index.families
-        ),
+        families=tuple(index.families),
         index_length=index.header.index_length,
         data_length=data_length,
         expert_length=shape.expert_length,
@@ -139,31 +115,6 @@ def describe_pack(pack: Pack) -> PackFacts:
         mirror=describe_mirror(pack),
         partial=describe_partial(pack),
     )
-
-
-def _packed_source(source: SourceEntry) -> PackedSourceFacts:
-    return PackedSourceFacts(
-        architecture=source.architecture or None,
-        name=source.name,
-        experts_used=tuple(UsedExpertsFacts(*used) for used in source.experts_used.items()),
-        context_length=source.context_length,
-        mtp_layers=tuple(source.mtp_layers),
-        shards=source.shards,
-    )
-
-
-def _facts(kind: type, value: Any) -> Any:
-    """Read JSON as facts of a kind, None if it is of another: `kind` is one of a field's types."""
-    if is_dataclass(kind) and isinstance(value, dict):
-        # Each field is of a type or None.
-        kinds = {field.name: get_args(field.type)[0] for field in fields(kind)}
-        return kind(**{name: _facts(inner, value.get(name)) for name, inner in kinds.items()})
-    if kind is int:
-        return value if type(value) is int and 0 <= value <= _MAX_NUMBER else None
-    if kind is str:
-        return value if isinstance(value, str) else None
-    is_texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
-    return tuple(value) if kind == tuple[str, ...] and is_texts else None
 
 
 def describe_mirror(pack: Pack) -> MirrorFacts | None:

@@ -5,13 +5,17 @@ start of the file unless its name says otherwise, and shapes are one expert's in
 unknown.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from moepack.pack.format.source_entry import ExpertsUsed, ShardEntry
-from moepack.pack.format.tables import DataFile, PartKind
+from moepack.pack.format.source_entry import SourceEntry
+from moepack.pack.format.tables import DataFile, PackedFamily
 from moepack.source.parameters import Parameters
 from moepack.traces.hotness.coverage import Coverage
+
+_MAX_COUNT = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,85 +68,6 @@ class SourceFacts:
     parameters: Parameters
 
 
-@dataclass(frozen=True, slots=True)
-class FileRules:
-    """How a layout groups blobs into files."""
-
-    group: str | None
-    name: str | None
-    max_length: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class BlobRules:
-    """How a layout orders and aligns blobs."""
-
-    order: str | None
-    alignment: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class PartRules:
-    """How a layout orders and aligns the parts of a blob."""
-
-    projections: tuple[str, ...] | None
-    alignment: int | None
-    small_alignment: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutFacts:
-    """The layout that a pack was made with."""
-
-    name: str | None
-    files: FileRules | None
-    blobs: BlobRules | None
-    parts: PartRules | None
-
-
-@dataclass(frozen=True, slots=True)
-class UsedExpertsFacts:
-    """How many experts of a family a token uses: in all layers, or in each from 0 on."""
-
-    family: str
-    count: ExpertsUsed
-
-
-@dataclass(frozen=True, slots=True)
-class PackedSourceFacts:
-    """The source that a pack was made from."""
-
-    architecture: str | None
-    name: str | None
-    experts_used: tuple[UsedExpertsFacts, ...]
-    context_length: int | None
-    mtp_layers: tuple[int, ...]
-    shards: tuple[ShardEntry, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PackHotnessFacts:
-    """The hotness that a pack was made with."""
-
-    digest: str | None
-    token_count: int | None
-    request_count: int | None
-    selection_count: int | None
-    measured_blob_count: int | None
-    blob_count: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class PackedFamilyFacts:
-    """The experts of one family in one layer of a pack."""
-
-    family: str
-    layer: int
-    expert_count: int
-    hotness_measured: bool
-    parts: tuple[PartKind, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorFacts:
     """The mirror of a pack: its folder, and the bytes in it of the pack's data files.
@@ -186,6 +111,7 @@ class PackMirrorFacts:
 class PackFacts:
     """A pack: its files, experts and sizes, and its source.
 
+    `layout` and `hotness` are provenance as the manifest has it: whatever stands there is no error.
     `dense_length` is None if it holds experts alone. An index over shards has no data of its own:
     there `padding_length` and `padding_share` are None.
     """
@@ -193,9 +119,9 @@ class PackFacts:
     kind: str = "pack"
     tool: str
     is_whole: bool
-    layout: LayoutFacts
-    source: PackedSourceFacts
-    hotness: PackHotnessFacts | None
+    layout: Mapping[str, Any]
+    source: SourceEntry
+    hotness: Mapping[str, Any] | None
     coverage: Coverage | None
     layers: tuple[int, ...]
     selected_layers: tuple[int, ...] | None
@@ -205,7 +131,7 @@ class PackFacts:
     blob_count: int
     part_count: int
     files: tuple[DataFile, ...]
-    families: tuple[PackedFamilyFacts, ...]
+    families: tuple[PackedFamily, ...]
     index_length: int
     data_length: int
     expert_length: int
@@ -215,6 +141,17 @@ class PackFacts:
     padding_share: float | None
     mirror: MirrorFacts | None
     partial: PartialFacts | None
+
+    @property
+    def layout_name(self) -> str | None:
+        """The name of the layout; None if the manifest has no text there."""
+        name = self.layout.get("name")
+        return name if isinstance(name, str) else None
+
+    def hotness_count(self, name: str) -> int | None:
+        """Return a count of `hotness`, such as `token_count`; None if the manifest has none."""
+        count = None if self.hotness is None else self.hotness.get(name)
+        return count if type(count) is int and 0 <= count <= _MAX_COUNT else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from moepack.common.escaping import one_line, shorten
 from moepack.common.shape import ROUTED_FAMILY
@@ -13,10 +13,9 @@ from moepack.inspection.facts import (
     ExtractFacts,
     FamilyFacts,
     PackFacts,
-    PackHotnessFacts,
     SourceFacts,
-    UsedExpertsFacts,
 )
+from moepack.pack.format.source_entry import ExpertsUsed
 from moepack.report import mirror_text, pull_text
 from moepack.report.page import Page
 from moepack.report.table import Column, Table
@@ -106,7 +105,7 @@ def pack(facts: PackFacts) -> Page:
         f"  used       {_used(source.experts_used)} a token; context {context}",
         f"  dense      {dense}",
         f"  files      {_files(facts)}",
-        f"  hotness    {_hotness(facts.hotness)}",
+        f"  hotness    {_hotness(facts)}",
     ]
     if facts.mirror is not None:
         lines.append(f"  mirror     {mirror_text.mirror(facts.mirror)}")
@@ -116,25 +115,24 @@ def pack(facts: PackFacts) -> Page:
 
 
 def _layout(facts: PackFacts) -> str:
-    name = shorten(facts.layout.name or UNKNOWN)
+    name = shorten(facts.layout_name or UNKNOWN)
     if facts.padding_length is None:
         return f"{name}: everything as in the source"
     blobs, weights = facts.blob_alignment, facts.part_alignment
     return f"{name}: blobs aligned to {size_text(blobs)}, weights to {size_text(weights)}"
 
 
-def _used(used: Sequence[UsedExpertsFacts]) -> str:
+def _used(used: Mapping[str, ExpertsUsed]) -> str:
     """Write the number of experts that a token uses, by family."""
     texts = []
-    for one in used:
-        count = one.count
+    for family, count in used.items():
         counts = [c for c in count if c is not None] if isinstance(count, list) else [count]
         least, most = min(counts, default=0), max(counts, default=0)
         text = f"{most}" if least == most else f"{least} to {most}"
         texts.append(
             f"{text} expert{'' if text == '1' else 's'}"
-            if one.family == ROUTED_FAMILY
-            else f"{text} of {shorten(one.family)}"
+            if family == ROUTED_FAMILY
+            else f"{text} of {shorten(family)}"
         )
     return ", ".join(texts) or UNKNOWN
 
@@ -146,15 +144,16 @@ def _files(facts: PackFacts) -> str:
     return f"{text}, padding {facts.padding_share:.1%}; {'' if facts.is_whole else 'not '}whole"
 
 
-def _hotness(facts: PackHotnessFacts | None) -> str:
-    if facts is None:
+def _hotness(facts: PackFacts) -> str:
+    if facts.hotness is None:
         return "not measured: the order is the source's"
-    count = facts.selection_count
+    count = facts.hotness_count("selection_count")
     selections = UNKNOWN if count is None else count_text(count, "selection")
+    measured, blobs = facts.hotness_count("measured_blob_count"), facts.hotness_count("blob_count")
     covered = ""
-    if facts.measured_blob_count is not None and facts.blob_count is not None:
-        covered = f", of {facts.measured_blob_count:,} of {count_text(facts.blob_count, 'blob')}"
-    return f"{selections} over {tokens_text(facts.token_count)}{covered}"
+    if measured is not None and blobs is not None:
+        covered = f", of {measured:,} of {count_text(blobs, 'blob')}"
+    return f"{selections} over {tokens_text(facts.hotness_count('token_count'))}{covered}"
 
 
 def _coverage(facts: Coverage | None) -> list[str]:

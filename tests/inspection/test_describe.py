@@ -14,39 +14,24 @@ from tests.support.gguf_builder import moe
 from tests.support.pack_draft import Draft
 from tests.support.warm_command import Run
 
-LAYOUT = dict.fromkeys(("name", "files", "blobs", "parts"))
-PARTS = dict.fromkeys(("projections", "alignment", "small_alignment"))
-HOTNESS = dict.fromkeys(
-    ("digest", "token_count", "request_count", "selection_count", "measured_blob_count")
-)
-
 
 @pytest.mark.parametrize(
-    ("key", "value", "facts"),
+    ("key", "value"),
     [
-        ("layout", {"name": [], "files": 5, "blobs": "hot", "parts": None}, LAYOUT),
-        (
-            "layout",
-            {"name": "x", "parts": {"projections": [5], "alignment": -1, "small_alignment": 8}},
-            LAYOUT | {"name": "x", "parts": PARTS | {"small_alignment": 8}},
-        ),
-        ("hotness", {}, HOTNESS | {"blob_count": None}),
-        (
-            "hotness",
-            {"token_count": "many", "selection_count": True, "digest": 5, "blob_count": 4},
-            HOTNESS | {"blob_count": 4},
-        ),
+        ("layout", {"name": [], "files": 5, "blobs": "hot", "parts": None}),
+        ("hotness", {}),
+        ("hotness", {"token_count": "many", "selection_count": True, "blob_count": -4}),
     ],
 )
-def test_nonsense_in_a_manifest_is_not_known_and_no_mistake(
-    key: str, value: dict[str, Any], facts: dict[str, Any], pack_copy: Path
+def test_nonsense_in_a_manifest_is_shown_as_it_is_and_no_mistake(
+    key: str, value: dict[str, Any], pack_copy: Path
 ) -> None:
     draft = Draft(pack_copy)
     draft.body[key] = value
     draft.save_manifest()
     pack = describe.inspect(pack_copy)
     assert isinstance(pack, PackFacts)
-    assert to_json(getattr(pack, key)) == facts
+    assert to_json(getattr(pack, key)) == value
     assert str(text.pack(pack))
 
 
@@ -66,8 +51,7 @@ def test_what_a_manifest_does_not_say_is_a_dash_for_people_and_null_for_programs
     assert lines[1] == "  layout     –: blobs aligned to 4.0 KiB, weights to 4.0 KiB"
     assert lines[4] == "  used       – a token; context –"
     assert lines[7] == "  hotness    – over an unknown number of tokens"
-    assert to_json(facts.layout) == {"name": None, "files": None, "blobs": None, "parts": None}
-    assert (facts.source.architecture, facts.source.name, facts.coverage) == (None, None, None)
+    assert (facts.source.name, facts.coverage) == (None, None)
 
 
 def test_what_a_file_puts_into_a_name_cannot_move_the_cursor(pack_copy: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from moepack.common.shape import is_row_table
 from moepack.common.sizes import count_text, named_text, size_text
-from moepack.inspection.facts import PackFacts, SourceFacts
+from moepack.inspection.facts import FamilyFacts, PackFacts, SourceFacts
+from moepack.pack.format.tables import PackedFamily
 from moepack.report.html.drawing import size_axis, stacked_bars
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, Key, PageSection, Picture, pair_rows
@@ -66,7 +67,7 @@ def _parts(facts: ReportFacts) -> Iterator[tuple[str, int]]:
     """Yield the parts with their bytes: experts by projection, then dense tensors by kind."""
     lengths: Counter[str] = Counter()
     for layer_count, family in _families(facts.model):
-        for part in family.parts:
+        for part in family.part_kinds if isinstance(family, PackedFamily) else family.parts:
             name = re.sub(r"^(ffn_)?|_(ch)?exps?\b|\.weight$", "", part.name)
             lengths[f"{_EXPERTS}{name}"] += part.length * family.expert_count * layer_count
     yield from _longest(lengths, len(_EXPERT_COLOURS), f"{_EXPERTS}others")
@@ -102,7 +103,7 @@ def _is_expert(part: str) -> bool:
     return part.startswith(_EXPERTS)
 
 
-def _families(model: SourceFacts | PackFacts) -> Iterator[tuple[int, Any]]:
+def _families(model: SourceFacts | PackFacts) -> Iterator[tuple[int, FamilyFacts | PackedFamily]]:
     """Yield the families, each with the number of its layers."""
     if isinstance(model, PackFacts):
         yield from ((1, family) for family in model.families)
@@ -131,7 +132,7 @@ def _extent(facts: ReportFacts) -> DataTable:
         rows.append(("parameters", parameters_text(parameters.total)))
         rows.append(("parameters active in a token", parameters_text(parameters.active)))
     if isinstance(model, PackFacts):
-        rows.append(("layout of the pack", model.layout.name or UNKNOWN))
+        rows.append(("layout of the pack", model.layout_name or UNKNOWN))
         rows.append(("made by", model.tool))
     return DataTable("Facts", pair_rows(rows), place="under")
 
@@ -157,7 +158,7 @@ def _experts(model: SourceFacts | PackFacts) -> str:
     counts: Counter[int] = Counter()
     layers: dict[int, int] = {}
     for _, family in _families(model):
-        numbers = (family.layer,) if isinstance(model, PackFacts) else family.layers
+        numbers = (family.layer,) if isinstance(family, PackedFamily) else family.layers
         layers |= {number: family.expert_count for number in numbers if number not in layers}
     counts.update(layers.values())
     return " + ".join(f"{count} × {experts}" for experts, count in counts.items()) or UNKNOWN
@@ -166,7 +167,7 @@ def _experts(model: SourceFacts | PackFacts) -> str:
 def _used(model: SourceFacts | PackFacts) -> str:
     """Write the number of experts of a token in each layer."""
     if isinstance(model, PackFacts):
-        used: Any = next((one.count for one in model.source.experts_used), None)
+        used: Any = next(iter(model.source.experts_used.values()), None)
     else:
         used = model.experts_used
     if isinstance(used, int):

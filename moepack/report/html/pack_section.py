@@ -121,6 +121,7 @@ def _lengths(model: PackFacts) -> DataTable:
         ("padding", f"{length_text(model.padding_length)}, {share_text(model.padding_share)}"),
         ("index", size_text(model.index_length)),
     ]
-    if model.hotness is not None and model.hotness.token_count is not None:
-        rows.append(("tokens that ranked it", f"{model.hotness.token_count:,}"))
+    token_count = model.hotness_count("token_count")
+    if token_count is not None:
+        rows.append(("tokens that ranked it", f"{token_count:,}"))
     return DataTable("Alignment", pair_rows(rows), place="under")
