@@ -9,10 +9,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from moepack.traces.model import Item
-from moepack.traces.simulation.curves import MissRatioCurve
-from moepack.traces.simulation.lookups import Lookups, LookupStream
-from moepack.traces.simulation.stack import LruStack
+from moepack.traces.model import Item, Phase, Tokens, selected
+from moepack.traces.simulation.curves import LayerCurves
+from moepack.traces.simulation.lookups import LookupStream
 
 MOST_TOKENS = 1 << 13
 """Limit of decoded tokens, the first of a trace: each takes some 0.2 ms."""
@@ -23,22 +22,24 @@ class LayerLru:
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
         self._most_tokens = most_tokens
-        self._lookups = LookupStream(self._add_lookups, None)
-        self._stack = LruStack()
-        self._curves: dict[int, MissRatioCurve] = {}
-        self._call_count = 0
-        self._last_call = -1
-
-    def add(self, item: Item) -> None:
-        """Add the next piece of a trace."""
-        if self._lookups.decode_token_count < self._most_tokens:
-            self._lookups.add(item)
+        self._curves = LayerCurves()
+        self._lookups = LookupStream(self._curves.add, None)
 
     @property
     def token_count(self) -> int:
         """The number of decoded tokens that count."""
-        self._lookups.end()
-        return self._call_count
+        return self._lookups.decode_token_count
+
+    def add(self, item: Item) -> None:
+        """Add the next piece of a trace."""
+        left = self._most_tokens - self.token_count
+        if left <= 0:
+            return
+        if isinstance(item, Tokens):
+            is_counted = np.cumsum(item.phase != Phase.PREFILL) <= left
+            if not is_counted.all():
+                item = selected(item, np.repeat(is_counted, np.diff(item.starts)))
+        self._lookups.add(item)
 
     def hit_rate(self, capacities: Mapping[int, int]) -> float | None:
         """Return the hit rate of caches of so many experts, by layer.
@@ -46,24 +47,10 @@ class LayerLru:
         None without lookups, and if a token uses more experts of a layer than its cache has.
         """
         self._lookups.end()
-        layers = [layer for layer in capacities if layer in self._curves]
+        layers = capacities.keys() & self._curves.by_layer.keys()
         if any(capacities[layer] < self._lookups.used(layer) for layer in layers):
             return None
-        tallies = [self._curves[layer].tally(capacities[layer]) for layer in layers]
+        tallies = [self._curves.by_layer[layer].decode.tally(capacities[layer]) for layer in layers]
         hit_count = sum(tally.hit_count for tally in tallies)
         count = hit_count + sum(tally.miss_count for tally in tallies)
         return hit_count / count if count else None
-
-    def _add_lookups(self, lookups: Lookups) -> None:
-        ones = np.ones(lookups.lookup_count, np.int64)
-        distances = self._stack.distances(lookups.layer, lookups.place, ones, lookups.step)
-        is_decode = lookups.is_decode
-        decoded, distances = lookups.part(is_decode), distances[is_decode]
-        number = self._call_count + np.cumsum(np.diff(decoded.call, prepend=self._last_call) != 0)
-        if decoded.lookup_count:
-            self._last_call = int(decoded.call[-1])
-            self._call_count = min(int(number[-1]), self._most_tokens)
-        for layer in np.unique(decoded.layer).tolist():
-            here = (decoded.layer == layer) & (number <= self._most_tokens)
-            curve = self._curves.setdefault(layer, MissRatioCurve())
-            curve.add(distances[here], ones[: len(distances)][here])

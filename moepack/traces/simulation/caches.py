@@ -53,7 +53,7 @@ class Caches:
     def evaluate_slots(self, count: int) -> CacheFacts:
         """Return the result of LRU caches of so many experts of each layer."""
         length = sum(min(count, f.expert_count) * f.expert_length for f in self._routed.values())
-        tallies = self._layer_tallies(dict.fromkeys(self.curves.by_layer, count))
+        tallies = self._layer_tallies(dict.fromkeys(self._routed, count))
         return self._facts(_SLOTS, length, *tallies, slots=count)
 
     def evaluate_prefetching(self, count: int, budgets: Sequence[int]) -> Iterator[PrefetchFacts]:
@@ -82,16 +82,18 @@ class Caches:
             return whole.prefill.tally(budget), whole.decode.tally(budget)
         if policy == _LAYER:
             share = budget // len(self._routed)
-            capacities = {length: share // length for length in self.curves.by_layer}
-            return self._layer_tallies(capacities)
+            return self._layer_tallies(
+                {layer: share // family.expert_length for layer, family in self._routed.items()}
+            )
         return replay(self._spool, self._keys, caching.make(policy, budget, self._key_lengths))
 
     def _layer_tallies(self, capacities: dict[int, int]) -> tuple[Tally, Tally]:
-        """Return the tallies of caches by layer, of so many experts by the length of each."""
+        """Return the tallies of caches by layer, with their numbers of experts."""
         prefill, decode = Tally(), Tally()
-        for length, curves in self.curves.by_layer.items():
-            _add(prefill, curves.prefill.tally(capacities[length]))
-            _add(decode, curves.decode.tally(capacities[length]))
+        for layer, curves in self.curves.layers.by_layer.items():
+            length = self._routed[layer].expert_length
+            _add(prefill, curves.prefill.tally(capacities[layer]), length)
+            _add(decode, curves.decode.tally(capacities[layer]), length)
         return prefill, decode
 
     def _belady(self, budgets: Sequence[int]) -> Iterator[CacheFacts]:
@@ -190,7 +192,8 @@ def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _add(total: Tally, tally: Tally) -> None:
+def _add(total: Tally, tally: Tally, length: int = 1) -> None:
+    """Add a tally, of which a byte stands for `length`."""
     total.hit_count += tally.hit_count
     total.miss_count += tally.miss_count
-    total.missed_length += tally.missed_length
+    total.missed_length += tally.missed_length * length

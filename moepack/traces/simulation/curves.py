@@ -69,13 +69,29 @@ class PhaseCurves:
             curve.add(distances[rows], lengths[rows])
 
 
+class LayerCurves:
+    """Miss-ratio curves of an LRU cache for each layer, by the number of its experts."""
+
+    def __init__(self) -> None:
+        self._stack = LruStack()
+        self.by_layer: dict[int, PhaseCurves] = {}
+
+    def add(self, lookups: Lookups) -> None:
+        """Add the next lookups."""
+        ones = np.ones(lookups.lookup_count, np.int64)
+        distances = self._stack.distances(lookups.layer, lookups.place, ones, lookups.step)
+        for layer in np.unique(lookups.layer).tolist():
+            rows = lookups.layer == layer
+            curves = self.by_layer.setdefault(layer, PhaseCurves())
+            curves.add(lookups.part(rows), distances[rows], ones[rows])
+
+
 class LruCurves:
     """Miss-ratio curves of LRU caches for the experts of `routed` layers.
 
     `whole` is by the bytes of one cache, and so is `uniform`, with a router that routes as often in
-    each step, to all experts alike. `by_layer` are by the experts in a cache of one layer, for each
-    length that experts have: all layers' together. `shared` has the decode lookups of experts that
-    another request used last, by the bytes of one cache.
+    each step, to all experts alike. `layers` has the caches of single layers. `shared` has the
+    decode lookups of experts that another request used last, by the bytes of one cache.
     """
 
     def __init__(self, routed: Mapping[int, FamilyShape]) -> None:
@@ -87,18 +103,17 @@ class LruCurves:
             expert_counts[layer] = family.expert_count
         self._uniform_router = UniformRouter(expert_counts)
         self.whole, self.uniform = PhaseCurves(), PhaseCurves()
-        lengths = {family.expert_length for family in routed.values()}
-        self.by_layer = {length: PhaseCurves() for length in sorted(lengths)}
+        self.layers = LayerCurves()
         self.shared = MissRatioCurve()
-        self._stacks = LruStack(), LruStack(), LruStack()
+        self._stacks = LruStack(), LruStack()
         self._last_request = np.zeros(0, np.int64)
         """By place, the request that used the expert last; -1 for none."""
 
     def add(self, lookups: Lookups) -> None:
         """Add the next lookups."""
         lengths = self._lengths[lookups.layer]
-        whole, uniform, by_layer = self._stacks
-        zeros, ones = np.zeros_like(lengths), np.ones_like(lengths)
+        whole, uniform = self._stacks
+        zeros = np.zeros_like(lengths)
         distances = whole.distances(zeros, lookups.place, lengths, lookups.step)
         self.whole.add(lookups, distances, lengths)
         self._last_request = padded(self._last_request, int(lookups.place.max()) + 1, -1)
@@ -108,10 +123,7 @@ class LruCurves:
         places = self._uniform_router.places(lookups)
         distances = uniform.distances(zeros, places, lengths, lookups.step)
         self.uniform.add(lookups, distances, lengths)
-        distances = by_layer.distances(lookups.layer, lookups.place, ones, lookups.step)
-        for length, curves in self.by_layer.items():
-            rows = lengths == length
-            curves.add(lookups.part(rows), distances[rows], lengths[rows])
+        self.layers.add(lookups)
 
 
 class UniformRouter:
