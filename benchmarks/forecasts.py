@@ -208,10 +208,8 @@ def left_out(runs: Sequence[Run], kind: Kind) -> Iterator[Forecast]:
         times = min(np.geomspace(0.2, 5, 65).tolist(), key=partial(_misfit, others, kind))
         table: Any = {"gpu": rates._LAYER_SECONDS, "stream": rates._DRIVE}.get(kind, rates._MEMORY)
         key: Any = {"gpu": kind, "stream": False}.get(kind, (kind, run.is_measured))
-        if kind == "gpu":
-            scaled = (table[key][0] * times, table[key][1])
-        else:
-            scaled = table[key]._replace(fraction=table[key].fraction / times)
+        value, rel_std = table[key]
+        scaled = (value * times if kind == "gpu" else value / times, rel_std)
         with patch.dict(table, {key: scaled}):
             yield from forecasts([(run, ())])
 

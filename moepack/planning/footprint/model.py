@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moepack.common.shape import ModelShape
-from moepack.pack.opening.open_model import Model, pack_or_source
+from moepack.pack.opening.open_model import Model, is_pack, pack_or_source, path_of
 from moepack.pack.opening.source_header import read_source
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.attention import Attention, attention_of, states_attention
@@ -36,25 +36,18 @@ _OUTPUTS = ("output.weight", "token_embd.weight")
 _DOWN = ("ffn_down.weight", "ffn_down_shexp.weight")
 
 
-class Widths(NamedTuple):
-    """The elements of one token: as the model's width, as logits, and at most in an FFN."""
-
-    model: int
-    logits: int
-    ffn: int
-
-
 class Footprint(NamedTuple):
-    """The memory a model takes; None is unknown.
+    """The memory a model takes, by layer; None is unknown.
 
-    That is all but `weights` of a pack of experts alone; `attention` and `widths` of metadata
-    without them.
+    That is all but `weights` of a pack of experts alone; `attention` of metadata without it.
+    `widths` are the elements of one token: as the model's width, as logits, and at most in an FFN.
     """
 
+    path: str
+    is_pack: bool
     weights: Weights
     attention: Attention | None
-    widths: Widths | None
-    experts: Experts | None
+    widths: tuple[int, int, int] | None
 
     def context(self, options: ContextOptions = DEFAULTS) -> ContextLengths | None:
         """Return the memory of a context, None if it is not known. Raises as `context_of`."""
@@ -70,37 +63,52 @@ class Footprint(NamedTuple):
             return None
         cells = CellCounts(attention, options)
         batch_count = min(options.batch_count, cells.full)
+        model_width, logits, ffn = widths
         full = cells.full if attention.layers else batch_count
         masked = full + (cells.window if attention.window else 0)
         has_flash_attention = options.has_flash_attention and attention.allows_flash
         attended = attention.width + (0 if has_flash_attention else attention.head_count * full)
-        logits = widths.logits + (attended if attention.has_indexer else 0)
-        largest = max(logits, widths.ffn, attended)
+        logits += attended if attention.has_indexer else 0
+        largest = max(logits, ffn, attended)
         mask_length = _F16_LENGTH if has_flash_attention else _F32_LENGTH
-        length = _F32_LENGTH * (_STREAMS * widths.model + largest) + mask_length * masked
+        length = _F32_LENGTH * (_STREAMS * model_width + largest) + mask_length * masked
         if attention.has_indexer:  # which scores and sorts all cells
             length += 6 * full
         return batch_count * length
 
+    def prompt_operations(self, count: int) -> float | None:
+        """Return the operations that a prompt of `count` tokens takes; None if they are not known.
 
-def footprint_of(model: Model) -> Footprint:
-    """Return the footprint of a source, or of the source of a pack.
+        Two for each active parameter and token, a product and a sum, and those of attention.
+        """
+        parameters, attention = self.weights.parameters, self.attention
+        if parameters is None or parameters.active is None:
+            return None
+        attending = 0.0 if attention is None else attention.operations(count)
+        return 2.0 * parameters.active * count + attending
+
+
+def footprint_of(model: Model | Footprint) -> Footprint:
+    """Return the footprint of a source, or of the source of a pack; the same for a footprint.
 
     `model` is a pack's directory, as for `open_source`, or an open pack. Raises SourceError or
     PackError for faults in either, RequestError for no path at all.
     """
+    if isinstance(model, Footprint):
+        return model
+    path, packed = path_of(model), is_pack(model)
     with pack_or_source(model) as opened:
         if isinstance(opened, Pack) and not opened.index.is_whole:
-            return Footprint(weights_of_experts(opened), None, None, None)
+            return Footprint(path, packed, weights_of_experts(opened), None, None)
         source = read_source(opened) if isinstance(opened, Pack) else opened
     experts = find_experts(source)
     weights = weights_of_source(source, experts)
     attention = attention_of(source) if states_attention(source) else None
-    return Footprint(weights, attention, _widths(source, experts, weights.shape), experts)
+    return Footprint(path, packed, weights, attention, _widths(source, experts, weights.shape))
 
 
-def _widths(source: Source, experts: Experts, shape: ModelShape) -> Widths | None:
-    """Return the widths of a model by its tensors; None if the experts of a token are unknown."""
+def _widths(source: Source, experts: Experts, shape: ModelShape) -> tuple[int, int, int] | None:
+    """Return the widths of a token by the tensors; None if its number of experts is unknown."""
     dims = {tensor.name: tensor.dims for _, tensor in source.tensors()}
     output = next((dims[name] for name in _OUTPUTS if name in dims), (0, 0))
     ffn = [_HIDDEN_COPIES * one[0] for name, one in dims.items() if name.split(".", 2)[-1] in _DOWN]
@@ -109,11 +117,7 @@ def _widths(source: Source, experts: Experts, shape: ModelShape) -> Widths | Non
             return None
         for part in family.parts:
             if "down" in part.name and part.is_weight:
-                ffn.append(_expert_width(output[0], used * part.shape[0], used * part.shape[1]))
-    return Widths(output[0], output[-1], max(ffn, default=0))
-
-
-def _expert_width(width: int, hidden: int, outputs: int) -> int:
-    """Return the most elements of one token in a model's experts: see above."""
-    is_behind = hidden > width and outputs > _FREE_COPIES * hidden
-    return max(_HIDDEN_COPIES * hidden + (outputs if is_behind else 0), outputs)
+                hidden, outputs = used * part.shape[0], used * part.shape[1]
+                is_behind = hidden > output[0] and outputs > _FREE_COPIES * hidden
+                ffn += [_HIDDEN_COPIES * hidden + (outputs if is_behind else 0), outputs]
+    return output[0], output[-1], max(ffn, default=0)

@@ -6,7 +6,7 @@ multi-token prediction, and leaves most of them on the drive (llama-model.cpp, `
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -26,18 +26,28 @@ from moepack.source.shards import Source
 from moepack.source.tensor_table import Tensor, split_rows
 
 
+class ExpertTensor(NamedTuple):
+    """A projection of all experts of a layer: its name without suffixes, and bytes."""
+
+    layer: int
+    name: str
+    length: int
+
+
 class LayerWeights(NamedTuple):
     """The weights of one layer, in bytes.
 
     `dense_length` is of all tensors but routed experts (attention, norms, router, shared experts);
     `expert_length` is of all experts of all families, of which a token uses `used_expert_length`.
-    None is unknown.
+    None is unknown. `tensors` are of experts, each with its small parts: none for a
+    pack of experts alone.
     """
 
     layer: int
     dense_length: int | None
     expert_length: int
     used_expert_length: int | None
+    tensors: tuple[ExpertTensor, ...] = ()
 
 
 class OuterWeights(NamedTuple):
@@ -133,7 +143,17 @@ def weights_of_source(source: Source, experts: Experts) -> Weights:
             outside[tensor.name] = tensor
         elif tensor.name not in experts.names:
             dense[layer] += tensor.length
-    layers = _layers(shape, dense)
+    tensors: dict[int, Counter[str]] = defaultdict(Counter)
+    for family in experts.families:
+        for part in family.parts:
+            length = part.length * family.expert_count
+            tensors[family.layer][part.name.partition(".")[0]] += length
+    layers = tuple(
+        layer._replace(
+            tensors=tuple(ExpertTensor(layer.layer, *one) for one in tensors[layer.layer].items())
+        )
+        for layer in _layers(shape, dense)
+    )
     run = tuple(one for one in layers if first_mtp is None or one.layer < first_mtp)
     left_out = layers[len(run) :]
     expert_tensors = (

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
 from moepack.common.sizes import size_text
-from moepack.pack.reading.directory import named_pack
-from moepack.planning.footprint.weights import Weights
+from moepack.planning.footprint.model import Footprint
 from moepack.planning.forecasting.measured_runs import MeasuredRun
-from moepack.planning.forecasting.modes import ExecutionMode, ModelProfile
+from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
 from moepack.planning.forecasting.rates import Rates
 from moepack.planning.forecasting.reads import KIND_WORDS, STREAMS, Kind, Reads
-from moepack.planning.machine.model import Machine
 
 _ALIKE = 0.02
 """The relative difference of one model's lengths: versions load more or fewer tensors."""
@@ -31,16 +29,16 @@ REPEAT_REL_STD: dict[Kind, float] = {
 _ENOUGH = 2
 
 
-def check_model(runs: Sequence[MeasuredRun], weights: Weights, path: str) -> None:
+def check_model(runs: Sequence[MeasuredRun], footprint: Footprint) -> None:
     """Raise RequestError for a run of another model."""
-    length = weights.length
+    length = footprint.weights.length
     for run in runs:
         if length is not None and abs(run.model_length / length - 1) > _ALIKE:
             raise RequestError(
                 "a receipt of another model",
                 path=run.path,
                 place=run.place,
-                expected=f"{size_text(length)} of tensors, as {path} has",
+                expected=f"{size_text(length)} of tensors, as {footprint.path} has",
                 found=size_text(run.model_length),
             )
 
@@ -85,10 +83,7 @@ def _refusal(run: MeasuredRun, kind: Kind, kinds: set[Kind], layer_count: int) -
 
 
 def next_receipt(
-    model: ModelProfile,
-    machine: Machine,
-    modes: Sequence[ExecutionMode],
-    runs: Sequence[MeasuredRun],
+    model: ModelOnMachine, modes: Sequence[ExecutionMode], runs: Sequence[MeasuredRun]
 ) -> str | None:
     """Return the command of the run that would narrow a forecast most, given the used `runs`.
 
@@ -98,7 +93,7 @@ def next_receipt(
     kinds = {mode.kind for mode in modes}
     if model.reads(modes[0], 0, 0) is None or "gpu-stream" in kinds:
         return None
-    path = shell_word(model.path)
+    path = shell_word(model.footprint.path)
     if "stream" in kinds:
         streamed = [run for run in runs if run.kind == "stream"]
         count = len(streamed)
@@ -107,15 +102,15 @@ def next_receipt(
         memory = "" if any(run.is_near_floor for run in streamed) else " --memory floor"
         options = f"-n 100{memory} --json"
         return f'moepack run {path} -p "…" {options} > receipt-{count + 1}.json'
-    gguf = "MODEL.gguf" if named_pack(model.path) else path
+    gguf = "MODEL.gguf" if model.footprint.is_pack else path
     bench = f"llama-bench -m {gguf} -p 512 -n 128 -o json"
     if kinds == {"cpu"}:
         return None if any(run.kind == "cpu" for run in runs) else f"{bench} -ngl 0"
     if kinds == {"gpu"}:
         is_whole = any(run.kind == "gpu" for run in runs)
-        fits = any(model.needs(mode).fit(machine) is not False for mode in modes)
+        fits = any(model.fits(mode) is not False for mode in modes)
         return f"{bench} -ngl 99 -ncmoe 0" if fits and not is_whole else None
-    fitting = [mode for mode in model.offloads() if model.needs(mode).fit(machine) is not False]
+    fitting = [mode for mode in model.offloads() if model.fits(mode) is not False]
     ends = {one.cpu_layer_count: model.reads(one, 0, 0) for one in (*fitting[:1], *fitting[-1:])}
     memory_reads = {
         reads.memory for run in runs if (reads := model.read_by(run)) and run.kind != "cpu"

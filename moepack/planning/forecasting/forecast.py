@@ -11,6 +11,7 @@ from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath
 from moepack.common.sizes import Size, parse_size, rate_text, size_text
 from moepack.pack.opening.open_model import Model
+from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.planning.forecasting.calibration import (
     RUN_REL_STD,
     calibrate,
@@ -20,7 +21,7 @@ from moepack.planning.forecasting.calibration import (
 from moepack.planning.forecasting.facts import ForecastFacts, ReceiptFacts, SpeedFacts, TermFacts
 from moepack.planning.forecasting.measured_runs import AnyReceipts, MeasuredRun, read_runs
 from moepack.planning.forecasting.misses import Misses, WorkingSet, cache_misses
-from moepack.planning.forecasting.modes import ExecutionMode, ModelProfile
+from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
 from moepack.planning.forecasting.prompts import forecast_prompt
 from moepack.planning.forecasting.rates import READ_DEPTH, Rates, ceiling_seconds
 from moepack.planning.forecasting.reads import KIND_WORDS, Kind, Reads
@@ -42,7 +43,7 @@ _MOST_OF_CEILING = 1.2
 
 
 def forecast(
-    model: Model,
+    model: Model | Footprint,
     machine: Machine | AnyPath,
     *,
     cpu_layer_count: int | None = None,
@@ -87,21 +88,20 @@ def forecast(
     if traces and working_set is not None:
         raise RequestError("give either traces or a working set")
     machine = machine if isinstance(machine, Machine) else read_machine(machine)
-    profile = ModelProfile(model, context, micro_batch)
-    profile.fit_micro_batches(machine)
-    weights = profile.weights
+    placed = ModelOnMachine(footprint_of(model), machine, context, micro_batch)
+    weights = placed.weights
     budget = None if budget is None else parse_size(budget, "budget", whole=weights.expert_length)
-    streams = ExecutionMode("stream") if dense_in_memory else profile.stream(machine)
-    modes = _modes(profile, machine, streams, cpu_layer_count, budget, sweep)
+    streams = ExecutionMode("stream") if dense_in_memory else placed.stream()
+    modes = _modes(placed, streams, cpu_layer_count, budget, sweep)
     if vram_cache is not None:
         cache_length = parse_size(vram_cache, "vram_cache")
         modes = [_with_cache(mode, cache_length) for mode in modes]
     runs = read_runs(receipts)
-    check_model(runs, weights, profile.path)
+    check_model(runs, placed.footprint)
     with spooled(traces, ReadOptions(shape=weights.shape)) as trace:
-        misses = cache_misses(profile, modes, trace, working_set, micro_batch)
+        misses = cache_misses(placed, modes, trace, working_set, micro_batch)
         touched = touched_of(weights.shape.without_mtp(), trace)
-    forecasts = _Forecasts(profile, machine, runs, depth)
+    forecasts = _Forecasts(placed, runs, depth)
     speeds = tuple(
         forecasts.speed(mode, *missed, touched, prompt)
         for mode, missed in zip(modes, misses, strict=True)
@@ -111,7 +111,7 @@ def forecast(
     receipt_facts = forecasts.receipts()
     used = [run for run, one in zip(runs, receipt_facts, strict=True) if one.refusal is None]
     return ForecastFacts(
-        model=profile.path,
+        model=placed.footprint.path,
         machine=machine.name,
         dense_length=weights.dense_length,
         expert_length=weights.expert_length,
@@ -119,16 +119,15 @@ def forecast(
         read_dense_length=weights.read_dense_length,
         read_expert_length=weights.read_expert_length,
         context=context,
-        context_length=profile.context_length(modes[0].kind),
+        context_length=placed.context_lengths[modes[0].kind],
         forecasts=speeds,
         receipts=receipt_facts,
-        next_receipt=next_receipt(profile, machine, modes, used),
+        next_receipt=next_receipt(placed, modes, used),
     )
 
 
 def _modes(
-    model: ModelProfile,
-    machine: Machine,
+    model: ModelOnMachine,
     streams: ExecutionMode,
     cpu_layer_count: int | None,
     budget: int | None,
@@ -140,7 +139,7 @@ def _modes(
     """
     if sweep and (cpu_layer_count is not None or budget is not None):
         raise RequestError("either layers in memory, or a budget, or both, or all of them")
-    if cpu_layer_count is not None and not machine.gpus:
+    if cpu_layer_count is not None and not model.machine.gpus:
         hint = "a [[gpus]] with `length` and `bandwidth` says what there is"
         raise RequestError("the machine has no GPU", argument="cpu_layer_count", hint=hint)
     if budget is not None:
@@ -159,9 +158,9 @@ def _modes(
     if cpu_layer_count is not None:
         return [model.offload(cpu_layer_count)]
     if not sweep:
-        return [model.best(machine, streams)]
+        return [model.best(streams)]
     offloads = model.offloads()
-    if machine.gpus and any(model.needs(mode).fit(machine) is not False for mode in offloads):
+    if model.machine.gpus and any(model.fits(mode) is not False for mode in offloads):
         return offloads
     most = model.weights.expert_length
     least = min(most, model.step_length or most // _BUDGET_COUNT)
@@ -184,12 +183,8 @@ def _with_cache(mode: ExecutionMode, length: int) -> ExecutionMode:
 class _Forecasts:
     """Makes forecasts for one model on one machine, and records which runs calibrate them."""
 
-    def __init__(
-        self, model: ModelProfile, machine: Machine, runs: Sequence[MeasuredRun], depth: int
-    ) -> None:
-        self._model = model
-        self._machine = machine
-        self._depth = depth
+    def __init__(self, model: ModelOnMachine, runs: Sequence[MeasuredRun], depth: int) -> None:
+        self._model, self._machine, self._depth = model, model.machine, depth
         self._runs = [self._with_reads(run) for run in runs]
         self._calibrations: dict[Kind, tuple[Rates, list[str | None]]] = {}
 
@@ -216,7 +211,7 @@ class _Forecasts:
         prompt: int,
     ) -> SpeedFacts:
         """Forecast one mode; `uploads` are the misses of a cache in VRAM."""
-        model, machine = self._model, self._machine
+        model = self._model
         rates, refusals = self._calibration(mode.kind)
         missed, uploaded = (0.0 if one is None else one.length for one in (misses, uploads))
         reads = model.reads(mode, missed, self._depth, uploaded)
@@ -230,7 +225,7 @@ class _Forecasts:
             reason = f"unknown: the bandwidth of {' and '.join(unknown)}"
         if likely is not None:
             binding = max(terms, key=lambda term: term.seconds or 0.0).name
-        needs = model.needs(mode)
+        vram_length, memory_length = model.needs(mode) or (None, None)
         return SpeedFacts(
             kind=mode.kind,
             cpu_layer_count=mode.cpu_layer_count,
@@ -246,28 +241,28 @@ class _Forecasts:
             binding=binding,
             terms=terms,
             receipt_count=refusals.count(None),
-            vram_length=needs.vram,
-            memory_length=needs.memory,
-            fits=needs.fit(machine),
+            vram_length=vram_length,
+            memory_length=memory_length,
+            fits=model.fits(mode),
             vram_cache_length=mode.vram_cache,
             vram_hit_rate=None if uploads is None else uploads.hit_rate,
             uploaded_length=None if uploads is None else round(uploads.length),
             prompt=forecast_prompt(
                 model,
-                machine,
                 mode,
                 rates,
                 touched=touched,
                 count=prompt,
                 runs=[run for run, _ in self._runs],
             ),
-            warnings=tuple(warnings_of(model, machine, mode, needs, misses)),
+            warnings=tuple(warnings_of(model, mode, misses)),
         )
 
     def _calibration(self, kind: Kind) -> tuple[Rates, list[str | None]]:
         if kind not in self._calibrations:
             rates = Rates.from_machine(self._machine, kind, self._model.read_length)
-            count = self._model.layer_count
+            weights = self._model.weights
+            count = weights.block_count or len(weights.layers)
             self._calibrations[kind] = calibrate(rates, kind, self._runs, count)
         return self._calibrations[kind]
 

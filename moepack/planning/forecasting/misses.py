@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.shape import ModelShape
 from moepack.common.sizes import size_text
-from moepack.planning.forecasting.modes import ExecutionMode, ModelProfile
+from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
 from moepack.traces.simulation.facts import Simulation
 from moepack.traces.simulation.simulate import simulate
 from moepack.traces.spooled import SpooledTrace
@@ -57,7 +57,7 @@ _FORMULA_FAULTS = ((0.4, 3.1), (0.7, 2.1), (0.95, 1.6), (math.inf, 1.1))
 
 
 def cache_misses(
-    model: ModelProfile,
+    model: ModelOnMachine,
     modes: Sequence[ExecutionMode],
     trace: SpooledTrace | None,
     working_set: WorkingSet | None,

@@ -7,18 +7,15 @@ from typing import NamedTuple
 
 from moepack.common.errors import RequestError
 from moepack.common.sizes import size_text
-from moepack.pack.opening.open_model import Model, is_pack, path_of
 from moepack.planning.footprint.context import LLAMA_SERVER, MOEPACK_RUN, ContextOptions
-from moepack.planning.footprint.model import footprint_of
-from moepack.planning.footprint.weights import LayerWeights
+from moepack.planning.footprint.model import Footprint
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.forecasting.reads import KIND_WORDS, Kind, Reads
-from moepack.planning.machine.model import Figure, Machine
+from moepack.planning.machine.model import Machine
 
 MARGIN = 1 << 30
 """Bytes of each memory that are left to all else, as llama.cpp's `--fit-target` leaves them."""
 
-_ENDLESS = Figure(1e18, "typed")
 _SLICE_COUNT = 3
 """Gate, up and down: reads of a source for an expert; a pack has one blob."""
 MICRO_BATCHES: dict[Kind, int] = {
@@ -50,94 +47,62 @@ class ExecutionMode(NamedTuple):
         return self.cpu_layer_count is None or layer < self.cpu_layer_count
 
 
-class Needs(NamedTuple):
-    """The bytes that a mode takes of VRAM and of memory; None is unknown."""
+class ModelOnMachine:
+    """A model on a machine, with a context of so many tokens: its reads and needs in each mode.
 
-    vram: int | None
-    memory: int | None
-
-    def fit(self, machine: Machine) -> bool | None:
-        """Return whether a machine has that, and a margin; None if it is not known."""
-        if self.vram is None or self.memory is None:
-            return None
-        vram = sum(max(0, gpu.memory.value - MARGIN) for gpu in machine.gpus)
-        return self.vram <= vram and self.memory + MARGIN <= machine.memory.value
-
-
-class ModelProfile:
-    """A model with a context of so many tokens: its reads and needs in each mode.
-
-    `model` is a source or a pack, open or not. `micro_batch` is how many tokens of a prompt are
-    computed at once, by default as MICRO_BATCHES has it. Raises what opening it does, and
-    RequestError for a model without experts and for a context that llama.cpp refuses.
+    `micro_batch` is how many tokens of a prompt are computed at once, by default as MICRO_BATCHES
+    has it, or fewer if the machine has too little memory for them. Raises RequestError for a model
+    without experts and for a context that llama.cpp refuses.
     """
 
-    def __init__(self, model: Model, context: int, micro_batch: int | None = None) -> None:
-        self.path = path_of(model)
-        self._footprint = footprint_of(model)
-        self.weights = self._footprint.weights
-        self._context = self._footprint.context(ContextOptions(context))
-        self._token_count, self._can_shrink = context, micro_batch is None
+    def __init__(
+        self, footprint: Footprint, machine: Machine, context: int, micro_batch: int | None = None
+    ) -> None:
+        self.footprint, self.machine, self.weights = footprint, machine, footprint.weights
+        self._context = footprint.context(ContextOptions(context))
+        self._token_count = context
         self.micro_batches = {
             kind: min(context, micro_batch or count) for kind, count in MICRO_BATCHES.items()
         }
         """Tokens of a prompt that are computed at once, by mode."""
-        self._lengths = {kind: self._working_lengths(kind) for kind in KIND_WORDS}
-        self.layers: list[LayerWeights] = [
-            layer for layer in self.weights.layers if layer.expert_length
-        ]
+        self.context_lengths: dict[Kind, int | None] = {}
+        """The bytes of the context as engines make it, by mode; None is unknown."""
+        self._compute_lengths: dict[Kind, int | None] = {}
+        for kind in KIND_WORDS:
+            self._measure(kind)
+        self.layers = [layer for layer in self.weights.layers if layer.expert_length]
         """The layers with experts."""
         count = self.weights.shape.without_mtp().routed_count
         if not count:
-            raise RequestError("the model has no routed experts", path=self.path)
+            raise RequestError("the model has no routed experts", path=footprint.path)
         length = self.weights.expert_length // count
-        self.read_length = length if is_pack(model) else length // _SLICE_COUNT
+        self.read_length = length if footprint.is_pack else length // _SLICE_COUNT
         """The bytes of one read of an expert from the drive."""
-        self.layer_count = self.weights.block_count or len(self.weights.layers)
-        """The number of all layers, with experts or without."""
         self.step_length = self.weights.read_expert_length
         """The bytes of the experts that a token uses in all layers; None is unknown."""
+        if micro_batch is None:
+            self._shrink_micro_batches()
 
-    def _working_lengths(self, kind: Kind) -> tuple[int, int] | None:
-        """Return the bytes of a context and of compute buffers; None if they are not known."""
-        engine = MOEPACK_RUN if kind == "stream" else LLAMA_SERVER
-        options = engine._replace(
+    def _measure(self, kind: Kind) -> None:
+        options = (MOEPACK_RUN if kind == "stream" else LLAMA_SERVER)._replace(
             token_count=self._token_count, batch_count=self.micro_batches[kind]
         )
-        context = self._footprint.context(options)
-        computing = self._footprint.compute_length(options)
-        return None if context is None or computing is None else (context.length, computing)
+        context = self.footprint.context(options)
+        self.context_lengths[kind] = None if context is None else context.length
+        self._compute_lengths[kind] = self.footprint.compute_length(options)
 
-    def context_length(self, kind: Kind) -> int | None:
-        """Return the bytes of the context as engines make it; None if they are not known."""
-        lengths = self._lengths[kind]
-        return None if lengths is None else lengths[0]
-
-    def prompt_operations(self, count: int) -> float | None:
-        """Return the operations that a prompt takes; None if they are not known.
-
-        Two for each active parameter and token, a product and a sum, and those of attention.
-        """
-        parameters, attention = self.weights.parameters, self._footprint.attention
-        if parameters is None or parameters.active is None:
-            return None
-        attending = 0.0 if attention is None else attention.operations(count)
-        return 2.0 * parameters.active * count + attending
-
-    def fit_micro_batches(self, machine: Machine) -> None:
-        """Shrink micro-batches that do not fit a machine otherwise, but no requested ones."""
-        endless = machine._replace(memory=_ENDLESS)
+    def _shrink_micro_batches(self) -> None:
         last = self.offloads()[-1].cpu_layer_count
-        for mode, limits in (
-            (ExecutionMode("offload", last), endless),
-            (ExecutionMode("gpu-stream", last, budget=0), endless),
-            (ExecutionMode("stream", budget=self.step_length or 0), machine),
+        for mode in (
+            ExecutionMode("offload", last),
+            ExecutionMode("gpu-stream", last, budget=0),
+            ExecutionMode("stream", budget=self.step_length or 0),
         ):
-            for smaller in _SMALLER if self._can_shrink else ():
-                if self.needs(mode).fit(limits) is not False:
+            for smaller in _SMALLER:
+                if self.fits(mode, has_memory=mode.kind != "stream") is not False:
                     break
                 self.micro_batches[mode.kind] = min(smaller, self.micro_batches[mode.kind])
-                self._lengths[mode.kind] = self._working_lengths(mode.kind)
+                self._measure(mode.kind)
 
     def cached_layers(self, mode: ExecutionMode) -> tuple[int, ...]:
         """Return the layers with experts that are not in VRAM for good."""
@@ -178,17 +143,17 @@ class ModelProfile:
         kept = sum(one.used_expert_length or 0 for one in self.layers if keeps(one.layer))
         return Reads(count, vram=rest + experts - kept, memory=kept, drive=missed)
 
-    def needs(self, mode: ExecutionMode) -> Needs:
-        """Return the memory that a mode takes."""
+    def needs(self, mode: ExecutionMode) -> tuple[int, int] | None:
+        """Return the bytes that a mode takes of VRAM and of memory; None if they are not known."""
         dense, outer = self.weights.dense_length, self.weights.outer
-        lengths = self._lengths[mode.kind]
-        if dense is None or outer is None or lengths is None:
-            return Needs(None, None)
-        rest = dense + sum(lengths)
+        context, computing = self.context_lengths[mode.kind], self._compute_lengths[mode.kind]
+        if dense is None or outer is None or context is None or computing is None:
+            return None
+        rest = dense + context + computing
         kept = self.kept_length(mode)
         resident = kept if mode.budget is None else min(mode.budget, kept)
         if mode.kind in ("cpu", "stream"):
-            return Needs(0, rest + resident)
+            return 0, rest + resident
         # Embeddings are looked up in memory, whatever is offloaded (llama-model.cpp, b11549).
         embeddings = outer.embedding_length
         tied = outer.output_length if outer.is_tied else 0
@@ -196,7 +161,20 @@ class ModelProfile:
         # For a prompt llama.cpp copies the used experts of a tensor into one as long as it, in the
         # GPU's compute buffer (op offload; one at a time, as its allocator shares it).
         staged = self.weights.staged_length if kept else 0
-        return Needs(on_gpu + (mode.vram_cache or 0) + staged, embeddings + resident)
+        return on_gpu + (mode.vram_cache or 0) + staged, embeddings + resident
+
+    def fits(self, mode: ExecutionMode, *, has_memory: bool = False) -> bool | None:
+        """Return whether the machine has what a mode takes, and a margin; None if it is not known.
+
+        With `has_memory` it is taken to have as much memory as is needed beside VRAM.
+        """
+        needs = self.needs(mode)
+        return None if needs is None else self._has(*needs, has_memory=has_memory)
+
+    def _has(self, vram: int, memory: int, *, has_memory: bool = False) -> bool:
+        free = sum(max(0, gpu.memory.value - MARGIN) for gpu in self.machine.gpus)
+        is_enough = has_memory or memory + MARGIN <= self.machine.memory.value
+        return vram <= free and is_enough
 
     def kept_length(self, mode: ExecutionMode) -> int:
         """Return the bytes of experts that are not in VRAM for good."""
@@ -211,22 +189,22 @@ class ModelProfile:
         """Return every `--n-cpu-moe N` that makes a difference, from 0 to all layers."""
         return [self.offload(end) for end in (0, *(one.layer + 1 for one in self.layers))]
 
-    def best(self, machine: Machine, streams: ExecutionMode) -> ExecutionMode:
+    def best(self, streams: ExecutionMode) -> ExecutionMode:
         """Return the fastest mode that fits: as little in memory as VRAM allows.
 
         If none fits, it is `streams`, with all the memory that is left for experts. Raises
         RequestError below the floor.
         """
-        offloads = self.offloads() if machine.gpus else []
+        offloads = self.offloads() if self.machine.gpus else []
         for mode in [*offloads, ExecutionMode("cpu")]:
-            fits, kept = self.needs(mode).fit(machine), self.kept_length(mode)
+            fits, kept = self.fits(mode), self.kept_length(mode)
             if fits is None:  # then whether its experts alone fit
-                fits = Needs(self.weights.expert_length - kept, kept).fit(machine)
+                fits = self._has(self.weights.expert_length - kept, kept)
             if fits:
                 return mode
-        fixed = self.needs(streams._replace(budget=0)).memory or 0
+        _, fixed = self.needs(streams._replace(budget=0)) or (0, 0)
         step = self.step_of(self.cached_layers(streams)) or 0
-        memory = int(machine.memory.value)
+        memory = int(self.machine.memory.value)
         left = memory - MARGIN - fixed
         if left < step:
             raise RequestError(
@@ -239,13 +217,13 @@ class ModelProfile:
             )
         return streams._replace(budget=min(left, self.kept_length(streams)))
 
-    def stream(self, machine: Machine) -> ExecutionMode:
+    def stream(self) -> ExecutionMode:
         """Return the mode with experts from the drive, and as much in VRAM as fits there.
 
         Dense weights come first, then the experts of as many layers as fit: those need no memory.
         """
-        for end in (one.layer + 1 for one in self.layers if machine.gpus):
+        for end in (one.layer + 1 for one in self.layers if self.machine.gpus):
             mode = ExecutionMode("gpu-stream", end, budget=0)
-            if self.needs(mode).fit(machine._replace(memory=_ENDLESS)):
+            if self.fits(mode, has_memory=True):
                 return mode
         return ExecutionMode("stream", budget=0)

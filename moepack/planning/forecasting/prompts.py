@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from moepack.planning.forecasting.facts import PromptFacts
 from moepack.planning.forecasting.measured_runs import MeasuredRun
-from moepack.planning.forecasting.modes import ExecutionMode, ModelProfile
+from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
 from moepack.planning.forecasting.rates import READ_DEPTH, SURE, Rates
 from moepack.planning.forecasting.reads import Reads
 from moepack.planning.forecasting.touched import Touched
@@ -36,8 +36,7 @@ _WITH_GPU = ("gpu", "offload", "gpu-stream")
 
 
 def forecast_prompt(
-    model: ModelProfile,
-    machine: Machine,
+    model: ModelOnMachine,
     mode: ExecutionMode,
     rates: Rates,
     *,
@@ -56,7 +55,7 @@ def forecast_prompt(
         touched_share = touched.shares(batch).likely
         streamed_length = 0 if mode.budget is None else model.kept_length(mode)
         pass_length = round(touched_share * streamed_length)
-    computing, rel_std = _computing(model, machine, mode, count, runs)
+    computing, rel_std = _computing(model, mode, count, runs)
     reason = None
     if likely is None:
         reason = "the experts that a token uses are unknown"
@@ -68,11 +67,11 @@ def forecast_prompt(
     if reason is None and likely and least and most and computing:
         times = [_seconds(rates, one, computing) for one in (likely, least, most)]
         seconds, fastest, slowest = map(_together, times)
-        factor = math.exp(SURE * _rel_std(times[0], machine, rel_std))
-        limits = _limits(model, machine, likely, computing)
+        factor = math.exp(SURE * _rel_std(times[0], model.machine, rel_std))
+        limits = _limits(model, likely, computing)
         binding = max(limits, key=lambda name: limits[name])
         limit = count / limits[binding]
-        shortest = max(fastest / factor, *_limits(model, machine, least, 0.0).values())
+        shortest = max(fastest / factor, *_limits(model, least, 0.0).values())
         longest = slowest * factor
     return PromptFacts(
         token_count=count,
@@ -93,7 +92,7 @@ def forecast_prompt(
 
 
 def _reads(
-    model: ModelProfile, mode: ExecutionMode, touched: Touched, count: int, which: int
+    model: ModelOnMachine, mode: ExecutionMode, touched: Touched, count: int, which: int
 ) -> Reads:
     """Return the likely, the least or the most bytes that a prompt moves, by `which`."""
     batch = min(count, model.micro_batches[mode.kind])
@@ -130,10 +129,9 @@ def _together(seconds: tuple[float, float, float]) -> float:
     return (max(seconds) + sum(seconds)) / 2
 
 
-def _limits(
-    model: ModelProfile, machine: Machine, reads: Reads, computing: float
-) -> dict[str, float]:
+def _limits(model: ModelOnMachine, reads: Reads, computing: float) -> dict[str, float]:
     """Return the least seconds of each part, by its name."""
+    machine = model.machine
     drive = machine.drive and machine.drive.speed(model.read_length, READ_DEPTH)
     return {
         "drive": reads.drive / drive.value if drive is not None else 0.0,
@@ -143,14 +141,10 @@ def _limits(
 
 
 def _computing(
-    model: ModelProfile,
-    machine: Machine,
-    mode: ExecutionMode,
-    count: int,
-    runs: Sequence[MeasuredRun],
+    model: ModelOnMachine, mode: ExecutionMode, count: int, runs: Sequence[MeasuredRun]
 ) -> tuple[float | None, float]:
     """Return the seconds of computing a prompt, and their relative standard deviation."""
-    has_gpu = mode.kind in _WITH_GPU
+    machine, has_gpu = model.machine, mode.kind in _WITH_GPU
     kinds = ("gpu",) if has_gpu else ("cpu", "stream")
     seconds = [run.prompt_seconds for run in runs if run.kind in kinds and run.prompt_seconds]
     if seconds:
@@ -164,7 +158,7 @@ def _computing(
         speed, rel_std = _ACHIEVED[figure.basis] * figure.value, _COMPUTE_REL_STD[figure.basis]
     elif bandwidth is not None:
         speed = _ACHIEVED["typed"] * _OPERATIONS_A_BYTE[has_gpu] * bandwidth.value
-    operations = model.prompt_operations(count)
+    operations = model.footprint.prompt_operations(count)
     return (operations / speed if speed and operations else None), rel_std
 
 

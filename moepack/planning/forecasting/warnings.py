@@ -4,46 +4,39 @@ from collections.abc import Iterator
 
 from moepack.common.sizes import size_text
 from moepack.planning.forecasting.misses import Misses
-from moepack.planning.forecasting.modes import ExecutionMode, ModelProfile, Needs
+from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
 from moepack.planning.forecasting.reads import STREAMS
-from moepack.planning.machine.model import Machine
 
 _NEARLY = 0.9
 _ALIKE = 0.1
 
 
-def warnings_of(
-    model: ModelProfile,
-    machine: Machine,
-    mode: ExecutionMode,
-    needs: Needs,
-    misses: Misses | None,
-) -> Iterator[str]:
+def warnings_of(model: ModelOnMachine, mode: ExecutionMode, misses: Misses | None) -> Iterator[str]:
     """Yield the warnings of a forecast."""
+    machine, (vram_length, memory_length) = model.machine, model.needs(mode) or (0, 0)
     vram = sum(int(gpu.memory.value) for gpu in machine.gpus)
-    if needs.vram and needs.vram > vram:
-        first = next((one for one in model.offloads() if model.needs(one).fit(machine)), None)
+    if vram_length > vram:
+        first = next(filter(model.fits, model.offloads()), None)
         least = (
             f"; `cpu_layer_count={first.cpu_layer_count}` is the least that fits" if first else ""
         )
         yield (
-            f"takes {size_text(needs.vram)} of {size_text(vram)} of VRAM: where a driver then uses "
-            f"memory instead, speed falls to a fraction{least}"
+            f"takes {size_text(vram_length)} of {size_text(vram)} of VRAM: where a driver then "
+            f"uses memory instead, speed falls to a fraction{least}"
         )
     memory = int(machine.memory.value)
     # A mapped file needs more memory than its length; a cache takes just its budget.
     is_stream = mode.kind in STREAMS
-    is_short = needs.memory is not None and needs.memory > _NEARLY * memory
-    if needs.memory is not None and (needs.fit(machine) is False if is_stream else is_short):
+    if model.fits(mode) is False if is_stream else memory_length > _NEARLY * memory:
         fate = "it is swapped out, or killed"
         if not is_stream:
             fate = "pages of the file will have to be read repeatedly"
         yield (
-            f"takes {size_text(needs.memory)} of {size_text(memory)} of memory: {fate}, which no "
+            f"takes {size_text(memory_length)} of {size_text(memory)} of memory: {fate}, which no "
             "forecast sees"
         )
     slowest, fastest = machine.vram_bandwidth, machine.highest_vram_bandwidth
-    if needs.vram and slowest and fastest and slowest.value < fastest.value:
+    if vram_length and slowest and fastest and slowest.value < fastest.value:
         yield (
             "all VRAM is taken to be as slow as that of the slowest GPU, and for the ceiling as "
             "fast as that of the fastest: it is faster the more lies in the fastest"
@@ -58,7 +51,7 @@ def warnings_of(
             )
 
 
-def _of_misses(model: ModelProfile, mode: ExecutionMode, misses: Misses) -> Iterator[str]:
+def _of_misses(model: ModelOnMachine, mode: ExecutionMode, misses: Misses) -> Iterator[str]:
     step = model.step_length
     if mode.budget is not None and mode.budget < (step or 0):
         yield (

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from moepack.planning.placing.request import ExpertTensor, ModelLengths
+from moepack.planning.footprint.weights import ExpertTensor
+from moepack.planning.placing.request import PlacementRequest
 
 _PARTS = 1000
 """Parts of a GPU's memory, to fill GPUs alike."""
@@ -37,50 +38,50 @@ class Offload(NamedTuple):
         return sum(tensor.length for tensor in self.in_memory)
 
 
-def offload(model: ModelLengths, capacities: Sequence[int]) -> Offload | None:
-    """Return the placement with the smallest N for GPUs of some capacities; None if none fits.
+def offload(request: PlacementRequest) -> Offload | None:
+    """Return the placement on GPUs with the smallest N; None if none fits.
 
     All GPUs are filled to about the same share.
     """
+    capacities = request.gpu_capacities
 
     def deal(part: int, end: int) -> tuple[Offload, list[int]]:
-        return _deal(model, [capacity * part // _PARTS for capacity in capacities], end)
+        return _deal(request, [capacity * part // _PARTS for capacity in capacities], end)
 
-    for end in (0, *(layer.layer + 1 for layer in model.layers if layer.expert_length)):
+    for end in (0, *(layer.layer + 1 for layer in request.layers if layer.expert_length)):
         if not deal(_PARTS, end)[1]:
             least = bisect_left(range(_PARTS), True, key=lambda part: not deal(part, end)[1])
             return deal(least, end)[0]
     return None
 
 
-def missing_length(model: ModelLengths, capacities: Sequence[int]) -> int:
+def missing_length(request: PlacementRequest) -> int:
     """Return the missing bytes of VRAM, with all experts in memory."""
-    computing_count = sum(capacity > model.compute_length for capacity in capacities) or 1
-    needed = model.fixed_length + model.compute_length * computing_count + model.staged_length
+    capacities, compute_length = request.gpu_capacities, request.compute_length
+    computing_count = sum(capacity > compute_length for capacity in capacities) or 1
+    needed = request.fixed_length + compute_length * computing_count + request.weights.staged_length
     if needed > sum(capacities):
         return needed - sum(capacities)
     # Together they would be large enough, but layers are not divided.
-    _, left_lengths = _deal(model, capacities, model.layers[-1].layer + 1)
-    return sum(left_lengths)
+    return sum(_deal(request, capacities, request.layers[-1].layer + 1)[1])
 
 
-def filled(model: ModelLengths, placed: Offload, capacities: Sequence[int]) -> Offload:
-    """Return a placement with the rest of VRAM filled, tensor by tensor, from the last layer on.
+def filled(request: PlacementRequest, placed: Offload) -> tuple[ExpertTensor, ...]:
+    """Return what stays in memory if VRAM is filled, tensor by tensor, from the last layer on.
 
     It takes a pattern (`-ot`) to say so, as N counts whole layers.
     """
-    left = [room - used for room, used in zip(capacities, placed.used_lengths, strict=True)]
+    used_lengths = zip(request.gpu_capacities, placed.used_lengths, strict=True)
+    left = [capacity - used for capacity, used in used_lengths]
     order = [gpu for gpu, count in enumerate(placed.layer_counts) for _ in range(count)]
-    gpus = {layer.layer: gpu for layer, gpu in zip(model.layers, order, strict=False)}
+    gpus = {layer.layer: gpu for layer, gpu in zip(request.layers, order, strict=False)}
     moved: set[ExpertTensor] = set()
     for tensor in sorted(placed.in_memory, key=lambda tensor: (-tensor.layer, -tensor.length)):
         gpu = gpus[tensor.layer]
         if tensor.length <= left[gpu]:
             left[gpu] -= tensor.length
             moved.add(tensor)
-    kept = tuple(tensor for tensor in placed.in_memory if tensor not in moved)
-    used = tuple(room - free for room, free in zip(capacities, left, strict=True))
-    return placed._replace(in_memory=kept, used_lengths=used)
+    return tuple(tensor for tensor in placed.in_memory if tensor not in moved)
 
 
 def pattern(tensors: Sequence[ExpertTensor]) -> str:
@@ -95,7 +96,9 @@ def pattern(tensors: Sequence[ExpertTensor]) -> str:
     )
 
 
-def _deal(model: ModelLengths, capacities: Sequence[int], end: int) -> tuple[Offload, list[int]]:
+def _deal(
+    request: PlacementRequest, capacities: Sequence[int], end: int
+) -> tuple[Offload, list[int]]:
     """Deal layers out to GPUs in their order, as many as fit, with N of `end`.
 
     Returns the placement, and the bytes of each layer that does not fit.
@@ -104,19 +107,19 @@ def _deal(model: ModelLengths, capacities: Sequence[int], end: int) -> tuple[Off
     copy of the longest tensor of them (ggml-backend.cpp: op offload).
     """
     items = [
-        layer.fixed_length + (0 if layer.layer < end else layer.expert_length)
-        for layer in model.layers
+        request.fixed_length_of(layer) + (0 if layer.layer < end else layer.expert_length)
+        for layer in request.layers
     ]
-    items.append(model.output_length)
+    items.append(request.output_length)
     counts: list[int] = []
     used: list[int] = []
-    staged = model.staged_length if end else 0
+    staged = request.weights.staged_length if end else 0
     for capacity in capacities:
-        count, length = 0, model.compute_length + (0 if any(counts) else staged)
+        count, length = 0, request.compute_length + (0 if any(counts) else staged)
         while items and length + items[0] <= capacity:
             length += items.pop(0)
             count += 1
         counts.append(count)
         used.append(length if count else 0)
-    in_memory = tuple(one for layer in model.layers if layer.layer < end for one in layer.tensors)
+    in_memory = tuple(one for layer in request.layers if layer.layer < end for one in layer.tensors)
     return Offload(end, in_memory, tuple(counts), tuple(used)), items

@@ -23,7 +23,7 @@ from moepack.planning.machine.model import Figure, Gpu, Machine
 from moepack.planning.placing.facts import OptionFacts, PlacementFacts
 from moepack.planning.placing.offload import offload
 from moepack.planning.placing.pins import judge_hotness
-from moepack.planning.placing.request import PlacementRequest, model_lengths
+from moepack.planning.placing.request import PlacementRequest
 from moepack.planning.placing.stock import IK_LLAMA, LLAMA, place_stock
 from moepack.planning.placing.streamed import PACK, place_streamed
 from moepack.traces.formats.reading import spooled
@@ -75,22 +75,23 @@ def place(
     _check(model, engine, bool(hotness), bool(traces))
     box = _machine(machine, vram, memory)
     type_k, type_v = cache_types
+    footprint = footprint_of(model)
     if context is None:
-        attention = footprint_of(model).attention
+        attention = footprint.attention
         context = min(_CONTEXT, (attention and attention.context_length) or _CONTEXT)
 
     def request_for(machine: Machine, defaults: ContextOptions) -> PlacementRequest:
         options = defaults._replace(token_count=context, type_k=type_k, type_v=type_v)
 
         def request_with(batch: int) -> PlacementRequest:
-            lengths = model_lengths(model, options._replace(batch_count=min(batch, context)))
-            return PlacementRequest(lengths, machine, engine, context, margin, cache_types)
+            sized = options._replace(batch_count=min(batch, context))
+            return PlacementRequest(footprint, sized, machine, engine, margin)
 
         return _fitting(request_with) if micro_batch is None else request_with(micro_batch)
 
     has_server = engine == PACK and bool(box.gpus)
     request = request_for(box, _CONTEXTS[LLAMA if has_server else engine])
-    shape = request.model.weights.shape
+    shape = footprint.weights.shape
     judged = None if hotness is None else judge_hotness(hotness, shape)
     with spooled(traces, ReadOptions(shape=shape)) as trace:
         facts = place_streamed(request, judged, trace) if engine == PACK else place_stock(request)
@@ -101,8 +102,7 @@ def place(
                 options.append(place_streamed(plain, judged, trace).option)
         if machine is not None:
             options = [
-                replace(one, forecast=_forecast(model, box, engine, one, trace, context, prompt))
-                for one in options
+                replace(one, forecast=_forecast(request, one, trace, prompt)) for one in options
             ]
     return replace(facts, option=options[0], alternatives=tuple(options[1:]))
 
@@ -113,8 +113,7 @@ def _fitting(request_with: Callable[[int], PlacementRequest]) -> PlacementReques
     It is llama.cpp's default if all experts are in VRAM, or in memory beside a stock engine.
     """
     least = request_with(_LEAST_BATCH)
-    capacities = least.gpu_capacities
-    whole = offload(least.model, capacities) if capacities else None
+    whole = offload(least)
     is_in_memory = least.engine != PACK and whole is None
     if is_in_memory or (whole is not None and not whole.cpu_layer_count):
         return least
@@ -126,43 +125,38 @@ def _fitting(request_with: Callable[[int], PlacementRequest]) -> PlacementReques
 
 
 def _fits(request: PlacementRequest, *, is_offloaded: bool) -> bool:
-    model, capacity = request.model, request.memory_capacity
+    capacity = request.memory_capacity
     if not is_offloaded:
-        return capacity - request.working_length >= model.floor
-    placed = offload(model, request.gpu_capacities)
+        return capacity - request.working_length >= request.floor
+    placed = offload(request)
     if placed is None:
         return False
     experts = placed.memory_length
     if request.engine == PACK:
-        experts = min(model.floor, experts)
-    return model.embedding_length + experts <= capacity
+        experts = min(request.floor, experts)
+    return request.embedding_length + experts <= capacity
 
 
 def _forecast(
-    model: Model,
-    machine: Machine,
-    engine: str,
-    option: OptionFacts,
-    trace: SpooledTrace | None,
-    context: int,
-    prompt: int,
+    request: PlacementRequest, option: OptionFacts, trace: SpooledTrace | None, prompt: int
 ) -> SpeedFacts | None:
     """Forecast an option; None for a placement that forecasts cannot express."""
     has_gpu = option.cpu_layer_count is not None
     if not has_gpu and option.vram_expert_length:
         return None
-    streams = engine == PACK and (option.streamed_length or not has_gpu)
+    machine, is_pack_run = request.machine, request.engine == PACK
+    streams = is_pack_run and (option.streamed_length or not has_gpu)
     return forecast(
-        model,
+        request.footprint,
         machine if has_gpu else machine._replace(gpus=()),
         cpu_layer_count=option.cpu_layer_count,
         budget=option.memory_expert_length if streams else None,
-        dense_in_memory=engine == PACK and not has_gpu,
+        dense_in_memory=is_pack_run and not has_gpu,
         traces=trace or (),
         vram_cache=option.vram_cache_length,
         micro_batch=option.micro_batch,
         prompt=prompt,
-        context=context,
+        context=request.context,
     ).forecasts[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_words
@@ -23,14 +23,15 @@ _LEAST_GAIN = 0.01
 
 def place_stock(request: PlacementRequest) -> PlacementFacts:
     """Place a model for a stock engine. Raises RequestError for too little VRAM or memory."""
-    model = request.model
-    placed = offload(model, request.gpu_capacities)
+    placed = offload(request)
     if placed is None:
         return _in_memory(request)
-    _check_memory(request, model.embedding_length + placed.memory_length)
+    length = placed.memory_length
+    _check_memory(request, request.embedding_length + length)
+    command = _command(request, "-ngl", "999", *layer_words(placed))
     return request.facts(
-        list(gpu_devices(request, placed, placed.memory_length)),
-        _option(request, placed, layer_words(placed), placed.cpu_layer_count),
+        list(gpu_devices(request, placed, length)),
+        request.option(command, placed.cpu_layer_count, length),
         list(_alternatives(request, placed)),
         list(notes_of_order(request)),
     )
@@ -47,11 +48,11 @@ def _in_memory(request: PlacementRequest) -> PlacementFacts:
 
     Raises RequestError if memory is too small as well.
     """
-    model, capacities = request.model, request.gpu_capacities
-    needed = request.working_length + model.expert_length
+    capacities = request.gpu_capacities
+    needed = request.working_length + request.expert_length
     notes = []
     if capacities:
-        missing = missing_length(model, capacities)
+        missing = missing_length(request)
         if needed > request.memory_capacity:
             raise RequestError(
                 "too little VRAM even with all experts in memory, and too little memory to do "
@@ -66,9 +67,8 @@ def _in_memory(request: PlacementRequest) -> PlacementFacts:
         )
     _check_memory(request, needed)
     command = _command(request, *(["-ngl", "0"] if capacities else []))
-    option = OptionFacts(command, None, 0, model.expert_length, 0, model.micro_batch)
-    devices = [*unused_gpus(request), request.memory_device(model.expert_length)]
-    return request.facts(devices, option, notes=notes)
+    devices = [*unused_gpus(request), request.memory_device(request.expert_length)]
+    return request.facts(devices, request.option(command, None, request.expert_length), notes=notes)
 
 
 def unused_gpus(request: PlacementRequest) -> list[DeviceFacts]:
@@ -99,25 +99,26 @@ def _name(request: PlacementRequest, number: int) -> str:
 
 def _alternatives(request: PlacementRequest, placed: Offload) -> Iterator[OptionFacts]:
     """Yield an option with more experts in VRAM, and one that caches them there."""
-    model = request.model
-    fuller = filled(model, placed, request.gpu_capacities)
-    if placed.memory_length - fuller.memory_length >= _LEAST_GAIN * model.expert_length:
-        words = ["-ot", pattern(fuller.in_memory)] if fuller.in_memory else []
-        yield _option(request, fuller, [*_split(placed), *words], None)
+    in_memory = filled(request, placed)
+    length = sum(tensor.length for tensor in in_memory)
+    if placed.memory_length - length >= _LEAST_GAIN * request.expert_length:
+        words = ["-ot", pattern(in_memory)] if in_memory else []
+        command = _command(request, "-ngl", "999", *_split(placed), *words)
+        yield request.option(command, None, length)
     # The latest experts in VRAM, with all of them in memory.
     length = cache_length(request, placed)
-    needed = model.embedding_length + model.expert_length
+    needed = request.embedding_length + request.expert_length
     if length and request.engine == LLAMA and needed <= request.memory_capacity:
         command = _command(request, "-ngl", "999", *cache_words(length))
-        yield cached_option(request, command, length, model.expert_length)
+        yield cached_option(request, command, length, request.expert_length)
 
 
 def cache_length(request: PlacementRequest, placed: Offload) -> int:
     """Return the bytes for a cache of experts in VRAM, in whole MiB; 0 if it cannot have one."""
-    model, capacities = request.model, request.gpu_capacities
+    capacities, staged_length = request.gpu_capacities, request.weights.staged_length
     if not placed.cpu_layer_count or len(capacities) != 1:
         return 0
-    working = model.fixed_length + model.compute_length + model.staged_length
+    working = request.fixed_length + request.compute_length + staged_length
     return max(0, capacities[0] - working) >> 20 << 20
 
 
@@ -130,24 +131,9 @@ def cached_option(
     request: PlacementRequest, command: str, length: int, memory_length: int
 ) -> OptionFacts:
     """Return the option with a cache in VRAM, and so many bytes of experts in memory."""
-    model = request.model
-    return OptionFacts(
-        command=command,
-        cpu_layer_count=model.layers[-1].layer + 1,
-        vram_expert_length=length,
-        memory_expert_length=memory_length,
-        streamed_length=model.expert_length - memory_length,
-        micro_batch=model.micro_batch,
-        vram_cache_length=length,
-    )
-
-
-def _option(
-    request: PlacementRequest, placed: Offload, words: Sequence[str], count: int | None
-) -> OptionFacts:
-    command = _command(request, "-ngl", "999", *words)
-    model, kept = request.model, placed.memory_length
-    return OptionFacts(command, count, model.expert_length - kept, kept, 0, model.micro_batch)
+    streamed_length = request.expert_length - memory_length
+    count = request.layers[-1].layer + 1
+    return request.option(command, count, memory_length, streamed_length, length)
 
 
 def _split(placed: Offload) -> list[str]:
@@ -157,45 +143,43 @@ def _split(placed: Offload) -> list[str]:
 
 
 def _command(request: PlacementRequest, *words: str) -> str:
-    server = ["llama-server", "-m", request.model.path, *words, *context_words(request)]
+    server = ["llama-server", "-m", request.footprint.path, *words, *context_words(request)]
     return shell_words(server)
 
 
 def context_words(request: PlacementRequest) -> list[str]:
     """Return the options for the length of a context, its types, and micro-batches."""
-    keys, values = request.cache_types
-    types = [] if keys == values == "f16" else ["-ctk", keys, "-ctv", values]
-    batch = request.model.micro_batch
-    batches = ["-b", str(batch)] if batch > _BATCH else []
-    if batch != _MICRO_BATCH:
-        batches += ["-ub", str(batch)]
-    return ["-c", str(request.context), *types, *batches]
+    options, batch = request.options, request.options.batch_count
+    words = ["-c", str(request.context)]
+    if (options.type_k, options.type_v) != ("f16", "f16"):
+        words += ["-ctk", options.type_k, "-ctv", options.type_v]
+    words += ["-b", str(batch)] if batch > _BATCH else []
+    return words if batch == _MICRO_BATCH else [*words, "-ub", str(batch)]
 
 
 def gpu_devices(
     request: PlacementRequest, placed: Offload, memory_expert_length: int
 ) -> Iterator[DeviceFacts]:
     """Yield the facts of each GPU, and of memory with so many bytes of experts."""
-    model = request.model
-    staged = model.staged_length if placed.cpu_layer_count else 0
-    rest = list(model.layers)
+    staged = request.weights.staged_length if placed.cpu_layer_count else 0
+    rest = list(request.layers)
     gpus = zip(request.machine.gpus, placed.layer_counts, strict=True)
     for number, (gpu, count) in enumerate(gpus):
         layers, rest = rest[:count], rest[count:]
-        output = model.output_length if count > len(layers) else 0
+        output = request.output_length if count > len(layers) else 0
         yield device_facts(
             _name(request, number),
             int(gpu.memory.value),
-            dense=sum(layer.dense_length for layer in layers) + output,
-            context=sum(layer.context_length for layer in layers),
+            dense=sum(layer.dense_length or 0 for layer in layers) + output,
+            context=sum(request.context_lengths[layer.layer] for layer in layers),
             experts=sum(one.expert_length for one in layers if one.layer >= placed.cpu_layer_count),
-            computing=model.compute_length + staged if count else 0,
+            computing=request.compute_length + staged if count else 0,
         )
         staged = 0 if count else staged
     yield device_facts(
         "memory",
         int(request.machine.memory.value),
-        dense=model.embedding_length,
+        dense=request.embedding_length,
         experts=memory_expert_length,
     )
 

@@ -42,39 +42,32 @@ def place_streamed(
 
     Raises RequestError below the floor, and what `pins_by_trace` raises.
     """
-    model, capacities = request.model, request.gpu_capacities
-    placed = offload(model, capacities) if capacities else None
-    kept, working, end = model.expert_length, request.working_length, model.layers[-1].layer + 1
+    placed = offload(request)
+    kept, working, end = request.expert_length, request.working_length, request.layers[-1].layer + 1
     if placed is not None:
-        kept, working, end = placed.memory_length, model.embedding_length, placed.cpu_layer_count
+        kept, working, end = placed.memory_length, request.embedding_length, placed.cpu_layer_count
     budget = _budget(request, working, kept)
     pins = None
-    layers = [layer.layer for layer in model.layers if layer.layer < end]
+    layers = [layer.layer for layer in request.layers if layer.layer < end]
     if budget != kept:
-        shape, most = model.weights.shape.without_mtp(), budget - model.floor
+        shape, most = request.weights.shape.without_mtp(), budget - request.floor
         if trace is not None:
             pins = pins_by_trace(trace, budget, most, layers)
         elif hotness is not None:
             pins = pins_by_hotness(hotness, shape, budget, most, layers)
     memory = _memory_words(budget, kept, pins)
     if placed is not None:
-        option = OptionFacts(
-            command=_command(request, memory, layer_words(placed)),
-            cpu_layer_count=end,
-            vram_expert_length=model.expert_length - kept,
-            memory_expert_length=budget,
-            streamed_length=kept - budget,
-            micro_batch=model.micro_batch,
-        )
+        command = _command(request, memory, layer_words(placed))
+        option = request.option(command, end, budget, kept - budget)
         devices = list(gpu_devices(request, placed, budget))
         notes = (_BUILD, *notes_of_order(request))
         return request.facts(devices, option, _alternatives(request, placed), notes, pins)
-    words = ["moepack", "run", model.path, "--context", str(request.context), *memory]
-    command = shell_words([*words, "-ub", str(model.micro_batch)])
-    option = OptionFacts(command, None, 0, budget, kept - budget, model.micro_batch)
+    words = ["moepack", "run", request.footprint.path, "--context", str(request.context), *memory]
+    command = shell_words([*words, "-ub", str(request.options.batch_count)])
+    option = request.option(command, None, budget, kept - budget)
     unused = []
-    if capacities:
-        missing = size_text(missing_length(model, capacities))
+    if request.gpu_capacities:
+        missing = size_text(missing_length(request))
         unused.append(f"no GPU is used: VRAM lacks {missing} for dense weights and context")
     devices = [*unused_gpus(request), request.memory_device(budget)]
     return request.facts(devices, option, notes=unused, pins=pins)
@@ -87,7 +80,7 @@ def _budget(request: PlacementRequest, working_length: int, most: int) -> int:
     """
     capacity = request.memory_capacity
     budget = capacity - working_length
-    least = min(most, request.model.floor)
+    least = min(most, request.floor)
     if budget < least:
         floor = working_length + least
         raise RequestError(
@@ -102,18 +95,18 @@ def _budget(request: PlacementRequest, working_length: int, most: int) -> int:
 
 def _alternatives(request: PlacementRequest, placed: Offload) -> list[OptionFacts]:
     """Return the option with a cache in VRAM instead of whole layers, if it fits."""
-    model, length = request.model, cache_length(request, placed)
-    budget = min(model.expert_length, request.memory_capacity - model.embedding_length)
-    if not length or budget < model.floor:
+    length = cache_length(request, placed)
+    budget = min(request.expert_length, request.memory_capacity - request.embedding_length)
+    if not length or budget < request.floor:
         return []
-    memory = _memory_words(budget, model.expert_length, None)
+    memory = _memory_words(budget, request.expert_length, None)
     command = _command(request, memory, cache_words(length))
     return [cached_option(request, command, length, budget)]
 
 
 def _command(request: PlacementRequest, memory: Sequence[str], words: Sequence[str]) -> str:
     """Return a command that streams experts to the user's own llama-server."""
-    run = ["moepack", "run", request.model.path, *memory]
+    run = ["moepack", "run", request.footprint.path, *memory]
     server = ["llama-server", "-m", "{}", "-ngl", "999", *words, *context_words(request)]
     return shell_words([*run, "--", *server])
 

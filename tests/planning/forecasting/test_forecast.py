@@ -10,10 +10,11 @@ import pytest
 from moepack.common.errors import RequestError, TraceError
 from moepack.pack.format import manifest
 from moepack.packing.pack_model import pack_model
+from moepack.planning.footprint.model import footprint_of
 from moepack.planning.forecasting.facts import ForecastFacts, SpeedFacts
 from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.misses import WorkingSet
-from moepack.planning.forecasting.modes import MARGIN, ExecutionMode, ModelProfile
+from moepack.planning.forecasting.modes import MARGIN, ExecutionMode, ModelOnMachine
 from moepack.planning.machine.model import Machine
 from moepack.report import forecast_text
 from tests.support import large_models
@@ -34,8 +35,8 @@ HALF = 1 << 19
 
 
 @pytest.fixture(scope="module")
-def model() -> ModelProfile:
-    return ModelProfile(MODEL, CONTEXT)
+def model() -> ModelOnMachine:
+    return ModelOnMachine(footprint_of(MODEL), BOX, CONTEXT)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,7 @@ def test_a_table_of_every_number_of_layers_in_memory() -> None:
     assert speeds[1] == only(cpu_layer_count=1)
 
 
-def test_without_a_gpu_a_table_of_budgets(model: ModelProfile) -> None:
+def test_without_a_gpu_a_table_of_budgets(model: ModelOnMachine) -> None:
     speeds = forecast_of(WITHOUT_GPU, sweep=True).forecasts
     budgets = [some(one.budget_length) for one in speeds]
     assert len(budgets) == 12
@@ -197,7 +198,7 @@ def test_a_table_says_why_it_has_no_speeds() -> None:
     assert text_of(WITHOUT_GPU, sweep=True).count("a uniform router is assumed") == 1
 
 
-def test_each_warning_has_its_condition(model: ModelProfile) -> None:
+def test_each_warning_has_its_condition(model: ModelOnMachine) -> None:
     step = some(model.step_length)
     unsteady, steady = (
         BOX._replace(drive=surface({(1 << 20, 4): (2.0, highest)})) for highest in (3.1, 2.9)
@@ -220,8 +221,8 @@ def test_each_warning_has_its_condition(model: ModelProfile) -> None:
         assert all(map(str.startswith, warnings, starts))
 
 
-def test_a_warning_if_vram_is_short(model: ModelProfile) -> None:
-    part, whole = (some(model.needs(model.offload(count)).vram) for count in (1, 0))
+def test_a_warning_if_vram_is_short(model: ModelOnMachine) -> None:
+    part, whole = (some(model.needs(model.offload(count)))[0] for count in (1, 0))
     short = machine(vram=(whole - 1) / GB, vram_bandwidth=936, bandwidth=40)
     (warning,) = only(short, cpu_layer_count=0).warnings
     assert warning.startswith("takes 3.8 MiB of 3.8 MiB of VRAM: where a driver then uses memory")
@@ -240,8 +241,8 @@ def test_the_least_number_of_layers_that_fits_is_named(qwen3: Path) -> None:
     assert only(box, qwen3, cpu_layer_count=some(best.cpu_layer_count) - 1).fits is False
 
 
-def test_a_warning_if_memory_is_short(model: ModelProfile) -> None:
-    exact = some(model.needs(ExecutionMode("cpu")).memory) + MARGIN
+def test_a_warning_if_memory_is_short(model: ModelOnMachine) -> None:
+    exact = some(model.needs(ExecutionMode("cpu")))[1] + MARGIN
     for length, is_short in ((exact, False), (exact - 1, True)):
         box = machine(bandwidth=40, memory=length / GB, drive=3)
         streamed = only(box, budget=2 * HALF, traces=[TRACE])
@@ -252,7 +253,7 @@ def test_a_warning_if_memory_is_short(model: ModelProfile) -> None:
 
 @needs_llama
 def test_a_warning_if_the_file_is_nearly_as_long_as_memory(qwen3: Path) -> None:
-    needed = some(ModelProfile(qwen3, CONTEXT).needs(ExecutionMode("cpu")).memory)
+    needed = some(only(machine(bandwidth=40, memory=999), qwen3).memory_length)
     for times, is_short in ((1.11, True), (1.12, False)):
         one = only(machine(bandwidth=40, memory=needed * times / GB), qwen3)
         assert (one.kind, one.fits) == ("cpu", True)
@@ -277,7 +278,7 @@ def test_deeper_is_slower(options: Options) -> None:
     assert len(speeds) == 3
 
 
-def test_a_pack_is_read_by_the_blob(packs: dict[str, Path], model: ModelProfile) -> None:
+def test_a_pack_is_read_by_the_blob(packs: dict[str, Path], model: ModelOnMachine) -> None:
     pack, length = packs["qwen3moe"], model.read_length
     assert speed_of(path=pack, cpu_layer_count=1) == speed_of(cpu_layer_count=1)
     box = BOX._replace(drive=surface({(length, 4): (1, 1), (3 * length, 4): (2, 2)}))
@@ -337,7 +338,7 @@ def test_a_mode_that_cannot_fit_is_not_chosen_though_not_all_is_known(experts_on
 
 def bench_run(folder: Path, name: str, **values: Any) -> str:
     """Write llama-bench's JSON of a run of the model."""
-    length = ModelProfile(MODEL, CONTEXT).weights.length
+    length = footprint_of(MODEL).weights.length
     body: Options = {"backends": "CUDA", "model_size": length, "n_gpu_layers": 99}
     body |= {"n_prompt": 0, "n_gen": 128, "avg_ts": 3000.0, "n_cpu_moe": 0, **values}
     (folder / name).write_text(json.dumps([body]))
@@ -346,7 +347,7 @@ def bench_run(folder: Path, name: str, **values: Any) -> str:
 
 def own_run(folder: Path, name: str, **values: Any) -> str:
     """Write `moepack run --json` of a run of the model."""
-    body: Options = {"model_length": ModelProfile(MODEL, CONTEXT).weights.length}
+    body: Options = {"model_length": footprint_of(MODEL).weights.length}
     body |= {"step_count": 100, "seconds": 0.1, "read_length": 1 << 24, "read_seconds": 0.05}
     body |= {"prompt_count": 4, "memory": {"experts": HALF}, **values}
     (folder / name).write_text(json.dumps(body))
@@ -381,7 +382,7 @@ def test_measured_runs_replace_unknown_figures(tmp_path: Path) -> None:
     assert "at most" not in text_of(unknown, **options)
 
 
-def test_a_run_of_another_model_is_an_error(model: ModelProfile, tmp_path: Path) -> None:
+def test_a_run_of_another_model_is_an_error(model: ModelOnMachine, tmp_path: Path) -> None:
     """Versions of llama.cpp load a little more or less of the same one."""
     length = some(model.weights.length)
     for times in (0.985, 1.015):
@@ -440,8 +441,8 @@ def test_the_next_run_for_experts_in_memory(tmp_path: Path) -> None:
     assert following(none, cpu_layer_count=0) is None
 
 
-def test_the_next_run_is_one_that_fits(model: ModelProfile) -> None:
-    vram = some(model.needs(model.offload(1)).vram)
+def test_the_next_run_is_one_that_fits(model: ModelOnMachine) -> None:
+    vram, _ = some(model.needs(model.offload(1)))
     box = machine(vram=(vram + MARGIN) / GB, vram_bandwidth=936, bandwidth=40)
     assert forecast_of(box, cpu_layer_count=0).next_receipt is None
     assert forecast_of(box, cpu_layer_count=1).next_receipt == f"{BENCH} -ngl 99 -ncmoe 2"

@@ -9,7 +9,7 @@ import pytest
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.forecasting.facts import PromptFacts, SpeedFacts
 from moepack.planning.forecasting.forecast import forecast
-from moepack.planning.forecasting.modes import MARGIN, ExecutionMode, ModelProfile
+from moepack.planning.forecasting.modes import MARGIN, ExecutionMode, ModelOnMachine
 from moepack.planning.machine.model import Drive, Figure, Gpu, Machine
 from tests.support import large_models
 from tests.support.machines import GB
@@ -148,7 +148,8 @@ def test_micro_batches_shrink_where_there_is_no_room_for_them(gpt_oss: Path) -> 
     assert speed(gpt_oss, box(gpu=GPU), prompt=10_000).prompt.micro_batch == 4096
     explicit = speed(gpt_oss, box(gpu=GPU), prompt=10_000, micro_batch=100)
     assert explicit.prompt.micro_batch == 100
-    needed = ModelProfile(gpt_oss, CONTEXT).needs(ExecutionMode("offload", 36)).vram or 0
+    model = ModelOnMachine(footprint_of(gpt_oss), box(gpu=GPU), CONTEXT)
+    needed, _ = some(model.needs(ExecutionMode("offload", 36)))
     for memory, micro_batch in ((needed + MARGIN, 4096), (needed + MARGIN - 1, 2048)):
         tight = GPU._replace(memory=Figure(memory, "typed"))
         assert speed(gpt_oss, box(gpu=tight), prompt=10_000).prompt.micro_batch == micro_batch
@@ -156,9 +157,9 @@ def test_micro_batches_shrink_where_there_is_no_room_for_them(gpt_oss: Path) -> 
 
 def test_long_prompts_take_longer_to_attend_to(gpt_oss: Path) -> None:
     """But for windows: half of the layers of gpt-oss look back on 128 tokens."""
-    profile = ModelProfile(gpt_oss, CONTEXT)
-    active = some(some(profile.weights.parameters).active)
-    short, long = (some(profile.prompt_operations(count)) for count in (1, 16384))
+    footprint = footprint_of(gpt_oss)
+    active = some(some(footprint.weights.parameters).active)
+    short, long = (some(footprint.prompt_operations(count)) for count in (1, 16384))
     assert short == pytest.approx(2 * active, rel=0.01)
     attending = long - 2 * active * 16384
     full, windowed = 18 * 16384**2 / 2, 18 * 16384 * 128

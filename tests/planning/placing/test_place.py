@@ -13,15 +13,16 @@ import pytest
 import moepack
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.sizes import size_text
-from moepack.planning.footprint.context import LLAMA_SERVER, MOEPACK_RUN
+from moepack.planning.footprint.context import LLAMA_SERVER, MOEPACK_RUN, ContextOptions
+from moepack.planning.footprint.model import footprint_of
 from moepack.planning.placing.facts import DeviceFacts, OptionFacts, PlacementFacts
 from moepack.planning.placing.offload import filled, offload, pattern
-from moepack.planning.placing.request import ModelLengths, model_lengths
+from moepack.planning.placing.request import PlacementRequest
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
 from tests.support import large_models, llama_cpp_memory
 from tests.support.gguf_builder import F32, moe
-from tests.support.machines import machine
+from tests.support.machines import GB, machine
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama
 from tests.support.values import some
@@ -38,8 +39,12 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return large_models.write("DeepSeek-V3", tmp_path_factory.mktemp("large") / "model.gguf")
 
 
-def lengths(path: Path) -> ModelLengths:
-    return model_lengths(path, LLAMA_SERVER._replace(token_count=CONTEXT))
+def lengths(
+    path: Path, vram: int = 0, context: int = CONTEXT, server: ContextOptions = LLAMA_SERVER
+) -> PlacementRequest:
+    """Return the bytes of a model, and a GPU of `vram` bytes without a margin."""
+    options, box = server._replace(token_count=context), machine(vram=vram / GB)
+    return PlacementRequest(footprint_of(path), options, box, "llama.cpp", 0)
 
 
 def value(option: OptionFacts, name: str) -> str | None:
@@ -109,7 +114,7 @@ def test_everything_lies_somewhere_and_nothing_twice(gpt_oss: Path, vram: list[i
     dense_length = sum(one.dense_length for one in facts.devices)
     assert dense_length == whole.weights.dense_length, "the output is not tied"
     assert sum(one.expert_length for one in facts.devices) == whole.expert_length
-    contexts = sum(layer.context_length for layer in whole.layers)
+    contexts = sum(whole.context_lengths.values())
     assert sum(one.context_length for one in facts.devices) == contexts
     for _, length, *used, left in map(astuple, facts.devices):
         assert sum(used) + left == length
@@ -131,7 +136,7 @@ def test_gpus_are_filled_to_the_same_share(model: str, vram: list[int], tmp_path
     used = [gpu.length - gpu.left_length for gpu in gpus]
     most = max(length / room for length, room in zip(used, rooms, strict=True))
     whole = lengths(path)
-    step = max(layer.fixed_length + layer.expert_length for layer in whole.layers)
+    step = max(whole.fixed_length_of(one) + one.expert_length for one in whole.layers)
     for length, room in zip(used[:-1], rooms, strict=False):
         assert length + max(step, whole.output_length) > (most - 0.001) * room
     assert all(used), "none is left empty"
@@ -216,30 +221,28 @@ def test_several_gpus_get_what_they_hold(gpt_oss: Path, vram: list[int]) -> None
     gpus = llama_cpp_deals(shares, len(whole.layers))
     for number, device in enumerate(facts.devices[:-1]):
         layers = [one for one, gpu in zip(whole.layers, gpus[:-1], strict=True) if gpu == number]
-        assert device.context_length == sum(one.context_length for one in layers)
+        assert device.context_length == sum(whole.context_lengths[one.layer] for one in layers)
         output = whole.output_length if gpus[-1] == number else 0
-        assert device.dense_length == sum(one.dense_length for one in layers) + output
+        assert device.dense_length == sum(some(one.dense_length) for one in layers) + output
 
 
 def test_a_pattern_names_just_what_is_in_memory(deepseek: Path) -> None:
-    whole = lengths(deepseek)
-    room = 40 * GIB
-    placed = some(offload(whole, [room]))
-    fuller = filled(whole, placed, [room])
-    assert 0 < len(fuller.in_memory) < len(placed.in_memory), "there is room for a projection"
-    assert fuller.used_lengths[0] <= room
-    moved = placed.memory_length - fuller.memory_length
-    assert fuller.used_lengths[0] - placed.used_lengths[0] == moved > 0
-    patterns = [item.removesuffix("=CPU") for item in pattern(fuller.in_memory).split(",")]
+    whole = lengths(deepseek, vram=40 * GIB)
+    placed = some(offload(whole))
+    in_memory = filled(whole, placed)
+    assert 0 < len(in_memory) < len(placed.in_memory), "there is room for a projection"
+    moved = placed.memory_length - sum(tensor.length for tensor in in_memory)
+    assert placed.used_lengths[0] + moved <= 40 * GIB
+    patterns = [item.removesuffix("=CPU") for item in pattern(in_memory).split(",")]
     names = find_experts(open_source([deepseek])).names
     matched = {name for name in names if any(re.search(one, name) for one in patterns)}
-    assert matched == {f"blk.{one.layer}.{one.name}.weight" for one in fuller.in_memory}
+    assert matched == {f"blk.{one.layer}.{one.name}.weight" for one in in_memory}
 
 
 def test_a_pattern_is_offered_where_it_brings_enough(gpt_oss: Path) -> None:
     whole = lengths(gpt_oss)
     first = whole.layers[0]
-    fixed = whole.fixed_length + whole.compute_length + whole.staged_length + GIB
+    fixed = whole.fixed_length + whole.compute_length + whole.weights.staged_length + GIB
     up, down = first.tensors[0].length, first.tensors[-1].length
     for extra, is_offered in ((up + down, True), (up, False)):
         facts = place(gpt_oss, vram=[fixed + first.expert_length + extra])
@@ -258,7 +261,12 @@ def test_latest_experts_may_be_cached_in_vram(gpt_oss: Path) -> None:
     cached = next(one for one in facts.alternatives if "--moe-cache-mib" in one.command)
     room = int(value(cached, "--moe-cache-mib") or 0) << 20
     whole = lengths(gpt_oss)
-    working = whole.fixed_length + whole.compute_length + whole.staged_length + facts.margin_length
+    working = (
+        whole.fixed_length
+        + whole.compute_length
+        + whole.weights.staged_length
+        + facts.margin_length
+    )
     assert 0 <= 24 * GIB - working - room < 1 << 20
     assert cached.vram_expert_length == room
     assert cached.memory_expert_length == whole.expert_length
@@ -278,14 +286,14 @@ def test_a_shorter_context_takes_less(gpt_oss: Path) -> None:
 
 def test_below_the_floor_it_says_what_is_missing(gpt_oss: Path) -> None:
     whole = lengths(gpt_oss)
-    working = whole.compute_length + whole.staged_length
+    working = whole.compute_length + whole.weights.staged_length
     enough = whole.fixed_length + working + GIB
     assert place(gpt_oss, vram=[enough]).option.cpu_layer_count == 36
     (note,) = place(gpt_oss, vram=[enough - (2 << 20)]).notes
     assert "VRAM lacks 2.0 MiB beside the margin" in note
     # Two that have the room together, but the output fits into neither beside what is before it.
     half = (enough - GIB - working) // 2 + whole.compute_length + GIB
-    (note,) = place(gpt_oss, vram=[half + whole.staged_length, half]).notes
+    (note,) = place(gpt_oss, vram=[half + whole.weights.staged_length, half]).notes
     assert f"VRAM lacks {size_text(whole.output_length)} beside the margin" in note
     with pytest.raises(RequestError, match="too little VRAM") as caught:
         place(gpt_oss, vram=[enough - (2 << 20)], memory=48 * GIB)
@@ -316,7 +324,7 @@ def test_a_pack_is_run_with_what_there_is(gpt_oss: Path) -> None:
 
 def test_hotness_decides_whether_experts_are_pinned() -> None:
     source, trace = QWEN3MOE, TRACE
-    whole = model_lengths(source, MOEPACK_RUN._replace(token_count=64))
+    whole = lengths(source, context=64, server=MOEPACK_RUN)
     fixed = place(source, engine="pack", context=64).devices[0]
     working = fixed.dense_length + fixed.context_length + fixed.compute_length
     memory = working + whole.floor + 1000
@@ -388,12 +396,12 @@ def test_the_forecast_of_three_tiers_knows_them_all(three_tiers: PlacementFacts)
 def test_a_gpu_has_room_for_a_copy_of_a_tensor_of_experts(gpt_oss: Path) -> None:
     whole = lengths(gpt_oss)
     longest = max(tensor.length for layer in whole.layers for tensor in layer.tensors)
-    assert longest - whole.staged_length < 2 << 20, "the biases beside it"
+    assert longest - whole.weights.staged_length < 2 << 20, "the biases beside it"
     all_there, *_ = place(gpt_oss, vram=[128 * GIB]).devices
     some_there, *_ = place(gpt_oss, vram=[24 * GIB]).devices
-    assert some_there.compute_length - all_there.compute_length == whole.staged_length
+    assert some_there.compute_length - all_there.compute_length == whole.weights.staged_length
     first, second, _ = place(gpt_oss, vram=[24 * GIB] * 2).devices
-    assert first.compute_length - second.compute_length == whole.staged_length
+    assert first.compute_length - second.compute_length == whole.weights.staged_length
 
 
 @pytest.mark.parametrize(
