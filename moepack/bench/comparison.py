@@ -127,7 +127,7 @@ def _read(reader: Reader, groups: Groups, portion: slice) -> Usage:
 
 
 def _is_cold(paths: Sequence[Path], length: int) -> bool | None:
-    """Return whether next to nothing of `length` bytes to read is cached; None if unknown."""
+    """Return whether the cached bytes are few, beside `length` bytes to read."""
     share = page_cache.cached_share(paths)
     if share is None:
         return None

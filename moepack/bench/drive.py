@@ -90,7 +90,7 @@ def measure_in_rounds(
     rounds: int,
     progress: Callable[[], None],
 ) -> dict[Point, list[Usage]]:
-    """Measure the `points` in turns, each for its share of the `seconds` in so many `rounds`.
+    """Measure the `points` in turns, in some `rounds` of `seconds` in all.
 
     Reads of one length and order go on from round to round, so that a drive's own memory helps
     little. A backend that reads through the page cache has the files dropped from it before.

@@ -102,8 +102,8 @@ def divide_memory(
 ) -> RunMemory:
     """Divide a `limit` on all bytes that `moepack run` takes.
 
-    Dense tensors count, which lie in the page cache, and a context of so many tokens; tables that
-    are looked up by row do not. `pinned` bytes of the hottest experts stay in memory. Without a
+    Dense tensors count, which lie in the page cache, and `context` tokens; tables that are looked
+    up by row do not. `pinned` bytes of the hottest experts stay in memory. Without a
     `micro_batch` the longest that fits is chosen. Raises RequestError if the experts of one
     micro-batch do not fit, and what reading metadata raises.
     """

@@ -15,7 +15,7 @@ from moepack.source.experts import SourceFamily, find_experts
 from moepack.source.shards import Source
 
 Groups = Sequence[Sequence[ExpertRead]]
-"""Experts by routed layer: those of one are requested together."""
+"""Experts by routed layer; all experts of a layer are requested together."""
 
 
 def blobs(pack: Pack, layers: Sequence[RoutedLayer]) -> Groups:

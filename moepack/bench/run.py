@@ -118,9 +118,9 @@ def bench_pack(
     """Measure the drive of the pack at `path`, and the gain of the pack there.
 
     Of a GGUF at `path` the reads from the shards are measured, and nothing is compared. `source` is
-    the model that the pack was made from, to compare with. The experts that are read are those of a
-    `trace`; else `experts_used` per layer (by default as many as the model uses) are drawn by a
-    file of `hotness`, by the pack's own, or uniformly. `depths` are reads in flight, `length` the
+    the model that the pack was made from, to compare with. The experts come from a `trace`; without
+    one, `experts_used` per layer (by default the model's number) are drawn by a file of `hotness`,
+    by the pack's own, or uniformly. `depths` are reads in flight, `length` the
     bytes of blobs to read repeatedly, fewer on a slow drive. `point_seconds` is the time for each
     point of the surface, 0 for no surface, `seconds` the time for the comparison. Raises
     RequestError for bad arguments, and what opening and reading raise.

@@ -32,7 +32,7 @@ class Usage(NamedTuple):
         return self.length / self.seconds
 
     def cpu_seconds_per_gib(self, useful_length: int) -> float:
-        """Return the CPU time for each GiB of so many useful bytes."""
+        """Return the CPU seconds for each GiB of `useful_length` bytes."""
         return self.cpu_seconds / (useful_length / (1 << 30))
 
 

@@ -48,7 +48,7 @@ _MIN_RANDOM_SHARE = 0.6
 
 
 def check_free_memory() -> CheckResult:
-    """Compare the memory that this process may take with that of the machine."""
+    """Compare the memory for this process with all memory of the machine."""
     total, limit, available = system_memory(), limited_memory(), available_memory()
     most = total if limit is None else min(total, limit)
     measured = f"{size_text(available)} may be taken of {size_text(total)}"

@@ -13,7 +13,7 @@ from moepack.planning.forecasting.modes import MARGIN, MICRO_BATCHES
 from moepack.planning.machine.model import Drive, Figure, Machine, ReadSpeed
 
 ANSWER_TOKENS = 200
-"""Changes are ranked by the time of a prompt and an answer of so many tokens."""
+"""Length of an answer: changes are ranked by the time of a prompt and an answer."""
 _LEAST_GAIN = 0.02
 _TWICE = 2.0
 

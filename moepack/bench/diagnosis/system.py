@@ -101,7 +101,7 @@ def check_locked_memory() -> CheckResult:
 def check_mappings(expert_count: int | None = None, path: Path = _MAPPINGS) -> CheckResult:
     """Compare the limit of mapped ranges with the need of experts in memory.
 
-    `expert_count` is that of the model, None if unknown.
+    `expert_count` is the model's, None if unknown.
     """
     try:
         limit = int(path.read_text())
