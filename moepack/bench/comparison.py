@@ -93,8 +93,8 @@ def cut(groups: Groups) -> list[slice]:
         if length >= PORTION_LENGTH:
             portions.append(slice(start, end))
             start, length = end, 0
-    last = portions.pop() if portions else slice(0)
-    return [*portions, slice(last.start or 0, len(groups))]
+    last = portions.pop() if portions else slice(0, 0)
+    return [*portions, slice(last.start, len(groups))]
 
 
 def _warm_up(reader: Reader, sides: Mapping[str, Groups], seconds: float) -> list[slice]:

@@ -15,11 +15,10 @@ from moepack.bench.layouts import Groups
 from moepack.bench.measuring import Meter
 from moepack.bench.timed_reads import Usage, in_flight
 from moepack.bench.workload import RoutedLayer
-from moepack.common import extras
 from moepack.common.errors import MachineError, RequestError, TraceError
 from moepack.common.keys import ExpertKey
 from moepack.pack.reading.expert_read import FileRead
-from moepack.report import bench_text, chart
+from moepack.report import bench_text
 from moepack.source.shards import open_source
 from moepack.storage.threaded import ThreadedBackend
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, on_disk, pack_model
@@ -377,12 +376,3 @@ def test_options_that_cannot_be_are_usage_errors(
     run = cli("bench", hot_pack, *options)
     assert run.returncode == 2
     assert problem in run.stderr
-
-
-def test_plotting_without_matplotlib_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(MachineError, match="needs matplotlib") as caught:
-        chart.check(str(tmp_path / "s.svg"))
-    assert caught.value.hint == extras.hint("plot")
