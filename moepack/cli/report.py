@@ -72,7 +72,7 @@ def report(
 
     Example: moepack report model.gguf --trace chat.moetrace -o report.html
     """
-    from moepack.report.html import report_text
+    from moepack.report.html.report import summary_text
     from moepack.traces.formats.registry import ReadOptions
 
     if opens and output == STANDARD_STREAM:
@@ -95,6 +95,6 @@ def report(
                 progress=advance,
                 **settings,
             )
-    sum_up(replace(page.summary, path=output), report_text.text)
+    sum_up(replace(page.summary, path=output), summary_text)
     if opens and click.launch(os.path.abspath(output)):
         complain("note", "no browser could be started: open the page by hand")

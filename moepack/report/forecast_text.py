@@ -1,6 +1,6 @@
 """Forecasts, written for people."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from moepack.common.sizes import count_text, size_text
 from moepack.planning.forecasting.facts import (
@@ -156,7 +156,7 @@ def _term(term: TermFacts, binding: str | None) -> Iterator[str]:
     yield "takes longest" if term.name == binding else ""
 
 
-def speeds(forecasts: tuple[SpeedFacts, ...]) -> Table:
+def speeds(forecasts: Sequence[SpeedFacts]) -> Table:
     """Write a row for each forecast."""
     streams = forecasts[0].budget_length is not None
     columns = [Column("--n-cpu-moe")]

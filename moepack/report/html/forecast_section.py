@@ -17,8 +17,7 @@ from moepack.report.html.drawing import (
 )
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, Key, PageSection, Picture, adding
-from moepack.report.table import Column, Table
-from moepack.report.values import UNKNOWN, length_text, rate_text, seconds_text, share_text
+from moepack.report.values import rate_text, seconds_text, share_text
 
 _BAND = Key("nine runs of ten", "c1", "band")
 _LIKELY = Key("forecast", "c1")
@@ -39,7 +38,7 @@ def forecast_section(facts: ReportFacts) -> PageSection | str:
     figures, tables = [], []
     if len(speeds) > 1:
         figures.append(_speeds(speeds))
-        tables.append(_table(swept))
+        tables.append(DataTable("Tokens a second", forecast_text.speeds(swept), place="below"))
     if any(term.seconds for term in one.terms):
         figures.append(_terms(one))
         tables.append(DataTable("The time of a token", forecast_text.terms(one), place="below"))
@@ -87,24 +86,6 @@ def _speeds(forecasts: Sequence[SpeedFacts]) -> Picture:
         picture(13, across, up, *lines, *dots),
         keys=(_LIKELY, _BAND, *misfit),
     )
-
-
-def _table(forecasts: Sequence[SpeedFacts]) -> DataTable:
-    """Write a row for each forecast, as narrow as fits beside the picture."""
-    streams = any(one.budget_length is not None for one in forecasts)
-    rows = [
-        (
-            length_text(one.budget_length) if streams else str(one.cpu_layer_count),
-            length_text(one.vram_length) if one.vram_length else "",
-            length_text(one.memory_length),
-            rate_text(one.tokens_per_second),
-            f"{rate_text(one.lowest)} to {rate_text(one.highest)}",
-            {True: "yes", False: "no", None: UNKNOWN}[one.fits],
-        )
-        for one in forecasts
-    ]
-    names = ("budget" if streams else "layers", "VRAM", "memory", "tok/s", "range", "fits")
-    return DataTable("Tokens a second", Table(tuple(map(Column, names)), rows))
 
 
 def _terms(one: SpeedFacts) -> Picture:

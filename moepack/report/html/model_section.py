@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 from moepack.common.shape import is_row_table
@@ -18,89 +19,77 @@ from moepack.report.table import Column, Table
 from moepack.report.values import UNKNOWN, parameters_text, share_text
 from moepack.source.parameters import Parameters
 
-_DENSE = (
-    ("shared experts", r"_shexp\."),
-    ("routers", r"ffn_gate_inp|exp_probs"),
-    ("attention", r"^blk\.\d+\.(attn|ssm|shortconv|indexer|time_mix|kda)"),
-    ("dense feed-forward", r"^blk\.\d+\.ffn_(gate|up|down)\."),
-    ("embeddings and output", r"^(token_embd|output)\."),
-)
-_EXPERTS = "experts: "
-_OTHERS, _TABLES, _PADDING = "everything else", "row tables", "padding"
+_DENSE = {
+    "shared experts": ("c7", r"_shexp\."),
+    "routers": ("c4", r"ffn_gate_inp|exp_probs"),
+    "attention": ("c3", r"^blk\.\d+\.(attn|ssm|shortconv|indexer|time_mix|kda)"),
+    "dense feed-forward": ("c6", r"^blk\.\d+\.ffn_(gate|up|down)\."),
+    "embeddings and output": ("c2", r"^(token_embd|output)\."),
+    "everything else": ("muted", ""),
+}
+"""The kinds of dense tensors: their colours, and what their names have."""
+_TABLES = Key("row tables", "ink", "fill")
 _EXPERT_COLOURS = ("c1", "c5", "c8")
-_DENSE_COLOURS = ("c2", "c3", "c4", "c6")
 
 
 def model_section(facts: ReportFacts) -> PageSection:
     """Write the extent of a model, and draw its bytes by part."""
-    parts = dict(_parts(facts))
+    parts = _parts(facts)
     total = sum(parts.values())
-    experts = facts.model.expert_length
-    keys = _keys(parts)
-    has_tables = any(is_row_table(tensor.name) for tensor in facts.tensors)
-    rest = "all else but its row tables" if has_tables else "everything else"
-    rows = [(name, size_text(length), share_text(length / total)) for name, length in parts.items()]
+    rest = "all else but its row tables" if _TABLES in parts else "everything else"
+    texts = {key: (size_text(length), share_text(length / total)) for key, length in parts.items()}
+    pieces = [(key, parts[key], ", ".join(text)) for key, text in texts.items()]
     columns = (Column("part", "l"), Column("bytes"), Column("share"))
-    pieces = [
-        (key, length, f"{size}, {share}")
-        for key, length, (_, size, share) in zip(keys, parts.values(), rows, strict=True)
-    ]
+    table = Table(columns, [(key.label, *text) for key, text in texts.items()])
     figure = Picture(
         "parts",
         "Bytes by part",
         f"One bar of {size_text(total)}, divided into "
-        + ", ".join(f"{name} {share}" for name, _, share in rows),
+        + ", ".join(f"{key.label} {share}" for key, (_, share) in texts.items()),
         stacked_bars(size_axis("", total), {"": pieces}, 2.5),
     )
     return PageSection(
         name="model",
-        sentence=f"{experts / total:.0%} of its {size_text(total)} are experts, of which a token "
-        f"uses {_used(facts.model)}; {rest} is used by every token",
+        sentence=f"{facts.model.expert_length / total:.0%} of its {size_text(total)} are experts, "
+        f"of which a token uses {_used(facts.model)}; {rest} is used by every token",
         figures=(figure,),
-        tables=(DataTable("Bytes by part", Table(columns, rows), tuple(keys)), _extent(facts)),
+        tables=(DataTable("Bytes by part", table, tuple(parts)), _extent(facts)),
         unknown=_unknown(facts.model),
         headline=_headline(facts, total),
     )
 
 
-def _parts(facts: ReportFacts) -> Iterator[tuple[str, int]]:
-    """Yield the parts with their bytes: experts by projection, then dense tensors by kind."""
-    lengths: Counter[str] = Counter()
+def _parts(facts: ReportFacts) -> dict[Key, int]:
+    """Return the bytes of each part: experts by projection, dense tensors by kind, padding."""
+    experts: Counter[str] = Counter()
     for layer_count, family in _families(facts.model):
-        for part in family.part_kinds if isinstance(family, PackedFamily) else family.parts:
-            name = re.sub(r"^(ffn_)?|_(ch)?exps?\b|\.weight$", "", part.name)
-            lengths[f"{_EXPERTS}{name}"] += part.length * family.expert_count * layer_count
-    yield from _longest(lengths, len(_EXPERT_COLOURS), f"{_EXPERTS}others")
-    dense: Counter[str] = Counter()
+        parts = family.part_kinds if isinstance(family, PackedFamily) else family.parts
+        for part in parts:  # a projection's small parts with its matrix
+            name = re.sub(r"^ffn_|_(ch)?exps?$", "", part.name.partition(".")[0])
+            experts[name] += part.length * family.expert_count * layer_count
+    dense: Counter[Key] = Counter()
     for tensor in facts.tensors:
         dense[_kind(tensor.name)] += tensor.length
-    yield from _longest(dense, len(_DENSE_COLOURS), _OTHERS)
+    colours = cycle(_EXPERT_COLOURS)
+    lengths = {
+        Key(f"experts: {name}", next(colours), "fill"): length
+        for name, length in experts.most_common()
+    }
+    lengths |= dict(dense.most_common())
     if isinstance(facts.model, PackFacts) and facts.model.padding_length:
-        yield _PADDING, facts.model.padding_length
+        lengths[Key("padding", "grid", "fill")] = facts.model.padding_length
+    return lengths
 
 
-def _longest(lengths: Counter[str], count: int, others: str) -> Iterator[tuple[str, int]]:
-    """Yield so many of the longest, then all others together."""
-    rest = lengths.pop(others, 0)
-    ordered = lengths.most_common()
-    yield from ordered[:count]
-    rest += sum(length for _, length in ordered[count:])
-    if rest:
-        yield others, rest
-
-
-def _keys(parts: Iterable[str]) -> list[Key]:
-    """Return the legend: shades of one colour for experts, other colours for the rest."""
-    experts, dense = iter(_EXPERT_COLOURS), iter(_DENSE_COLOURS)
-    fixed = {_OTHERS: "c7", _PADDING: "grid"}
-    return [
-        Key(name, fixed.get(name) or next(experts if _is_expert(name) else dense, "muted"), "fill")
-        for name in parts
-    ]
-
-
-def _is_expert(part: str) -> bool:
-    return part.startswith(_EXPERTS)
+def _kind(tensor: str) -> Key:
+    if is_row_table(tensor):
+        return _TABLES
+    kinds = (
+        Key(name, colour, "fill")
+        for name, (colour, pattern) in _DENSE.items()
+        if re.search(pattern, tensor)
+    )
+    return next(kinds)
 
 
 def _families(model: SourceFacts | PackFacts) -> Iterator[tuple[int, FamilyFacts | PackedFamily]]:
@@ -109,12 +98,6 @@ def _families(model: SourceFacts | PackFacts) -> Iterator[tuple[int, FamilyFacts
         yield from ((1, family) for family in model.families)
     else:
         yield from ((len(family.layers), family) for family in model.families)
-
-
-def _kind(tensor: str) -> str:
-    if is_row_table(tensor):
-        return _TABLES
-    return next((kind for kind, pattern in _DENSE if re.search(pattern, tensor)), _OTHERS)
 
 
 def _extent(facts: ReportFacts) -> DataTable:
@@ -155,12 +138,11 @@ def _headline(facts: ReportFacts, total: int) -> tuple[tuple[str, str], ...]:
 
 def _experts(model: SourceFacts | PackFacts) -> str:
     """Write the layers times their experts: `48 × 128`."""
-    counts: Counter[int] = Counter()
     layers: dict[int, int] = {}
     for _, family in _families(model):
         numbers = (family.layer,) if isinstance(family, PackedFamily) else family.layers
-        layers |= {number: family.expert_count for number in numbers if number not in layers}
-    counts.update(layers.values())
+        layers = dict.fromkeys(numbers, family.expert_count) | layers
+    counts = Counter(layers.values())
     return " + ".join(f"{count} × {experts}" for experts, count in counts.items()) or UNKNOWN
 
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 from moepack.report.html.cache_section import cache_section
 from moepack.report.html.coverage_section import coverage_section
@@ -44,17 +44,8 @@ _LEFT_OUT = ("blobs", "tensors", "counts", "inputs")
 """Facts that are in the page as data of its pictures, or as text."""
 
 
-class RenderedPage(NamedTuple):
-    """A page: its HTML, its title, the titles of its sections, and those that are missing."""
-
-    html: str
-    title: str
-    sections: tuple[str, ...]
-    missing: tuple[MissingSection, ...]
-
-
-def render(facts: ReportFacts) -> RenderedPage:
-    """Return the page of facts."""
+def render(facts: ReportFacts) -> tuple[str, tuple[str, ...], tuple[MissingSection, ...]]:
+    """Return the page of facts, the titles of its sections, and the sections that are missing."""
     made = {title: make(facts) for title, make in SECTIONS.items()}
     sections = {title: one for title, one in made.items() if isinstance(one, PageSection)}
     missing = tuple(
@@ -73,7 +64,7 @@ def render(facts: ReportFacts) -> RenderedPage:
         script_digest=digest,
         facts=_packed(_numbers(facts)),
     )
-    return RenderedPage(html, facts.name, tuple(sections), missing)
+    return html, tuple(sections), missing
 
 
 def _template() -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from moepack.common.sizes import size_text
-from moepack.planning.placing.facts import DeviceFacts, PlacementFacts
+from moepack.planning.placing.facts import DeviceFacts
 from moepack.planning.placing.streamed import PACK
 from moepack.report import placement_text
 from moepack.report.html.drawing import size_axis, stacked_bars
 from moepack.report.html.facts import ReportFacts
-from moepack.report.html.section import DataTable, Key, PageSection, Picture, adding
-from moepack.report.page import Block
-from moepack.report.table import Column, Table
+from moepack.report.html.section import Key, PageSection, Picture, adding
 
 _KEYS = (
     Key("dense", "c2", "fill"),
@@ -58,8 +56,7 @@ def placement_section(facts: ReportFacts) -> PageSection | str:
                 keys=_KEYS,
             ),
         ),
-        tables=(_memories(placement),),
-        blocks=tuple(_commands(placement)),
+        blocks=placement_text.text(placement).blocks,
     )
 
 
@@ -72,22 +69,3 @@ def _pieces(device: DeviceFacts) -> list[tuple[Key, int, str]]:
         max(0, device.left_length),
     )
     return [(key, length, size_text(length)) for key, length in zip(_KEYS, lengths, strict=True)]
-
-
-def _memories(placement: PlacementFacts) -> DataTable:
-    """Write the memories side by side: a row for each kind of content."""
-    table = placement_text.memories(placement)
-    cells = [[column.heading for column in table.columns], *table.rows]
-    names, *rows = ([*row] for row in zip(*cells, strict=True))
-    columns = (Column("", "l"), *(Column(name) for name in names[1:]))
-    return DataTable("Memories", Table(columns, rows), (None, *_KEYS))
-
-
-def _commands(placement: PlacementFacts) -> list[Block]:
-    blocks = list(placement_text.option_blocks(placement.option))
-    for one in placement.alternatives:
-        blocks += ["Or:", *placement_text.option_blocks(one)]
-    blocks += (f"note: {note}" for note in placement.notes)
-    if placement.pins is not None:
-        blocks += placement_text.pin_lines(placement.pins)
-    return blocks

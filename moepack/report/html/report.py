@@ -8,10 +8,11 @@ from functools import partial
 from typing import NamedTuple
 
 from moepack.common.errors import RequestError
+from moepack.common.escaping import shorten
 from moepack.common.extras import require
 from moepack.common.paths import AnyPath, PathOrPaths, path_texts
 from moepack.common.phases import Progress
-from moepack.common.sizes import Size
+from moepack.common.sizes import Size, count_text, size_text
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.verifying.report import Report
 from moepack.planning.machine.model import Machine
@@ -77,12 +78,20 @@ def make_report(
         raise RequestError("a budget to mark, but no trace", hint="`traces` give the hit rates")
     advance = partial(progress or (lambda done, total: None), 1, STAGE_COUNT)
     facts = gather(paths, traces, machine, path_texts(runs), budget, verification, options, advance)
-    page = render(facts)
-    data = page.html.encode()
+    html, sections, missing = render(facts)
+    data = html.encode()
     path = None if output is None else os.fspath(output)
     if path is not None:
         write_whole(path, data)
     advance()
-    return ReportPage(
-        page.html, ReportSummary(path, len(data), page.title, page.sections, page.missing)
-    )
+    return ReportPage(html, ReportSummary(path, len(data), facts.name, sections, missing))
+
+
+def summary_text(summary: ReportSummary) -> str:
+    """Write the file of a page, its sections, and those that lack an input."""
+    sections = count_text(len(summary.sections), "section")
+    lines = [f"{summary.path}: {shorten(summary.title)}, {sections}, {size_text(summary.length)}"]
+    if summary.missing:
+        titles = ", ".join(one.title.lower() for one in summary.missing)
+        lines.append(f"  not in it: {titles}; the page says what would add them")
+    return "\n".join(lines)
