@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from moepack.report import trace_text
 from moepack.report.html.drawing import line, picture, share_axis
 from moepack.report.html.facts import ReportFacts
-from moepack.report.html.section import DataTable, Key, PageSection, Picture, adding
-from moepack.report.table import Column, Table
+from moepack.report.html.section import Key, PageSection, Picture, adding
 from moepack.report.values import share_text
 from moepack.traces.analysis.verdict import GATE_PERCENT
 
@@ -27,8 +27,7 @@ def coverage_section(facts: ReportFacts) -> PageSection | str:
     if facts.routing is None:
         return adding("that takes tokens, half of them held out", "MODEL --trace FILE")
     judged, curves = facts.routing
-    tops = judged.total.coverage
-    top = next(one for one in tops if one.percent == GATE_PERCENT)
+    top = next(one for one in judged.total.coverage if one.percent == GATE_PERCENT)
     headline: tuple[tuple[str, str], ...] = ()
     if top.share is not None and judged.verdict != "small":
         label = f"of later selections covered by the top {GATE_PERCENT} %"
@@ -38,24 +37,11 @@ def coverage_section(facts: ReportFacts) -> PageSection | str:
         unknown.append("nothing could be held out: there are counts alone, or a single token")
     elif judged.verdict == "small":
         unknown.append("the sample is too small for a verdict")
-    rows = [
-        (
-            f"{one.percent} %",
-            f"{one.expert_count:,}",
-            share_text(one.share),
-            share_text(one.even_share),
-            share_text(one.interleaved_share),
-            share_text(one.latest_share),
-        )
-        for one in tops
-    ]
-    names = ("top", "experts", "held out", "uniform", "other requests", "LRU")
-    table = Table(tuple(map(Column, names)), rows)
     return PageSection(
         name="coverage",
         sentence=judged.reason,
         figures=(_picture(curves, judged.reason),),
-        tables=(DataTable("Coverage of the top experts", table),),
+        blocks=trace_text.concentration(judged).blocks[:2],  # the table and its legend
         unknown=tuple(unknown),
         headline=headline,
     )

@@ -11,8 +11,7 @@ from moepack.report.html.drawing import Axis, cell_map, row_ticks
 from moepack.report.html.facts import CountTable, ReportFacts
 from moepack.report.html.section import DataTable, PageSection, Picture, adding
 from moepack.report.table import Column, Table
-from moepack.report.values import UNKNOWN, number_text, rate_text, share_text
-from moepack.traces.analysis.concentration import Concentration
+from moepack.report.values import UNKNOWN, rate_text, share_text
 
 _HOTTEST = "heat-hottest"
 
@@ -44,7 +43,7 @@ def heat_section(facts: ReportFacts) -> PageSection | str:
         sentence=f"{count_text(total, 'selection')}{sample} by {table.origin}: {never:,} of "
         f"{count_text(count, 'expert')} were never selected",
         figures=_figures(table),
-        tables=(_layers(table, judged),),
+        tables=(_layers(table),),
         unknown=tuple(unknown),
         is_choice=True,
     )
@@ -85,22 +84,14 @@ def _figures(table: CountTable) -> tuple[Picture, ...]:
     )
 
 
-def _layers(table: CountTable, judged: Concentration | None) -> DataTable:
-    skews = {} if judged is None else {skew.layer: skew for skew in judged.layers}
+def _layers(table: CountTable) -> DataTable:
     rows = []
     for layer, counts in zip(table.layers, table.counts, strict=True):
-        skew = skews.get(layer)
-        hottest = int(counts.argmax())
+        hottest, never = int(counts.argmax()), int((counts == 0).sum())
         total = int(np.maximum(counts, 0).sum())
+        share = int(counts[hottest]) / total if total else None
         rows.append(
-            (
-                str(layer),
-                UNKNOWN if skew is None else f"{skew.entropy:.3f}",
-                UNKNOWN if skew is None else f"{skew.gini:.3f}",
-                number_text(int((counts == 0).sum())),
-                str(hottest) if total else UNKNOWN,
-                share_text(int(counts[hottest]) / total if total else None),
-            )
+            (str(layer), f"{never:,}", str(hottest) if total else UNKNOWN, share_text(share))
         )
-    names = ("layer", "entropy", "Gini", "never", "hottest expert", "its share")
+    names = ("layer", "never", "hottest expert", "its share")
     return DataTable("By layer", Table(tuple(map(Column, names)), rows))

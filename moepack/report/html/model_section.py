@@ -27,7 +27,7 @@ _DENSE = {
     "embeddings and output": ("c2", r"^(token_embd|output)\."),
     "everything else": ("muted", ""),
 }
-"""The kinds of dense tensors: their colours, and what their names have."""
+"""The kinds of dense tensors: their colours, and patterns of their names."""
 _TABLES = Key("row tables", "ink", "fill")
 _EXPERT_COLOURS = ("c1", "c5", "c8")
 

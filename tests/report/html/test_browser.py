@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 WIDTHS = (400, 800, 1600)
 HOSTILE = '</script><script>window.broken = 1</script><img src=x onerror="window.broken = 2">$x$'
 EDGES = (
-    "(edges => ({picture: edges('#figure-coverage'), table: edges('#coverage .table')}))"
+    "(edges => ({picture: edges('#figure-caches'), table: edges('#caches .table')}))"
     "(name => document.querySelector(name).getBoundingClientRect().toJSON())"
 )
 
