@@ -142,7 +142,11 @@ def test_a_prompt_comes_from_files_and_pipes_without_its_last_new_line(
         cli(*brief, "-p", "-", input="Hello\n\nthere\n").stdout,
         cli(*brief, "-p", "Hello", input="there\n").stdout,
         cli(*brief, "-p", "Hello", input="there").stdout,
+        cli("run", SHARD, "-fa", "on", *brief[2:], "-f", path).stdout,
     ]
+    path.write_text("there\n")
+    with path.open() as file:
+        texts.append(cli(*brief, "-p", "Hello", stdin=file).stdout)
     assert len(set(texts)) == 1
     assert texts[0] != cli(*brief, "-p", "Hello").stdout
 

@@ -135,7 +135,8 @@ class Commands(click.Group):
         if command is None:
             raise _unknown_command(context, name, words)
         _check_dashes(command, words)
-        _check_repeated(command, words)
+        if type(command) is click.Command:  # others translate their words first
+            check_repeated(command, words)
         return name, command, words
 
     def invoke(self, context: click.Context) -> Any:
@@ -206,7 +207,7 @@ def _check_dashes(command: click.Command, words: Sequence[str]) -> None:
             raise click.NoSuchOption(name, possibilities=[f"-{name}"])
 
 
-def _check_repeated(command: click.Command, words: Sequence[str]) -> None:
+def check_repeated(command: click.Command, words: Sequence[str]) -> None:
     """Raise UsageError for two files of an option that takes one: the first would be dropped."""
     context = click.Context(command, resilient_parsing=True, **command.context_settings)
     parser = command.make_parser(context)

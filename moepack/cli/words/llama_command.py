@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from moepack.cli.words.front import command_line
+from moepack.cli.words.front import check_repeated, command_line
 from moepack.cli.words.llama_spellings import MODEL_OPTIONS, Spelling, Translation
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
@@ -41,6 +41,7 @@ class LlamaCommand(click.Command):
         if rest is None:
             _refuse_program(args)
         translation = Translation(self, args[:end], self._spellings)
+        check_repeated(self, translation.words)
         try:
             left = super().parse_args(context, translation.words)
         except click.MissingParameter:
