@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 from moepack.common.escaping import shell_word
 
@@ -10,8 +11,8 @@ _SCHEMES = re.compile(r"(?:hf|huggingface|https?)(?::/+|:)", re.IGNORECASE)
 _HUB = re.compile(
     r"(?:(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/|(?:hf|huggingface):/*)?"
     r"(?P<owner>[\w.-]+)/(?P<name>[\w.-]+?)(?:\.git)?"
-    r"(?::(?P<type>[\w-]+)|/(?:resolve|blob|tree)/(?P<revision>[\w.-]+)(?:/(?P<file>[\w./-]+))?"
-    r"|/(?P<inner>[\w./-]+\.gguf))?/?(?:[?#].*)?\Z"
+    r"(?::(?:latest|(?P<type>[\w-]+))|/(?:resolve|blob|tree)/(?P<revision>[\w.-]+)(?:/(?P<file>[\w./-]+))?"
+    r"|/(?P<inner>[\w./-]+\.gguf))?/?(?:\?show_file_info=(?P<shown>[^&#]+).*|[?#].*)?\Z"
 )
 _HUB_RUN = "moepack run hf://OWNER/NAME/Q4_K_M"
 _MAX_NAMES = 4096
@@ -62,7 +63,7 @@ def hub_address(name: str) -> str | None:
     if hub is None or not _is_remote(name, hub):
         return None
     revision = f"@{hub['revision']}" if hub["revision"] not in (None, "main") else ""
-    inner = hub["file"] or hub["inner"] or hub["type"]
+    inner = hub["file"] or hub["inner"] or hub["type"] or unquote(hub["shown"] or "")
     return f"hf://{hub['owner']}/{hub['name']}{revision}" + (f"/{inner}" if inner else "")
 
 

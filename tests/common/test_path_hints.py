@@ -15,6 +15,7 @@ HUB = "moepack run hf://unsloth/Qwen3-GGUF"
         ("hf:unsloth/Qwen3-GGUF", HUB),
         ("hf.co/unsloth/Qwen3-GGUF:Q8_0", f"{HUB}/Q8_0"),
         ("unsloth/Qwen3-GGUF", HUB),
+        ("hf.co/unsloth/Qwen3-GGUF:latest", HUB),
         ("unsloth/Qwen3-GGUF:UD-Q2_K_XL", f"{HUB}/UD-Q2_K_XL"),
         ("https://huggingface.co/unsloth/Qwen3-GGUF/", HUB),
         ("https://huggingface.co/unsloth/Qwen3-GGUF/tree/main", HUB),
@@ -23,6 +24,10 @@ HUB = "moepack run hf://unsloth/Qwen3-GGUF"
             f"{HUB}/Q4/a-00002-of-00003.gguf",
         ),
         ("https://hf.co/unsloth/Qwen3-GGUF/tree/v2/Q4?x=1", f"{HUB}@v2/Q4"),
+        (
+            "https://huggingface.co/unsloth/Qwen3-GGUF?show_file_info=Q4%2Fa-00001-of-00003.gguf",
+            f"{HUB}/Q4/a-00001-of-00003.gguf",
+        ),
         ("huggingface:unsloth/Qwen3-GGUF/Q4/a.gguf", f"{HUB}/Q4/a.gguf"),
     ],
 )
