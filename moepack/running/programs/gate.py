@@ -110,6 +110,8 @@ class _Peer:
             async with asyncio.timeout(_SECONDS_TO_LEAVE):
                 if self.writer.can_write_eof():
                     self.writer.write_eof()
+                else:  # with TLS no side can end alone
+                    self.writer.close()
                 while await self.reader.read(_PIECE_LENGTH):
                     pass
         finally:

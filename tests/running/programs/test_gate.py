@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import inspect
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -12,6 +14,7 @@ import pytest
 
 from moepack.running.programs.access import Access
 from moepack.running.programs.gate import Connection, Gate, GateLimits
+from tests.support.certificates import authority_in
 
 ACCESS = Access.from_options("localhost", ["127.0.0.1"], has_key=False)
 LIMITS = GateLimits(
@@ -62,7 +65,7 @@ class Behind(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def gate() -> AsyncIterator[Behind]:
+async def gate(tls: ssl.SSLContext | None = None) -> AsyncIterator[Behind]:
     """Run a gate before a server that answers requests which end with `end`."""
     came: list[bytes] = []
     left: list[int] = []
@@ -94,7 +97,7 @@ async def gate() -> AsyncIterator[Behind]:
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        Gate(connect, ACCESS, LIMITS, log.append).listen(listener)
+        Gate(connect, ACCESS, LIMITS, log.append).listen(listener, tls)
         async with inner:
             yield Behind(listener.getsockname()[1], came, left, log)
 
@@ -181,6 +184,22 @@ async def test_http_1_0_needs_no_host_and_gets_no_chunks(behind: Behind) -> None
     answer = await behind.ask(head + b"8\r\n\r\nslow-end")
     assert answer.endswith(b"\r\n\r\nab")
     assert not behind.left
+
+
+def test_an_answer_that_ends_with_the_connection_ends_at_once_with_tls(tmp_path: Path) -> None:
+    authority = authority_in(tmp_path)
+
+    async def ask() -> bytes:
+        async with gate(authority.context) as behind:
+            context = ssl.create_default_context(cafile=authority.certificate)
+            reader, writer = await asyncio.open_connection("127.0.0.1", behind.port, ssl=context)
+            writer.write(b"POST /x HTTP/1.0\r\nContent-Length: 8\r\n\r\nslow-end")
+            try:
+                return await asyncio.wait_for(reader.read(), 5)
+            finally:
+                writer.close()
+
+    assert asyncio.run(ask()).endswith(b"\r\n\r\nab")
 
 
 @through_a_gate
