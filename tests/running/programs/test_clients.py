@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 import moepack
@@ -168,13 +170,16 @@ def test_a_name_of_a_template_brings_tools_to_a_model_without_one(tmp_path: Path
     small = ("--memory", "floor", "-t", "1", "-c", "2048")
     for names in (("--chat-template", "chatml", "--jinja"), ()):
         with served(tmp_path / "model.gguf", *small, *names, "--", *CALLS) as (_, url):
-            answer = openai_client(url).chat.completions.create(
+            completion = openai_client(url).chat.completions.create(
                 model="tiny", messages=MESSAGES, tools=[tool], tool_choice="required"
             )
-            (call,) = answer.choices[0].message.tool_calls or []
+            (call,) = completion.choices[0].message.tool_calls or []
             assert call.type == "function"
             assert call.function.name == "weather"
             assert json.loads(call.function.arguments)["day"] in (1, 2)
+            request = {"messages": MESSAGES, "tools": [tool]}
+            answer = httpx.post(f"{url}/apply-template", json=request, timeout=60).json()
+            assert re.search(r"<tools>\n\{.*\}\n</tools>\n", answer["prompt"])
 
 
 def test_openais_client_gets_a_response(openais: "openai.OpenAI") -> None:
