@@ -5,6 +5,7 @@ import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -96,24 +97,28 @@ def test_answers_that_are_cut_off_or_refused_for_a_while_are_gone_on_with(
     assert len(server.traffic.gets()) > 2
 
 
+@pytest.mark.parametrize("fault", ["short", "less"])
 def test_an_answer_with_too_few_bytes_is_asked_for_again(
-    server: FileServer, path: RemotePath
+    fault: Literal["short", "less"], server: FileServer, path: RemotePath
 ) -> None:
-    server.fault = lambda number: None if number % 3 == 2 else "short"
+    server.fault = lambda number: None if number % 3 == 2 else fault
     assert read(path, 0, len(DATA)) == DATA
     buffer = bytearray(1000)
     stamp = open_input(path).stamp
     assert isinstance(stamp, RemoteStamp)
     assert store_of(path).read_into(path.key, 7, [memoryview(buffer)], stamp)[0] == 1000
     assert buffer == DATA[7:1007]
-    server.fault = lambda number: "short"
+    server.fault = lambda number: fault
     with pytest.raises(RemoteError, match="the connection was cut off"):
         read(path, 0, len(DATA))
 
 
-def test_interruptions_do_not_count_while_bytes_come(server: FileServer, path: RemotePath) -> None:
+@pytest.mark.parametrize("fault", ["cut", "less"])
+def test_interruptions_do_not_count_while_bytes_come(
+    fault: Literal["cut", "less"], server: FileServer, path: RemotePath
+) -> None:
     """Each answer brings some, and there are more than the attempts for one."""
-    server.fault = lambda number: "cut" if number < 20 else None
+    server.fault = lambda number: fault if number < 20 else None
     assert read(path, 0, len(DATA)) == DATA
     assert len(server.traffic.gets()) > 3
 

@@ -9,14 +9,17 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
-StoreFault = Literal["refused", "request cut", "answer cut", "answer lost", "slow", "zeroed"] | None
+StoreFault = (
+    Literal["refused", "error", "request cut", "answer cut", "answer lost", "slow", "zeroed"] | None
+)
 
 
 class FaultyStore:
     """Passes requests on to a store; `fault` says what goes wrong with each, by method and path.
 
-    `status` is the answer to one that is refused. One whose request is cut never reaches the store;
-    one whose answer is cut or lost was carried out; of one that is zeroed it stores zeros.
+    `status` is the answer to one that is refused, an error in the text of 200 OK to another. One
+    whose request is cut never reaches the store; one whose answer is cut or lost was carried out;
+    of one that is zeroed it stores zeros.
     """
 
     def __init__(self, port: int) -> None:
@@ -61,10 +64,12 @@ class FaultyStore:
             request.rfile.read(length // 2)
             return self._end(request)
         body = request.rfile.read(length)
-        if fault == "refused":
-            request.send_response(self.status)
-            request.send_header("Content-Length", "0")
+        if fault in ("refused", "error"):
+            text = b"" if fault == "refused" else b"<Error><Code>InternalError</Code></Error>"
+            request.send_response(200 if text else self.status)
+            request.send_header("Content-Length", str(len(text)))
             request.end_headers()
+            request.wfile.write(text)
             return
         if fault == "zeroed":
             body = bytes(length)

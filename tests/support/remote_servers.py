@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-Fault = Literal["status", "cut", "stall", "short", "other bytes", "error inside"] | None
+Fault = Literal["status", "cut", "stall", "short", "less", "other bytes", "error inside"] | None
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)\Z")
 
 
@@ -90,10 +90,12 @@ class FileServer:
             body = file.read(end - start) if request.command == "GET" else b""
         if fault == "other bytes":
             body = bytes(byte ^ 1 for byte in body[:1]) + body[1:]
-        if fault == "short":
-            body, end = body[: len(body) // 2], start + len(body) // 2
+        sent_length = end - start
+        if fault in ("short", "less"):  # the range says so, or is that of the request
+            sent_length //= 2
+            body, end = body[:sent_length], end if fault == "less" else start + sent_length
         request.send_response(206 if match else 200)
-        request.send_header("Content-Length", str(end - start))
+        request.send_header("Content-Length", str(sent_length))
         request.send_header("ETag", f'"{path.stat().st_mtime_ns:x}-{length:x}"')
         request.send_header("Last-Modified", "Mon, 02 Nov 2026 00:00:00 GMT")
         request.send_header("Accept-Ranges", "bytes")

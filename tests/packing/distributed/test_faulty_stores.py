@@ -215,6 +215,17 @@ def test_an_upload_whose_last_answer_is_cut_off_is_one(
     assert objects(network, f"{bucket}/cut") == {"file": data}
 
 
+def test_an_error_inside_the_answer_to_an_upload_is_said(
+    bucket: str, network: FaultyStore, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(12 << 20))
+    network.fault = lambda method, path: (
+        "error" if method == "POST" and "uploadId" in path else None
+    )
+    with pytest.raises(RemoteError, match="200 OK with an error inside: InternalError"):
+        store_of(RemotePath(bucket)).upload("refused/file", tmp_path / "file")
+
+
 @pytest.mark.parametrize("name", ["dense.bin", "experts-00002.bin"])
 def test_what_a_store_has_changed_is_not_committed(
     name: str, alone: dict[str, bytes], bucket: str, network: FaultyStore
