@@ -35,8 +35,9 @@ class Traffic:
 class FileServer:
     """Serves a folder by ranges; `fault` says what goes wrong with the Nth GET, `delay` how slowly.
 
-    `status` is the one of the fault of that name. With `signed`, each request needs the signature
-    of its exact range; with `tls` it is one of https.
+    `head_fault` is what goes wrong with each HEAD, `status` the answer of the fault of that name.
+    With `signed`, each request needs the signature of its exact range; with `tls` it is one of
+    https.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class FileServer:
     ) -> None:
         self.folder = folder
         self.fault: Callable[[int], Fault] = lambda number: None
+        self.head_fault: Fault = None
         self.status = 503
         self.delay = 0.0
         self.signed = signed
@@ -67,7 +69,7 @@ class FileServer:
         time.sleep(self.delay)
         if self.signed and parse_qs(parts.query).get("for") != [signature(asked)]:
             return _answer(request, 403, b"signed for another range")
-        fault = self.fault(number) if request.command == "GET" else None
+        fault = self.fault(number) if request.command == "GET" else self.head_fault
         if fault == "status":
             return _answer(request, self.status, b"<html>later</html>")
         if not path.is_file():

@@ -132,6 +132,10 @@ def test_a_read_that_fails_is_never_a_finding(
     if fault == "short":
         server.fault = lambda number: "short" if number == 3 else None
         assert moepack.verify(address).passed
+    server.head_fault = "status"
+    with pytest.raises(MachineError, match="cannot open: 503"):
+        moepack.verify(address)
+    server.head_fault = None
     opened = len(server.traffic.gets()) + 2
     server.fault = lambda number: fault if number >= opened else None
     with pytest.raises(MachineError, match=problem) as failure:

@@ -1,5 +1,7 @@
 """Micro-batches: the tokens of a prompt computed at once, unless options set them."""
 
+from typing import Any
+
 import pytest
 
 from moepack.common.errors import RequestError
@@ -39,6 +41,13 @@ def test_the_experts_of_one_fit_into_memory(pinned: int, pack: Pack) -> None:
         counts.add(count)
         assert count == 2048 or floor_length(pack, 2 * count, pinned) > memory
     assert {1, 2048} <= counts
+
+
+def test_experts_that_an_option_adds_leave_memory_for_fewer_tokens(pack: Pack) -> None:
+    more = ["--override-kv", "qwen3moe.expert_used_count=int:8"]
+    limits: Any = {"context": None, "memory": floor_length(pack, 4, 0), "pinned": 0}
+    assert choose_micro_batch(pack, **limits) == 2048
+    assert choose_micro_batch(pack, **limits, options=more) == 1
 
 
 def test_the_floor_is_the_least_of_all(pack: Pack) -> None:
