@@ -69,7 +69,7 @@ def take_all(batch: moepack.Batch, *, in_order: bool) -> tuple[list[int], list[M
         (errno.ENOMEM, "free memory, or raise the limits on it (ulimit -v, ulimit -l)"),
         (errno.EMFILE, "raise the limit of open files (ulimit -n)"),
         (errno.ENFILE, "the system's table of open files is full: end other programs"),
-        (errno.EINVAL, 'the file system refuses such a direct read: use `backend=buffered`'),
+        (errno.EINVAL, "the file system refuses such a direct read: use `backend=buffered`"),
         (errno.EACCES, None),
     ],
 )
