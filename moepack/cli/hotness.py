@@ -11,13 +11,13 @@ from moepack.cli.shared.files import output_file
 from moepack.cli.shared.options import (
     force_option,
     output_option,
+    read_options,
     summary_options,
     traced_model_options,
     traced_pack_option,
 )
 from moepack.cli.shared.parameters import STANDARD_STREAM, InputPath, ModelName, Numbers
 from moepack.cli.shared.terminal import is_json, is_quiet, next_line, say, sum_up
-from moepack.cli.shared.traces import read_options
 from moepack.pack.reading.directory import named_pack
 
 _SHARD = re.compile(r"(-\d{5}-of-\d{5})?\.gguf\Z")

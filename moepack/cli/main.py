@@ -14,23 +14,14 @@ import click
 
 import moepack
 from moepack.cli.bench import bench
-from moepack.cli.doctor import doctor
+from moepack.cli.copies import index, mirror, mount, pull
+from moepack.cli.experts import extract, include_dir, inspect, list_experts, locate, rank
 from moepack.cli.export import export
-from moepack.cli.extract import extract
 from moepack.cli.forecast import forecast
 from moepack.cli.hotness import hotness
-from moepack.cli.include_dir import include_dir
-from moepack.cli.index import index
-from moepack.cli.inspect import inspect
-from moepack.cli.list import list_experts
-from moepack.cli.locate import locate
-from moepack.cli.machine import machine
-from moepack.cli.mirror import mirror
-from moepack.cli.mount import mount
+from moepack.cli.machines import doctor, machine
 from moepack.cli.pack import pack
 from moepack.cli.place import place
-from moepack.cli.pull import pull
-from moepack.cli.rank import rank
 from moepack.cli.report import report as report_command
 from moepack.cli.restore import restore
 from moepack.cli.run import run as run_command
@@ -39,10 +30,7 @@ from moepack.cli.shared.argument_names import as_typed
 from moepack.cli.shared.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.shared.terminal import complain
 from moepack.cli.simulate import simulate
-from moepack.cli.trace_concentration import trace_concentration
-from moepack.cli.trace_import import trace_import
-from moepack.cli.trace_record import trace_record
-from moepack.cli.trace_stats import trace_stats
+from moepack.cli.traces import trace_concentration, trace_import, trace_record, trace_stats
 from moepack.cli.verify import verify
 from moepack.cli.words.front import HELP_OPTIONS, Commands
 from moepack.common.errors import MachineError, MoepackError, shortage_behind

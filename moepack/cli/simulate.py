@@ -11,12 +11,12 @@ from moepack.cli.shared.options import (
     lenient_option,
     number_option,
     plot_options,
+    read_options,
     summary_options,
 )
 from moepack.cli.shared.parameters import InputPath, ModelName, Numbers
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import next_line, show
-from moepack.cli.shared.traces import read_options
 from moepack.common.sizes import divide_up
 
 _MIB = 1 << 20

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+import moepack
 from moepack.cli.shared.parameters import (
     FormatName,
     InputPath,
@@ -18,8 +19,12 @@ from moepack.cli.shared.parameters import (
     PathName,
 )
 from moepack.cli.shared.terminal import set_json, set_verbosity
+from moepack.common.errors import RequestError
 from moepack.common.sizes import LEAST_BARE
 from moepack.running.programs.bounds import MAX_CONTEXT
+
+if TYPE_CHECKING:
+    from moepack.traces.formats.registry import ReadOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Command], Command]
@@ -226,3 +231,15 @@ expert_options = options(
     number_option("--expert", least=0, required=True, help="Number of the expert."),
     click.option("--family", help="Family of experts, if not the routed ones: ffn_chexps, …"),
 )
+
+
+def read_options(
+    *, form: str | None, lenient: bool, model_path: str | None, pack_path: str | None = None
+) -> ReadOptions:
+    """Return the options for reading traces. Raises RequestError for a model and a pack."""
+    from moepack.traces.formats.registry import ReadOptions
+
+    if model_path and pack_path:
+        raise RequestError("a model and a pack at once", hint="give --model or --pack, not both")
+    path = model_path or pack_path
+    return ReadOptions(form, moepack.shape_of(path) if path else None, lenient)

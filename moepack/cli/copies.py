@@ -1,0 +1,171 @@
+"""The commands `index`, `mount`, `pull` and `mirror`: a model and packs at a second place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import moepack
+from moepack.cli.shared.options import (
+    folder_option,
+    hotness_option,
+    hottest_option,
+    json_option,
+    layers_option,
+    number_option,
+    pack_argument,
+    progress_options,
+    resume_option,
+    threads_option,
+)
+from moepack.cli.shared.parameters import ModelName, OutputFolder, PathName
+from moepack.cli.shared.progress import progress
+from moepack.cli.shared.terminal import (
+    complain,
+    is_json,
+    is_quiet,
+    lay_out,
+    next_line,
+    say,
+    show,
+    sum_up,
+)
+from moepack.common.errors import RequestError
+from moepack.common.escaping import one_line, shell_words
+from moepack.common.path_hints import missing_model_hint
+from moepack.common.remote_path import is_remote
+from moepack.common.sizes import Size
+
+if TYPE_CHECKING:
+    from moepack.pack.mounting.mount import MountFacts
+    from moepack.packing.copies.pull_summary import PullSummary
+
+
+@click.command()
+@click.argument("source", nargs=-1, required=True, type=ModelName(), metavar="SOURCE...")
+@folder_option("Folder of the new index.")
+@hotness_option
+@click.option(
+    "--digests", is_flag=True, help="Read the shards for digests, so that reads are checked."
+)
+@threads_option
+@progress_options
+def index(source: tuple[str, ...], target: str, **options: Any) -> None:
+    """Index the experts in the shards of SOURCE, without a copy.
+
+    Readers, bench and engines use DIR like a pack; it has links to the shards.
+
+    Example: moepack index model-00001-of-00004.gguf -o model.index
+    """
+    from moepack.report import pack_text
+
+    with progress(None, "indexing") as advance:
+        summary = moepack.index_model(source, target, progress=advance, **options)
+    sum_up(summary, pack_text.indexed, next_line("run", target))
+
+
+@click.command()
+@pack_argument
+@click.argument("target", type=OutputFolder(), metavar="DIR")
+@json_option
+def mount(pack_path: str, target: str) -> None:
+    """Serve the shards of a whole pack as files in the empty folder DIR.
+
+    Nothing is stored. It ends with Ctrl-C, or when DIR is unmounted.
+
+    Example: moepack mount model.moepack shards
+    """
+    from moepack.report import pack_text
+
+    context = click.get_current_context()
+
+    def started(facts: MountFacts) -> None:
+        shard = os.path.join(facts.path, facts.files[0].name)
+        # Nobody may read it, but the files are there; and click knows no other thread.
+        with contextlib.suppress(OSError), context.scope(cleanup=False):
+            show(facts, pack_text.mounted, shell_words(("llama-server", "-m", shard)))
+            sys.stdout.flush()
+
+    moepack.mount(
+        pack_path, target, started=started, failed=lambda error: complain("error", str(error))
+    )
+    if not is_json():
+        say(f"{one_line(target)}: unmounted")
+
+
+@click.command()
+@click.argument("pack", required=False, type=PathName(), metavar="PACK")
+@folder_option("Folder of the pack on this machine.", required=False)
+@layers_option
+@hottest_option("experts")
+@resume_option
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Comparison of all that is there, and repair.",
+)
+@number_option("--threads", least=1, most=256, default=16, help="Number of ranges in flight.")
+@progress_options
+def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> None:
+    """Bring PACK from a store or a web server into DIR: all of it, some layers, or the hottest.
+
+    A part of a pack is used like the pack: experts that are not in DIR are read from where it came.
+    The same command goes on after an interruption, and adds to DIR; with --resume, leave PACK out.
+
+    Example: moepack pull s3://models/q.moepack -o q.moepack --hottest 40GiB
+    """
+    from moepack.report import pull_text
+    from moepack.report.printable import printable
+
+    if pack is not None and not is_remote(pack) and not os.path.lexists(pack):
+        raise RequestError("not the address of a pack", path=pack, hint=missing_model_hint(pack))
+    if target is None or (pack is None and not resume):
+        raise click.UsageError(f"{'-o DIR' if target is None else 'PACK'} is missing")
+
+    def print_plan(summary: PullSummary) -> None:
+        if not is_json() and not is_quiet():
+            lay_out(pull_text.plan(printable(summary)))
+
+    with progress(None, "pulling") as advance:
+        summary = moepack.pull(
+            pack, target, resume=resume, planned=print_plan, progress=advance, **options
+        )
+    sum_up(summary, pull_text.pulled, next_line("run", summary.path))
+
+
+@click.command()
+@pack_argument
+@click.argument("target", required=False, type=OutputFolder(), metavar="[TARGET]")
+@hottest_option("experts")
+@click.option("--remove", is_flag=True, help="Remove the mirror of PACK.")
+@progress_options
+def mirror(pack_path: str, target: str | None, hottest: Size | None, remove: bool) -> None:
+    """Copy experts of PACK into the folder TARGET on another drive, to read from both.
+
+    Each copy is read back and compared. An interrupted command continues if it is run again.
+    Without TARGET, show the mirror of PACK.
+
+    Example: moepack mirror model.moepack /mnt/second --hottest 64GiB
+    """
+    from moepack.inspection import describe
+    from moepack.inspection.facts import PackMirrorFacts
+    from moepack.report import mirror_text
+
+    if target is None and hottest is not None:
+        raise click.UsageError("--hottest needs a TARGET.")
+    if remove and target is not None:
+        raise click.UsageError("--remove takes no TARGET.")
+    if remove:
+        sum_up(moepack.remove_mirror(pack_path), mirror_text.removed)
+    elif target is None:
+        with moepack.open(pack_path) as opened:
+            facts = PackMirrorFacts(pack_path, describe.describe_mirror(opened))
+        show(facts, mirror_text.shown)
+    else:
+        with progress(None, "mirroring") as advance:
+            summary = moepack.mirror_pack(pack_path, target, hottest=hottest, progress=advance)
+        sum_up(summary, mirror_text.made, next_line("run", pack_path))

@@ -1,0 +1,174 @@
+"""The commands `inspect`, `list`, `locate`, `extract`, `rank` and `include-dir`."""
+
+from itertools import chain
+
+import click
+
+import moepack
+from moepack.cli.shared.files import output_file
+from moepack.cli.shared.options import (
+    expert_options,
+    force_option,
+    hotness_option,
+    hottest_option,
+    json_option,
+    layers_option,
+    opened_argument,
+    output_option,
+    pack_argument,
+    source_or_pack_argument,
+    summary_options,
+)
+from moepack.cli.shared.terminal import (
+    columns,
+    complain,
+    is_json,
+    next_line,
+    pass_on,
+    show,
+    suggest,
+    sum_up,
+)
+from moepack.common import installed
+from moepack.common.errors import RequestError
+from moepack.common.sizes import Size, size_text
+from moepack.storage.atomic import write_whole
+
+
+@click.command()
+@source_or_pack_argument
+@json_option
+def inspect(source_or_pack: tuple[str, ...]) -> None:
+    """Describe a model or a pack: its layers, experts, tensors and lengths.
+
+    Example: moepack inspect model-00001-of-00004.gguf
+    """
+    from moepack.inspection.facts import PackFacts
+    from moepack.report import text
+
+    facts = moepack.inspect(source_or_pack)
+    can_run = facts.is_whole if isinstance(facts, PackFacts) else bool(facts.families)
+    show(facts, text.inspected, next_line("run", *source_or_pack) if can_run else None)
+
+
+@click.command("list")
+@opened_argument
+@hottest_option("blobs")
+@layers_option
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@json_option
+def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_csv: bool) -> None:
+    """List every blob and dense tensor: its kind, offset, length and hotness.
+
+    Example: moepack list model.moepack --hottest 8GiB --csv
+    """
+    from moepack.inspection.listing import BlobRow
+    from moepack.report import listing_text
+
+    if as_csv and is_json():
+        raise RequestError("CSV and JSON at once", hint="give --csv or --json, not both")
+    rows = moepack.list_pack(pack_path, hottest=hottest, layers=layers)
+    first_row = next(rows, None)
+    rows = rows if first_row is None else chain([first_row], rows)
+    if as_csv:
+        lines = listing_text.csv_text(rows)
+    elif is_json():
+        lines = listing_text.json_text(rows)
+    else:
+        lines = listing_text.table(rows, columns())
+    first = next(lines, "")
+    pass_on([first])
+    pass_on(lines)
+    if not first and hottest is not None:
+        limit = hottest if isinstance(hottest, str) else size_text(hottest)
+        complain("note", f"no blob fits into {limit}")
+    is_table = not as_csv and columns() is not None
+    if isinstance(first_row, BlobRow) and first_row.path is None and is_table:
+        at = ("--layer", str(first_row.layer), "--expert", str(first_row.expert))
+        suggest(next_line("locate", pack_path, *at))
+
+
+@click.command()
+@opened_argument
+@expert_options
+@json_option
+def locate(pack_path: str, layer: int, expert: int, family: str | None) -> None:
+    """Show the file and the offset of an expert's blob and of each of its parts.
+
+    Example: moepack locate model.moepack --layer 3 --expert 17
+    """
+    from moepack.inspection import describe
+    from moepack.pack.opening.open_model import open_model
+    from moepack.report import text
+
+    with open_model(pack_path) as opened:
+        facts = describe.describe_blob(opened, layer, expert, family=family)
+    show(facts, text.blob)
+
+
+@click.command()
+@opened_argument
+@expert_options
+@click.option("--part", help="Name of a single part: ffn_up_exps.weight, or up for short.")
+@output_option()
+@force_option
+@summary_options
+def extract(
+    pack_path: str,
+    layer: int,
+    expert: int,
+    part: str | None,
+    family: str | None,
+    output: str,
+    force: bool,
+) -> None:
+    """Write the raw bytes of an expert's blob, or of one part, to a file.
+
+    Example: moepack extract m.moepack --layer 3 --expert 17 --part up -o up.bin
+    """
+    from moepack.inspection import describe
+    from moepack.inspection.facts import ExtractFacts
+    from moepack.pack.opening.open_model import open_model
+    from moepack.report import text
+
+    with output_file(output, force=force) as target:
+        with open_model(pack_path) as opened, opened.reader() as reader:
+            if part is None:
+                facts = describe.describe_blob(opened, layer, expert, family=family)
+                if facts.path is None:
+                    problem = "no blob here: its parts lie apart in the shards"
+                    hint = f"name a part with --part, such as {facts.parts[0].name}"
+                    place = f"layer {layer} expert {expert}"
+                    raise RequestError(problem, path=pack_path, place=place, hint=hint)
+            view = reader.read(layer, expert, part, family=family)
+        write_whole(target, view)
+    sum_up(ExtractFacts(layer, expert, part, output, len(view)), text.extracted)
+
+
+@click.command()
+@pack_argument
+@hotness_option
+@click.option("--learned", is_flag=True, help="Counts from recent runs of the pack.")
+@json_option
+def rank(pack_path: str, hotness: str | None, learned: bool) -> None:
+    """Rank the experts of PACK by other counts; blobs do not move.
+
+    The hottest are pinned, loaded and listed first.
+
+    Example: moepack rank model.moepack --hotness new.csv
+    """
+    from moepack.report import pack_text
+
+    if (hotness is None) != learned:
+        raise click.UsageError("Give --hotness FILE, or --learned.")
+    counts = moepack.learned_hotness(pack_path) if hotness is None else hotness
+    show(moepack.rank_pack(pack_path, counts), pack_text.ranked)
+
+
+@click.command("include-dir")
+def include_dir() -> None:
+    """Print the folder that holds moepack.h, the reader for C and C++.
+
+    Example: moepack include-dir
+    """
+    pass_on([f"{installed.folder('include')}\n"])
