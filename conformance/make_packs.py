@@ -183,7 +183,7 @@ def of_both_kinds(shards: list[Path], target: Path) -> None:
     shutil.copy(shards[0], target / "shard.gguf")
     length = shards[0].stat().st_size
     files = pieces["files"]
-    new = records.FileRecord(b"shard.gguf", length, records.SHARD_FILE, 0).pack()
+    new = records.FILE.pack(*records.FileRecord(b"shard.gguf", length, records.SHARD_FILE, 0))
     pieces["files"] = files._replace(data=files.data + new)
     draft.body["files"].append({"name": "shard.gguf", "length": length})
     draft.rebuild(list(pieces.values()))

@@ -109,9 +109,9 @@ def rank(index: Index, hotness: Hotness) -> bytes:
         routed_count = routed.get(family.layer)
         measured = is_measured(family, routed_count, hotness)
         at = index.directory["families"].at(number)
-        record = records.FamilyRecord.unpack(ranked, at)
+        record = records.FamilyRecord._make(records.FAMILY.unpack_from(ranked, at))
         flags = records.HOTNESS_MEASURED if measured else 0
-        _put(ranked, at, record._replace(flags=flags).pack())
+        _put(ranked, at, records.FAMILY.pack(*record._replace(flags=flags)))
         for expert in range(family.expert_count):
             count = count_of(family, routed_count, hotness, expert) if measured else -1
             counts.append(count)

@@ -276,7 +276,7 @@ def test_a_sparse_index_of_gigabytes_is_refused(in_header: bool, draft: Draft) -
     directory = sections.place(counts)
     if in_header:
         draft.set("header", index_length=directory.index_length)
-        start = records.Header.LAYOUT.size
+        start = records.HEADER.size
         encoded = sections.encode(directory)
         draft.index[start : start + len(encoded)] = encoded
     (draft.path / "index.bin").write_bytes(draft.index)
@@ -288,27 +288,30 @@ def test_a_sparse_index_of_gigabytes_is_refused(in_header: bool, draft: Draft) -
 def test_tables_filled_to_their_limits_are_read_or_refused_in_time(draft: Draft) -> None:
     """All files, families and part kinds that the format allows, and a digest that is wrong."""
     kinds, families = records.MAX_PART_KINDS, records.MAX_FAMILIES
-    assert kinds * records.PartKindRecord.LAYOUT.size < 64 << 20, "more than a reader can check"
+    assert kinds * records.PART_KIND.size < 64 << 20, "more than a reader can check"
     each = kinds // families
     file, family, kind = draft.get("file"), draft.get("family"), draft.get("part_kind")
     tables: dict[bytes, list[bytes]] = {
         b"files": [
-            file._replace(name=f"{number}.bin".encode()).pack()
+            records.FILE.pack(*file._replace(name=f"{number}.bin".encode()))
             for number in range(records.MAX_FILES)
         ],
         b"families": [
-            family._replace(
-                layer=number,
-                expert_count=1,
-                parts_per_blob=each,
-                first_blob=number,
-                first_part_kind=number * each,
-                first_part=number * each,
-            ).pack()
+            records.FAMILY.pack(
+                *family._replace(
+                    layer=number,
+                    expert_count=1,
+                    parts_per_blob=each,
+                    first_blob=number,
+                    first_part_kind=number * each,
+                    first_part=number * each,
+                )
+            )
             for number in range(families)
         ],
         b"part_kinds": [
-            kind._replace(name=f"{number % each}.weight".encode()).pack() for number in range(kinds)
+            records.PART_KIND.pack(*kind._replace(name=f"{number % each}.weight".encode()))
+            for number in range(kinds)
         ],
         b"blobs": [bytes(32)] * families,
         b"parts": [bytes(32)] * kinds,

@@ -19,16 +19,16 @@ from tests.support.models import pack_model
 
 COUNTS = {(0, 0): 5, (0, 1): 9, (1, 0): 7, (1, 1): 0}
 KINDS: dict[str, tuple[str, struct.Struct, Any]] = {
-    "file": ("files", records.FileRecord.LAYOUT, records.FileRecord),
-    "family": ("families", records.FamilyRecord.LAYOUT, records.FamilyRecord),
-    "part_kind": ("part_kinds", records.PartKindRecord.LAYOUT, records.PartKindRecord),
+    "file": ("files", records.FILE, records.FileRecord),
+    "family": ("families", records.FAMILY, records.FamilyRecord),
+    "part_kind": ("part_kinds", records.PART_KIND, records.PartKindRecord),
     "blob": ("blobs", records.BLOB, records.BlobRecord),
     "part": ("parts", records.PART, records.PartRecord),
-    "slice": ("slices", records.SliceRecord.LAYOUT, records.SliceRecord),
-    "tensor": ("tensors", records.TensorRecord.LAYOUT, records.TensorRecord),
-    "shard_bytes": ("shard_bytes", records.ShardBytesRecord.LAYOUT, records.ShardBytesRecord),
-    "header": ("", records.Header.LAYOUT, records.Header),
-    "section": ("", records.SectionRecord.LAYOUT, records.SectionRecord),
+    "slice": ("slices", records.SLICE, records.SliceRecord),
+    "tensor": ("tensors", records.TENSOR, records.TensorRecord),
+    "shard_bytes": ("shard_bytes", records.SHARD_BYTES, records.ShardBytesRecord),
+    "header": ("", records.HEADER, records.Header),
+    "section": ("", records.SECTION, records.SectionRecord),
 }
 """By kind of record: its section, its bytes, its fields."""
 
@@ -86,14 +86,16 @@ class Draft:
 
     @property
     def header(self) -> records.Header:
-        return records.Header.unpack(self.index, 0)
+        return records.Header._make(records.HEADER.unpack_from(self.index, 0))
 
     @property
     def sections(self) -> dict[str, records.SectionRecord]:
         """The records of the directory, by name."""
-        size = records.SectionRecord.LAYOUT.size
+        size = records.SECTION.size
         entries = [
-            records.SectionRecord.unpack(self.index, records.Header.LAYOUT.size + n * size)
+            records.SectionRecord._make(
+                records.SECTION.unpack_from(self.index, records.HEADER.size + n * size)
+            )
             for n in range(self.header.section_count)
         ]
         return {section.name.rstrip(b"\0").decode(): section for section in entries}
@@ -107,7 +109,7 @@ class Draft:
         if kind == "header":
             return 0
         if kind == "section":
-            return records.Header.LAYOUT.size + number * records.SectionRecord.LAYOUT.size
+            return records.HEADER.size + number * records.SECTION.size
         section = self.sections[KINDS[kind][0]]
         return section.offset + number * section.record_length
 
@@ -170,13 +172,15 @@ class Draft:
         self, pieces: list[Piece], *, header_more: bytes = b"", section_more: bytes = b""
     ) -> None:
         """Put an index together again, with a longer header and a longer directory if asked."""
-        header_length = records.Header.LAYOUT.size + len(header_more)
-        record_length = records.SectionRecord.LAYOUT.size + len(section_more)
+        header_length = records.HEADER.size + len(header_more)
+        record_length = records.SECTION.size + len(section_more)
         position = _aligned(header_length + len(pieces) * record_length)
         directory, body = b"", b""
         for name, data, length, flags in pieces:
             count = len(data) // length
-            directory += records.SectionRecord(name, position, count, length, flags).pack()
+            directory += records.SECTION.pack(
+                *records.SectionRecord(name, position, count, length, flags)
+            )
             directory += section_more
             body += data + bytes(_aligned(len(data)) - len(data))
             position += _aligned(len(data))
@@ -186,7 +190,7 @@ class Draft:
             section_record_length=record_length,
             index_length=position + 8,
         )
-        start = header.pack() + header_more + directory
+        start = records.HEADER.pack(*header) + header_more + directory
         self.index = bytearray(start + bytes(_aligned(len(start)) - len(start)) + body + bytes(8))
 
     def save(self) -> None:
@@ -417,8 +421,9 @@ def own_tensors(draft: Draft, count: int = 2, *, shard: int = 0) -> None:
     kind = draft.get("part_kind")
     flags = kind.flags | records.OWN_TENSORS
     draft.set("part_kind", 0, flags=flags, shard=0, shard_offset=0, stride=0)
-    size = records.SliceRecord.LAYOUT.size
+    size = records.SLICE.size
     slices = [
-        records.SliceRecord(shard, kind.shard_offset + n * kind.stride).pack() for n in range(count)
+        records.SLICE.pack(*records.SliceRecord(shard, kind.shard_offset + n * kind.stride))
+        for n in range(count)
     ]
     draft.rebuild([*draft.pieces(), Piece(b"slices", b"".join(slices), size, 0)])

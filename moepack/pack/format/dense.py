@@ -60,7 +60,9 @@ class DensePart(IndexBytes):
 
     def tensor(self, number: int) -> DenseTensor:
         """Return dense tensor `number`."""
-        record = records.TensorRecord.unpack(self._data, self.directory["tensors"].at(number))
+        record = records.TensorRecord._make(
+            records.TENSOR.unpack_from(self._data, self.directory["tensors"].at(number))
+        )
         name = padded_text(record.name, self.path, f"tensor {number}")
         place = f"tensor {number} ({name})"
         if record.flags & ~records.TYPE_INFERRED:
@@ -96,7 +98,7 @@ class DensePart(IndexBytes):
     def shard_range(self, number: int) -> ShardBytesRecord:
         """Return range `number` of those outside of all tensors."""
         at = self.directory["shard_bytes"].at(number)
-        record = ShardBytesRecord.unpack(self._data, at)
+        record = ShardBytesRecord._make(records.SHARD_BYTES.unpack_from(self._data, at))
         place = f"shard_bytes {number}"
         if not record.length:
             self._fail(place, "length out of bounds", "1 or more", 0)

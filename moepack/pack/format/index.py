@@ -166,16 +166,16 @@ class Index(DensePart):
         if number >= slices.record_count:
             place = f"layer {family.layer} expert {expert} {kind.name}"
             self._fail(place, "no such record in slices", f"< {slices.record_count:,}", number)
-        record = records.SliceRecord.unpack(self._data, slices.at(number))
+        record = records.SliceRecord._make(records.SLICE.unpack_from(self._data, slices.at(number)))
         self._check_shard(f"slices {number}", record.shard, record.shard_offset)
         return record.shard, record.shard_offset
 
     def _read_header(self) -> records.Header:
         data = self._data
-        smallest = records.Header.LAYOUT.size + records.TRAILER.size
+        smallest = records.HEADER.size + records.TRAILER.size
         if len(data) < smallest:
             self._fail("header", "the index is cut short", f">= {smallest} bytes", len(data))
-        header = records.Header.unpack(data, 0)
+        header = records.Header._make(records.HEADER.unpack_from(data, 0))
         if header.magic != records.MAGIC:
             self._fail("magic", "not a moepack index", records.MAGIC, header.magic)
         if header.format_version != records.FORMAT_VERSION:
@@ -196,11 +196,11 @@ class Index(DensePart):
             expected = f"1 to {records.MAX_SECTIONS}"
             self._fail("section_count", "out of bounds", expected, f"{count:,}")
         for name, length, least in (
-            ("header_length", header.header_length, records.Header.LAYOUT.size),
+            ("header_length", header.header_length, records.HEADER.size),
             (
                 "section_record_length",
                 header.section_record_length,
-                records.SectionRecord.LAYOUT.size,
+                records.SECTION.size,
             ),
         ):
             if not least <= length <= records.MAX_RECORD_LENGTH or length % 8:

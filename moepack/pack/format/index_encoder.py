@@ -67,17 +67,19 @@ class IndexWriter:
 
     def _put_header(self) -> None:
         alignments = self._contents.alignments
-        header = records.Header(
-            magic=records.MAGIC,
-            format_version=records.FORMAT_VERSION,
-            header_length=records.Header.LAYOUT.size,
-            index_length=len(self._index),
-            section_count=len(self._directory.sections),
-            section_record_length=records.SectionRecord.LAYOUT.size,
-            blob_alignment=alignments.blob,
-            part_alignment=alignments.part,
-            tensor_alignment=alignments.tensor,
-        ).pack()
+        header = records.HEADER.pack(
+            *records.Header(
+                magic=records.MAGIC,
+                format_version=records.FORMAT_VERSION,
+                header_length=records.HEADER.size,
+                index_length=len(self._index),
+                section_count=len(self._directory.sections),
+                section_record_length=records.SECTION.size,
+                blob_alignment=alignments.blob,
+                part_alignment=alignments.part,
+                tensor_alignment=alignments.tensor,
+            )
+        )
         start = header + sections.encode(self._directory)
         self._index[: len(start)] = start
 
@@ -122,23 +124,25 @@ class IndexWriter:
 def _file_record(file: DataFile) -> bytes:
     kind = records.SHARD_FILE if file.is_shard else records.DATA_FILE
     flags = 0 if file.has_digests else records.WITHOUT_DIGESTS
-    return records.FileRecord(file.name.encode(), file.length, kind, flags).pack()
+    return records.FILE.pack(*records.FileRecord(file.name.encode(), file.length, kind, flags))
 
 
 def _family_records(contents: IndexContents) -> Iterator[bytes]:
     first_kind = 0
     for template in contents.templates:
         family = template.family
-        yield records.FamilyRecord(
-            layer=family.layer,
-            expert_count=family.expert_count,
-            parts_per_blob=len(template.parts),
-            flags=records.HOTNESS_MEASURED if template.hotness_measured else 0,
-            first_blob=template.first_blob,
-            first_part_kind=first_kind,
-            first_part=template.first_part,
-            name=family.name.encode(),
-        ).pack()
+        yield records.FAMILY.pack(
+            *records.FamilyRecord(
+                layer=family.layer,
+                expert_count=family.expert_count,
+                parts_per_blob=len(template.parts),
+                flags=records.HOTNESS_MEASURED if template.hotness_measured else 0,
+                first_blob=template.first_blob,
+                first_part_kind=first_kind,
+                first_part=template.first_part,
+                name=family.name.encode(),
+            )
+        )
         first_kind += len(template.parts)
 
 
@@ -147,7 +151,7 @@ def _slice_records(contents: IndexContents) -> Iterator[bytes]:
         for part in template.parts:
             if isinstance(part.slices, Scattered):
                 for shard, offset in part.slices.places:
-                    yield records.SliceRecord(shard, offset).pack()
+                    yield records.SLICE.pack(*records.SliceRecord(shard, offset))
 
 
 def _part_kind_records(contents: IndexContents) -> Iterator[bytes]:
@@ -163,50 +167,56 @@ def _part_kind_records(contents: IndexContents) -> Iterator[bytes]:
             slice_count += len(part.slices.places)
         else:
             shard, offset, stride = part.slices.shard, part.slices.offset, part.slices.length
-        yield records.PartKindRecord(
-            name=part.name.encode(),
-            type_id=part.type_id,
-            flags=flags,
-            dimension_count=len(part.shape),
-            interleaved_row_count=ggml_type.interleaved_row_count if ggml_type else 0,
-            ne0=ne0,
-            ne1=ne1,
-            length=part.length,
-            type_name=ggml_types.type_name(part.type_id).encode(),
-            shard=shard,
-            first_slice=first_slice,
-            shard_offset=offset,
-            stride=stride,
-        ).pack()
+        yield records.PART_KIND.pack(
+            *records.PartKindRecord(
+                name=part.name.encode(),
+                type_id=part.type_id,
+                flags=flags,
+                dimension_count=len(part.shape),
+                interleaved_row_count=ggml_type.interleaved_row_count if ggml_type else 0,
+                ne0=ne0,
+                ne1=ne1,
+                length=part.length,
+                type_name=ggml_types.type_name(part.type_id).encode(),
+                shard=shard,
+                first_slice=first_slice,
+                shard_offset=offset,
+                stride=stride,
+            )
+        )
 
 
 def _shard_bytes_record(source: ShardRange, position: Position) -> bytes:
     file, offset, known_digest = position
-    return records.ShardBytesRecord(
-        source.shard, file, source.offset, source.length, offset, known_digest
-    ).pack()
+    return records.SHARD_BYTES.pack(
+        *records.ShardBytesRecord(
+            source.shard, file, source.offset, source.length, offset, known_digest
+        )
+    )
 
 
 def _tensor_record(source: SourceTensor, position: Position) -> bytes:
     tensor = source.tensor
     file, offset, tensor_digest = position
     ne0, ne1, ne2, ne3 = (*tensor.dims, 0, 0, 0, 0)[:4]
-    return records.TensorRecord(
-        name=tensor.name.encode(),
-        type_name=ggml_types.type_name(tensor.type_id).encode(),
-        type_id=tensor.type_id,
-        flags=records.TYPE_INFERRED if tensor.inferred else 0,
-        dimension_count=len(tensor.dims),
-        file=file,
-        ne0=ne0,
-        ne1=ne1,
-        ne2=ne2,
-        ne3=ne3,
-        length=tensor.length,
-        offset=offset,
-        stored_length=tensor.length,
-        digest=tensor_digest,
-        shard=source.shard,
-        codec=records.CODEC_RAW,
-        shard_offset=tensor.offset,
-    ).pack()
+    return records.TENSOR.pack(
+        *records.TensorRecord(
+            name=tensor.name.encode(),
+            type_name=ggml_types.type_name(tensor.type_id).encode(),
+            type_id=tensor.type_id,
+            flags=records.TYPE_INFERRED if tensor.inferred else 0,
+            dimension_count=len(tensor.dims),
+            file=file,
+            ne0=ne0,
+            ne1=ne1,
+            ne2=ne2,
+            ne3=ne3,
+            length=tensor.length,
+            offset=offset,
+            stored_length=tensor.length,
+            digest=tensor_digest,
+            shard=source.shard,
+            codec=records.CODEC_RAW,
+            shard_offset=tensor.offset,
+        )
+    )

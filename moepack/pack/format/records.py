@@ -1,13 +1,12 @@
 """The fixed-width records of index.bin and their limits (FORMAT.md, "The index").
 
-Each class is one record of the format: its fields stand in the order of the bytes, `LAYOUT` is
-their little-endian form, and `pack`/`unpack` are a pair. What the numbers must satisfy is checked
-by the decoders; nothing here opens a file. A section's records may be longer than these: fields of
-later versions follow.
+Each class has the fields of a record, in the order of the bytes, and the struct below it their
+little-endian form. What the numbers must satisfy is checked by the decoders; nothing here opens a
+file. A section's records may be longer than these: fields of later versions follow.
 """
 
 import struct
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import NamedTuple
 
 from moepack.common.errors import ErrorCode, PackError
 
@@ -71,22 +70,9 @@ def unknown_version(version: object, path: str) -> PackError:
     return later_format("unknown format version", path, "format_version", FORMAT_VERSION, version)
 
 
-class Record:
-    """The base of all records: bytes out, bytes in."""
+class Header(NamedTuple):
+    """The first 56 bytes, with the directory of sections after them; alignments are bytes."""
 
-    LAYOUT: ClassVar[struct.Struct]
-
-    def pack(self) -> bytes:
-        """Return the `LAYOUT.size` bytes of the record."""
-        return self.LAYOUT.pack(*self)  # type: ignore[misc]
-
-    @classmethod
-    def unpack(cls, data: Any, offset: int) -> Self:
-        """Read the record that starts at `offset` of `data`."""
-        return cls(*cls.LAYOUT.unpack_from(data, offset))
-
-
-class _Header(NamedTuple):
     magic: bytes
     format_version: int
     header_length: int
@@ -98,13 +84,12 @@ class _Header(NamedTuple):
     tensor_alignment: int
 
 
-class Header(Record, _Header):
-    """The first 56 bytes, with the directory of sections after them; alignments are bytes."""
-
-    LAYOUT = struct.Struct("<8s II Q II QQQ")
+HEADER = struct.Struct("<8s II Q II QQQ")
 
 
-class _SectionRecord(NamedTuple):
+class SectionRecord(NamedTuple):
+    """A section: its name, its offset from the start of index.bin, its count of records."""
+
     name: bytes
     offset: int
     record_count: int
@@ -112,26 +97,24 @@ class _SectionRecord(NamedTuple):
     flags: int
 
 
-class SectionRecord(Record, _SectionRecord):
-    """A section: its name, its offset from the start of index.bin, its count of records."""
-
-    LAYOUT = struct.Struct("<24s QQ II")
+SECTION = struct.Struct("<24s QQ II")
 
 
-class _FileRecord(NamedTuple):
+class FileRecord(NamedTuple):
+    """A data file: its plain name (NUL padded), its length in bytes, its kind."""
+
     name: bytes
     length: int
     kind: int
     flags: int
 
 
-class FileRecord(Record, _FileRecord):
-    """A data file: its plain name (NUL padded), its length in bytes, its kind."""
-
-    LAYOUT = struct.Struct("<256s Q II")
+FILE = struct.Struct("<256s Q II")
 
 
-class _FamilyRecord(NamedTuple):
+class FamilyRecord(NamedTuple):
+    """One family of one layer: where its blobs, part kinds and parts begin in their tables."""
+
     layer: int
     expert_count: int
     parts_per_blob: int
@@ -142,13 +125,12 @@ class _FamilyRecord(NamedTuple):
     name: bytes
 
 
-class FamilyRecord(Record, _FamilyRecord):
-    """One family of one layer: where its blobs, part kinds and parts begin in their tables."""
-
-    LAYOUT = struct.Struct("<IIII II Q 32s")
+FAMILY = struct.Struct("<IIII II Q 32s")
 
 
-class _PartKindRecord(NamedTuple):
+class PartKindRecord(NamedTuple):
+    """A kind of part of every expert of a family, and where its slices lay in the source."""
+
     name: bytes
     type_id: int
     flags: int
@@ -164,10 +146,7 @@ class _PartKindRecord(NamedTuple):
     stride: int
 
 
-class PartKindRecord(Record, _PartKindRecord):
-    """A kind of part of every expert of a family, and where its slices lay in the source."""
-
-    LAYOUT = struct.Struct("<64s IIII QQ Q 24s II QQ")
+PART_KIND = struct.Struct("<64s IIII QQ Q 24s II QQ")
 
 
 class BlobRecord(NamedTuple):
@@ -196,18 +175,19 @@ class PartRecord(NamedTuple):
 PART = struct.Struct("<QQQII")
 
 
-class _SliceRecord(NamedTuple):
+class SliceRecord(NamedTuple):
+    """Where the slice of one expert lay that had a tensor of its own."""
+
     shard: int
     shard_offset: int
 
 
-class SliceRecord(Record, _SliceRecord):
-    """Where the slice of one expert lay that had a tensor of its own."""
-
-    LAYOUT = struct.Struct("<QQ")
+SLICE = struct.Struct("<QQ")
 
 
-class _TensorRecord(NamedTuple):
+class TensorRecord(NamedTuple):
+    """A dense tensor: type and shape, where it lies, and where it lay in the source."""
+
     name: bytes
     type_name: bytes
     type_id: int
@@ -227,13 +207,12 @@ class _TensorRecord(NamedTuple):
     shard_offset: int
 
 
-class TensorRecord(Record, _TensorRecord):
-    """A dense tensor: type and shape, where it lies, and where it lay in the source."""
-
-    LAYOUT = struct.Struct("<256s 24s IIII QQQQ QQQQ II Q")
+TENSOR = struct.Struct("<256s 24s IIII QQQQ QQQQ II Q")
 
 
-class _ShardBytesRecord(NamedTuple):
+class ShardBytesRecord(NamedTuple):
+    """Bytes of a shard that are no tensor's: its header, or padding that is not zero."""
+
     shard: int
     file: int
     shard_offset: int
@@ -242,24 +221,21 @@ class _ShardBytesRecord(NamedTuple):
     digest: int
 
 
-class ShardBytesRecord(Record, _ShardBytesRecord):
-    """Bytes of a shard that are no tensor's: its header, or padding that is not zero."""
-
-    LAYOUT = struct.Struct("<II QQQQ")
+SHARD_BYTES = struct.Struct("<II QQQQ")
 
 
 STRONG_DIGEST = struct.Struct("<32s")
 
 RECORD_LENGTHS = {
-    "files": FileRecord.LAYOUT.size,
-    "families": FamilyRecord.LAYOUT.size,
-    "part_kinds": PartKindRecord.LAYOUT.size,
+    "files": FILE.size,
+    "families": FAMILY.size,
+    "part_kinds": PART_KIND.size,
     "blobs": BLOB.size,
     "parts": PART.size,
     "ranks": RANK.size,
-    "slices": SliceRecord.LAYOUT.size,
-    "tensors": TensorRecord.LAYOUT.size,
-    "shard_bytes": ShardBytesRecord.LAYOUT.size,
+    "slices": SLICE.size,
+    "tensors": TENSOR.size,
+    "shard_bytes": SHARD_BYTES.size,
     "strong_digests": STRONG_DIGEST.size,
 }
 """The sections of this version, in the order in which they are written, and their records."""

@@ -48,8 +48,8 @@ class Directory:
 def place(counts: Mapping[str, int]) -> Directory:
     """Place sections of `counts` records one after the other, as a packer writes them."""
     sections = {}
-    directory_length = len(counts) * records.SectionRecord.LAYOUT.size
-    position = align(records.Header.LAYOUT.size + directory_length, records.SECTION_ALIGNMENT)
+    directory_length = len(counts) * records.SECTION.size
+    position = align(records.HEADER.size + directory_length, records.SECTION_ALIGNMENT)
     for name, count in counts.items():
         is_required = name in records.REQUIRED_SECTIONS
         section = Section(name, position, count, records.RECORD_LENGTHS[name], is_required)
@@ -61,13 +61,15 @@ def place(counts: Mapping[str, int]) -> Directory:
 def encode(directory: Directory) -> bytes:
     """Return the bytes of the directory."""
     return b"".join(
-        records.SectionRecord(
-            name=section.name.encode(),
-            offset=section.offset,
-            record_count=section.record_count,
-            record_length=section.record_length,
-            flags=records.SECTION_REQUIRED if section.is_required else 0,
-        ).pack()
+        records.SECTION.pack(
+            *records.SectionRecord(
+                name=section.name.encode(),
+                offset=section.offset,
+                record_count=section.record_count,
+                record_length=section.record_length,
+                flags=records.SECTION_REQUIRED if section.is_required else 0,
+            )
+        )
         for section in directory.sections.values()
     )
 
@@ -146,7 +148,7 @@ class _DirectoryDecoder(IndexBytes):
 
     def _section(self, header: records.Header, number: int) -> Section:
         offset = header.header_length + number * header.section_record_length
-        record = records.SectionRecord.unpack(self._data, offset)
+        record = records.SectionRecord._make(records.SECTION.unpack_from(self._data, offset))
         name = padded_name(record.name, self.path, f"section {number}")
         if record.flags & ~records.SECTION_REQUIRED:
             self._fail(name, "unknown flags", f"0 or {records.SECTION_REQUIRED}", record.flags)

@@ -104,7 +104,9 @@ class TableDecoder(IndexBytes):
 
     def _file(self, number: int) -> DataFile:
         place = f"file {number}"
-        record = records.FileRecord.unpack(self._data, self._directory["files"].at(number))
+        record = records.FileRecord._make(
+            records.FILE.unpack_from(self._data, self._directory["files"].at(number))
+        )
         name = padded_text(record.name, self.path, place)
         if not is_plain_name(name):
             self._fail(place, "not a plain file name", actual=repr(name))
@@ -122,7 +124,9 @@ class TableDecoder(IndexBytes):
 
     def _family(self, number: int) -> PackedFamily:
         place = f"family {number}"
-        record = records.FamilyRecord.unpack(self._data, self._directory["families"].at(number))
+        record = records.FamilyRecord._make(
+            records.FAMILY.unpack_from(self._data, self._directory["families"].at(number))
+        )
         self._check_family(record, place)
         kinds = tuple(
             self._part_kind(record, number, f"{place}: part {number}")
@@ -162,7 +166,7 @@ class TableDecoder(IndexBytes):
 
     def _part_kind(self, family: records.FamilyRecord, number: int, place: str) -> PartKind:
         at = self._directory["part_kinds"].at(family.first_part_kind + number)
-        record = records.PartKindRecord.unpack(self._data, at)
+        record = records.PartKindRecord._make(records.PART_KIND.unpack_from(self._data, at))
         name = padded_name(record.name, self.path, place)
         count = record.dimension_count
         if count > 2:

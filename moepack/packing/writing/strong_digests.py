@@ -68,6 +68,6 @@ def _with_section(index: bytes, decoded: Index, data: bytes) -> bytes:
     chunks = {name: index[section.offset : section.end] for name, section in old.items()}
     for name, chunk in (chunks | {"strong_digests": data}).items():
         body[new[name].offset : new[name].offset + len(chunk)] = chunk
-    start = header.pack() + sections.encode(new)
+    start = records.HEADER.pack(*header) + sections.encode(new)
     body[: len(start)] = start
     return bytes(body) + records.TRAILER.pack(digest.xxh3(body))
