@@ -42,15 +42,6 @@ class RunWriter:
         """Count the first `length` bytes of the space as written."""
         self._filled += length
 
-    def write(self, data: bytes | bytearray) -> None:
-        """Write some bytes."""
-        rest = memoryview(data)
-        while rest:
-            space = self.space(len(rest))
-            space[:] = rest[: len(space)]
-            self.advance(len(space))
-            rest = rest[len(space) :]
-
     def pad_to(self, offset: int) -> None:
         """Write zeros up to `offset` from the start of the file."""
         assert offset >= self._flushed + self._filled, "extents overlap, or are not in order"

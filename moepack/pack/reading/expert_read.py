@@ -150,7 +150,7 @@ class ExpertRead(NamedTuple):
     @property
     def lead(self) -> int:
         """The offset in the first page of memory of ours, in bytes."""
-        return self.file_reads[0].lead
+        return self.file_reads[0].offset % PAGE
 
     @property
     def pages_length(self) -> int:

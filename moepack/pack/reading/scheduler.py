@@ -30,10 +30,7 @@ class PendingRead:
     comes from one place, the mirror if `is_mirrored`, which is chosen when the first read begins.
     """
 
-    __slots__ = (
-        *("begun_count", "ended_count", "error", "is_mirrored"),
-        *("memory", "number", "read"),
-    )
+    __slots__ = ("begun_count", "ended_count", "error", "is_mirrored", "memory", "number", "read")
 
     def __init__(self, number: int, read: ExpertRead, memory: AnyMemory | None) -> None:
         self.number = number
@@ -69,11 +66,6 @@ class Scheduler(Closing):
         self._next_number = 0
         self._looked_at = time.perf_counter()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is in flight."""
-        return not (self._waiting or self._started or self._failed)
-
     def add(self, pending: Iterable[PendingRead]) -> None:
         """Queue reads until it is their turn."""
         self._waiting.extend(pending)
@@ -87,13 +79,16 @@ class Scheduler(Closing):
         requests: list[tuple[int, ReadRequest]] = []
         while self._waiting and len(self._started) < depth:
             pending = self._waiting[0]
-            memory = pending.memory or self._memory_for(pending)
-            if memory is None and pending.error is not None:
-                self._failed.append(self._waiting.popleft())
-                continue
-            if memory is None or not self._may_begin(pending):
+            if pending.memory is None:
+                try:
+                    pending.memory = self._allocate(pending.read)
+                except MachineError as error:
+                    pending.error = error
+                    self._failed.append(self._waiting.popleft())
+                    continue
+            if pending.memory is None or not self._may_begin(pending):
                 break
-            requests.append(self._begin(pending, memory))
+            requests.append(self._begin(pending, pending.memory))
         if requests:
             queue.start(requests)
 
@@ -135,14 +130,17 @@ class Scheduler(Closing):
         buffer.
         """
         finished: list[PendingRead] = []
-        while not self.is_idle:
+        while self._waiting or self._started or self._failed:
             self.start()
             finished += self._failed
             self._failed.clear()
             if not self._started:
                 if finished or not wait:
                     break
-                raise self._cannot_begin()
+                if self._in_flight.is_closed:
+                    raise RequestError("the reader is closed")
+                hint = "release what was read before, or make the pool larger"
+                raise RequestError("all buffers of the pool are taken", hint=hint)
             self._end_some(finished, wait=wait and not finished)
             if finished or not wait:
                 self.start()
@@ -175,20 +173,6 @@ class Scheduler(Closing):
         self._in_flight.forget(self)
         if self._mirror is not None:
             self._mirror.forget(self)
-
-    def _cannot_begin(self) -> RequestError:
-        if self._in_flight.is_closed:
-            return RequestError("the reader is closed")
-        hint = "release what was read before, or make the pool larger"
-        return RequestError("all buffers of the pool are taken", hint=hint)
-
-    def _memory_for(self, pending: PendingRead) -> AnyMemory | None:
-        """Return new memory for an expert, None if there is none now; set its error if never."""
-        try:
-            pending.memory = self._allocate(pending.read)
-        except MachineError as error:
-            pending.error = error
-        return pending.memory
 
     def _end_some(self, finished: list[PendingRead], *, wait: bool) -> None:
         """End reads as the queue reports them; with `wait` at least one.

@@ -15,6 +15,7 @@ from moepack.common import installed
 from moepack.common.errors import RequestError
 from moepack.common.sizes import parse_size, size_text
 from moepack.pack.format import records
+from moepack.pack.format.contents import PROJECTIONS
 from moepack.pack.format.names import is_plain_name
 
 MAX_FILE_LENGTH = 1 << 13
@@ -22,7 +23,6 @@ DEFAULT = "layers"
 _PLACEHOLDER = re.compile(r"\{(layer|number)(?::0([1-9]))?\}", re.ASCII)
 _GROUPS = {"layer": "layer", "size": "number"}
 _ORDERS = ("hotness", "source")
-_PROJECTIONS = sorted(("gate_up", "gate", "up", "down", "attn_v"))
 _TABLES = {
     "files": ("group", "name", "max_length"),
     "blobs": ("order", "alignment"),
@@ -224,8 +224,8 @@ class _LayoutDecoder:
     def projections(self, body: dict[str, Any]) -> tuple[str, ...]:
         names = self.value(body, "parts.projections")
         is_text = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        if not is_text or sorted(names) != _PROJECTIONS:
-            expected = "each once: " + ", ".join(_PROJECTIONS)
+        if not is_text or sorted(names) != sorted(PROJECTIONS):
+            expected = "each once: " + ", ".join(sorted(PROJECTIONS))
             self.fail("parts.projections", "not an order of the projections", expected)
         return tuple(names)
 
