@@ -41,8 +41,8 @@ class LayerAttention(NamedTuple):
 class Attention(NamedTuple):
     """The attention of all layers; `window` in tokens, 0 for none.
 
-    `is_assumed` says that the architecture is not known here. The model was trained for
-    `context_length` tokens, None if that is not stated. `largest_value_count` is of any layer:
+    The model was trained for `context_length` tokens, None if that is not stated.
+    `largest_value_count` is of any layer:
     without flash attention each layer's values take as much. With `is_compressed` layers may keep
     rows that stand for several tokens, beside those in the window (deepseek4). `allows_flash` is
     flash attention. `head_count` is the most of any layer, `width` the elements of a token's
@@ -51,7 +51,6 @@ class Attention(NamedTuple):
 
     layers: tuple[LayerAttention, ...]
     window: int
-    is_assumed: bool
     context_length: int | None
     largest_value_count: int
     is_compressed: bool
@@ -128,7 +127,6 @@ class _MetadataReader:
         return Attention(
             layers=tuple(layers),
             window=self.window,
-            is_assumed=self.architecture not in rules.KNOWN,
             context_length=context_length if _is_count(context_length) else None,
             largest_value_count=max(map(self.value_count, range(self.count))),
             is_compressed=self.is_compressed,

@@ -78,15 +78,10 @@ class LayerContext(NamedTuple):
 
 
 class ContextLengths(NamedTuple):
-    """The memory of a context, by layer, and its number of tokens.
-
-    `is_assumed` says that the architecture is not known here: then all layers are taken to have
-    keys and values of all tokens.
-    """
+    """The memory of a context, by layer, and its number of tokens."""
 
     layers: tuple[LayerContext, ...]
     token_count: int
-    is_assumed: bool
 
     @property
     def length(self) -> int:
@@ -130,8 +125,7 @@ def context_of(attention: Attention, options: ContextOptions = DEFAULTS) -> Cont
     """
     sizes = _Sizes(attention, options)
     layers = tuple(sizes.layer(layer) for layer in attention.layers)
-    token_count = sizes.cells.full * sizes.cells.stream_count
-    return ContextLengths(layers, token_count, attention.is_assumed)
+    return ContextLengths(layers, sizes.cells.full * sizes.cells.stream_count)
 
 
 class _Sizes:

@@ -3,7 +3,7 @@
 Facts of llama.cpp b11549: `load_arch_hparams` of each architecture (src/models/*.cpp; the file is
 named if it is not called as the architecture) says which layers attend to a window, and which keep
 a state; `llama_model::create_memory` (llama-model.cpp) says which caches there are. An architecture
-in no table here has keys and values in all layers, as far as is known.
+in no table here is taken to have keys and values of all tokens in all layers.
 """
 
 import re
@@ -146,13 +146,3 @@ NO_CACHE = {"dream", "llada", "llada-moe", "rnd1"}
 
 NO_FLASH_ATTENTION = {"grok"}
 """Architectures for which llama.cpp turns it off (`llama_init_from_model`)."""
-
-PLAIN = {
-    *("arctic", "bailingmoe", "bailingmoe2", "dbrx", "deepseek", "deepseek2", "deepseek2-ocr"),
-    *("dots1", "ernie4_5-moe", "glm4moe", "granite", "granitemoe", "grok", "grovemoe"),
-    *("hunyuan-moe", "hy_v3", "k2-horizon", "llama", "minicpm", "minimax-m2", "mistral3"),
-    *("mistral4", "olmoe", "phimoe", "qwen2moe", "qwen3moe", "qwen3vlmoe", "refact"),
-}
-"""Architectures that are known to have nothing of all this."""
-
-KNOWN = {*WINDOWS, *STATES, *INDEXED, *NO_CACHE, *PLAIN}

@@ -75,20 +75,17 @@ class OuterWeights(NamedTuple):
 class Weights(NamedTuple):
     """The weights of a model; lengths are bytes, and None is unknown.
 
-    `layers` are the `block_count` layers that llama.cpp runs, by number; `mtp_length` is of the
-    others in the file, of which it loads `loaded_mtp_length` for some architectures all the same.
+    `layers` are the `block_count` layers that llama.cpp runs, by number; of the others in the file
+    it loads `loaded_mtp_length` for some architectures all the same.
     `shape` is of all layers. `table_length` is of row tables, which are left on the drive; a token
     reads one row of each, `table_row_length` in all. `staged_length` is of the longest expert
     tensor: a GPU that computes prompts with experts from memory has room for a copy of it. Of a
     pack of experts alone only `shape`, and the bytes of experts, are known.
     """
 
-    architecture: str | None
-    name: str | None
     block_count: int | None
     layers: tuple[LayerWeights, ...]
     outer: OuterWeights | None
-    mtp_length: int | None
     loaded_mtp_length: int | None
     shape: ModelShape
     parameters: Parameters | None
@@ -155,20 +152,15 @@ def weights_of_source(source: Source, experts: Experts) -> Weights:
         for layer in _layers(shape, dense)
     )
     run = tuple(one for one in layers if first_mtp is None or one.layer < first_mtp)
-    left_out = layers[len(run) :]
     expert_tensors = (
         part.length * family.expert_count for family in experts.families for part in family.parts
     )
     blocks = source.model_value("block_count")
-    name = source.value("general.name")
     return Weights(
-        architecture=source.architecture or None,
-        name=name if isinstance(name, str) else None,
         block_count=first_mtp or (blocks if type(blocks) is int else None),
         layers=run,
         outer=_outer(outside),
-        mtp_length=sum(one.expert_length + (one.dense_length or 0) for one in left_out),
-        loaded_mtp_length=_loaded_of_mtp(source, {one.layer for one in left_out}),
+        loaded_mtp_length=_loaded_of_mtp(source, {one.layer for one in layers[len(run) :]}),
         shape=shape,
         parameters=count_parameters(source, experts, shape),
         table_length=sum(table.length for table in tables),
@@ -179,17 +171,12 @@ def weights_of_source(source: Source, experts: Experts) -> Weights:
 
 def weights_of_experts(pack: Pack) -> Weights:
     """Return the weights that a pack of experts alone tells of."""
-    shape = pack.shape
-    source = pack.manifest.source
     return Weights(
-        architecture=source.architecture or None,
-        name=source.name,
         block_count=None,
-        layers=_layers(shape.without_mtp(), None),
+        layers=_layers(pack.shape.without_mtp(), None),
         outer=None,
-        mtp_length=None,
         loaded_mtp_length=None,
-        shape=shape,
+        shape=pack.shape,
         parameters=None,
     )
 

@@ -29,13 +29,12 @@ class WorkingSet(NamedTuple):
 
 
 class Misses(NamedTuple):
-    """The bytes that a decoded token misses at a budget; the hit rate if it is known.
+    """The bytes that a decoded token misses; the hit rate if it is known.
 
     They lie between `least` and `most`. `is_short` says that a trace is too short to tell experts
     apart, `step_length` is the most that a token of it uses.
     """
 
-    budget: int
     length: float
     least: float
     most: float
@@ -116,7 +115,6 @@ def by_trace(
         if length is None:
             raise RequestError("the trace has no decoded token", path=trace.paths[0])
         by_budget[one.budget_length] = Misses(
-            budget=one.budget_length,
             length=length,
             least=length * (1 - spread),
             most=length * (1 + spread),
@@ -181,7 +179,7 @@ def by_working_set(
     times = next(most for share, most in _FORMULA_FAULTS if fitting < share or share == math.inf)
     most = min(step_length, length * times) if budget >= step_length else step_length
     hit_rate = 1 - length / step_length if step_length else None
-    return Misses(budget, length, length, most, hit_rate, "working set")
+    return Misses(length, length, most, hit_rate, "working set")
 
 
 def by_uniform_router(shape: ModelShape, step_length: int, budget: int) -> Misses:
@@ -192,4 +190,4 @@ def by_uniform_router(shape: ModelShape, step_length: int, budget: int) -> Misse
     hit_rate = min(1.0, budget / shape.routed_length) if budget >= step_length else 0.0
     length = step_length * (1 - hit_rate)
     least = length * _UNIFORM_LEAST if budget >= step_length else length
-    return Misses(budget, length, least, length, hit_rate, "even router")
+    return Misses(length, least, length, hit_rate, "even router")

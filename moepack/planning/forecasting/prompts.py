@@ -52,7 +52,7 @@ def forecast_prompt(
     likely = least = most = touched_share = pass_length = None
     if touched is not None:
         likely, least, most = (_reads(model, mode, touched, count, n) for n in range(3))
-        touched_share = touched.shares(batch).likely
+        touched_share = touched.shares(batch)[0]
         streamed_length = 0 if mode.budget is None else model.kept_length(mode)
         pass_length = round(touched_share * streamed_length)
     computing, rel_std = _computing(model, mode, count, runs)

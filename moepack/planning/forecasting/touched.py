@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from moepack.common.errors import TraceError
 from moepack.common.shape import ModelShape
-from moepack.traces.model import Ints, Item
+from moepack.traces.model import Item
 from moepack.traces.spooled import SpooledTrace
 from moepack.traces.steps import ALL_PHASES, Steps, StepStream
 
@@ -26,14 +26,6 @@ _PUBLISHED, _LEAST, _UNIFORM = 0.58, 0.5, 1.0
 _MOST_TOKENS = 1 << 14
 _TRACE_SPREAD = 0.03
 """The difference of the exponent for another text of the same kind."""
-
-
-class Shares(NamedTuple):
-    """A likely value, and the range in which it will lie."""
-
-    likely: float
-    least: float
-    most: float
 
 
 class Touched:
@@ -55,8 +47,11 @@ class Touched:
         """The origin of the shares."""
         return "trace" if self._exponents else "published texts"
 
-    def shares(self, tokens: int) -> Shares:
-        """Return the share that so many tokens use, by the window of the trace nearest to them."""
+    def shares(self, tokens: int) -> tuple[float, float, float]:
+        """Return the likely, the least and the most share that so many tokens use.
+
+        It is by the window of the trace nearest to them.
+        """
         exponents = (_PUBLISHED, _LEAST, _UNIFORM)
         if self._exponents:
             nearest = min(self._exponents, key=lambda window: abs(math.log(window / tokens)))
@@ -67,7 +62,7 @@ class Touched:
         likely, least, most = (
             1 - self._unused ** (tokens**c) if self._unused else 1.0 for c in exponents
         )
-        return Shares(likely, least, most)
+        return likely, least, most
 
     def _exponent(self, tokens: int, share: float) -> float:
         if not self._unused or share >= 1:
@@ -109,7 +104,8 @@ def touched_shares(trace: SpooledTrace) -> dict[int, float]:
     if not pieces:
         raise TraceError("no tokens in it", path=trace.paths[0])
     request = np.concatenate([steps.request for steps in pieces])
-    position = _positions(request)
+    starts = np.flatnonzero(np.diff(request, prepend=-1))
+    position = np.arange(len(request)) - np.repeat(starts, np.diff(np.append(starts, len(request))))
     rows = np.repeat(np.arange(len(request)), np.concatenate([np.diff(s.starts) for s in pieces]))
     layer = np.concatenate([steps.layer for steps in pieces])
     expert = np.concatenate([steps.expert for steps in pieces])
@@ -120,24 +116,12 @@ def touched_shares(trace: SpooledTrace) -> dict[int, float]:
         window_count = int((lengths // window).sum())
         is_whole = (position // window + 1) * window <= lengths[request]
         numbers = request * (_MOST_TOKENS + 1) + position // window
+        pairs = (numbers[rows] << 16) + expert  # a window and an expert as one number
         of_layers = [
-            _distinct(numbers[rows[selections]], expert[selections]) / (count * window_count)
+            len(np.unique(pairs[selections])) / (count * window_count)
             for number, count in counts.items()
             if np.any(selections := (layer == number) & is_whole[rows])
         ]
         if of_layers:
             shares[window] = float(np.mean(of_layers))
     return shares
-
-
-def _positions(request: Ints) -> Ints:
-    """Return the index of each token in its request."""
-    starts = np.flatnonzero(np.diff(request, prepend=-1))
-    lengths = np.diff(np.append(starts, len(request)))
-    positions: Ints = np.arange(len(request)) - np.repeat(starts, lengths)
-    return positions
-
-
-def _distinct(window: Ints, expert: Ints) -> int:
-    """Count the pairs of a window and an expert."""
-    return len(np.unique(window * (1 << 16) + expert.astype(np.int64)))

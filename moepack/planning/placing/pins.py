@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,15 +21,8 @@ from moepack.traces.simulation.simulate import simulate
 from moepack.traces.spooled import SpooledTrace
 
 
-class JudgedHotness(NamedTuple):
-    """Hotness that was read, and the verdict of the concentration gate on its counts."""
-
-    hotness: Hotness
-    gate: Concentration
-
-
-def judge_hotness(hotness: AnyPath | Hotness, shape: ModelShape) -> JudgedHotness:
-    """Read hotness from a file, once, and judge it.
+def judge_hotness(hotness: AnyPath | Hotness, shape: ModelShape) -> tuple[Hotness, Concentration]:
+    """Read hotness from a file, once, and return the concentration gate on its counts too.
 
     Raises as reading it does, and TraceError if it is another model's.
     """
@@ -42,7 +34,7 @@ def judge_hotness(hotness: AnyPath | Hotness, shape: ModelShape) -> JudgedHotnes
         hotness = measure.load(hotness, shape, sample.add)
     hotness.check_fits(shape)
     sample.path = hotness.path
-    return JudgedHotness(hotness, sample.concentration())
+    return hotness, sample.concentration()
 
 
 def pins_by_trace(trace: SpooledTrace, budget: int, most: int, layers: Collection[int]) -> PinFacts:
@@ -62,7 +54,11 @@ def pins_by_trace(trace: SpooledTrace, budget: int, most: int, layers: Collectio
 
 
 def pins_by_hotness(
-    judged: JudgedHotness, shape: ModelShape, budget: int, most: int, layers: Collection[int]
+    judged: tuple[Hotness, Concentration],
+    shape: ModelShape,
+    budget: int,
+    most: int,
+    layers: Collection[int],
 ) -> PinFacts:
     """Judge by hotness, without the hits of an LRU cache."""
     hotness, gate = judged

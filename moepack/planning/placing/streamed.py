@@ -13,7 +13,7 @@ from moepack.common.escaping import shell_words
 from moepack.common.sizes import size_text
 from moepack.planning.placing.facts import OptionFacts, PinFacts, PlacementFacts
 from moepack.planning.placing.offload import Offload, missing_length, offload
-from moepack.planning.placing.pins import JudgedHotness, pins_by_hotness, pins_by_trace
+from moepack.planning.placing.pins import pins_by_hotness, pins_by_trace
 from moepack.planning.placing.request import PlacementRequest
 from moepack.planning.placing.stock import (
     cache_length,
@@ -25,6 +25,8 @@ from moepack.planning.placing.stock import (
     notes_of_order,
     unused_gpus,
 )
+from moepack.traces.analysis.concentration import Concentration
+from moepack.traces.hotness.model import Hotness
 from moepack.traces.spooled import SpooledTrace
 
 PACK = "pack"
@@ -36,7 +38,9 @@ _BUILD = (
 
 
 def place_streamed(
-    request: PlacementRequest, hotness: JudgedHotness | None, trace: SpooledTrace | None
+    request: PlacementRequest,
+    hotness: tuple[Hotness, Concentration] | None,
+    trace: SpooledTrace | None,
 ) -> PlacementFacts:
     """Place a model for `moepack run`, which reads experts from the drive as they are needed.
 

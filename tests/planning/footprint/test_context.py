@@ -52,7 +52,6 @@ def test_keys_and_values_of_each_layer_are_counted() -> None:
     assert [layer.layer for layer in context.layers] == [0, 1, 2, 3]
     assert {layer.cells for layer in context.layers} == {(Cells(1024, 2 * 2 * 2 * 64),)}
     assert (context.token_count, context.length) == (1024, 4 * 1024 * 512)
-    assert not context.is_assumed
 
 
 def test_a_token_reads_the_cells_of_the_tokens_before_it() -> None:
@@ -75,10 +74,8 @@ def test_a_state_is_read_whatever_came_before() -> None:
     assert several.read_length(0) == 12 * state
 
 
-def test_an_architecture_that_is_not_known_is_taken_to_be_plain_and_said_to_be() -> None:
-    unknown = _context(_attention("something-new"))
-    assert unknown.is_assumed
-    assert unknown.layers == _context(_attention()).layers
+def test_an_architecture_that_is_not_known_is_taken_to_be_plain() -> None:
+    assert _context(_attention("something-new")) == _context(_attention())
 
 
 def test_without_a_count_the_model_says_how_many_tokens() -> None:

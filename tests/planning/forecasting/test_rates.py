@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moepack.planning.forecasting.rates import Estimate, Rates, ceiling_seconds
 from moepack.planning.forecasting.reads import Reads
-from tests.support.machines import GB, machine, surface
+from tests.support.machines import GB, machine
 from tests.support.values import some
 
 LENGTH = 4 << 20
@@ -78,14 +78,6 @@ def test_figures_that_were_measured_are_trusted_more() -> None:
     assert sure.seconds < typed.seconds, "nobody reaches what data sheets promise"
 
 
-def test_no_token_is_faster_than_the_bandwidths() -> None:
-    box = machine(vram=24, vram_bandwidth=936)
-    least = some(ceiling_seconds(box, offloaded(0), LENGTH))
-    assert least == pytest.approx((DENSE + EXPERTS) / (936 * GB))
-    fast = Rates.from_machine(box, "gpu", LENGTH).updated(offloaded(0), least / 10, 0.01)
-    assert some(fast.estimate(offloaded(0), 0.05, least)).seconds == least
-
-
 def repeated(rates: Rates, times: float) -> tuple[float, float]:
     """Return a run's seconds, so many times the guess, and the forecast after it."""
     seconds = times * estimate(rates, offloaded(1)).seconds
@@ -123,20 +115,3 @@ def test_runs_that_contradict_each_other_end_in_a_speed(
     if forecast is not None:
         assert forecast.seconds > 0
         assert 1 <= forecast.factor <= 1000.1
-
-
-def test_no_ceiling_without_a_bandwidth_that_is_needed() -> None:
-    assert ceiling_seconds(machine(vram=24, vram_bandwidth=936), offloaded(0.5), LENGTH) is None
-    assert ceiling_seconds(machine(vram=24), offloaded(0), LENGTH) is None
-    assert ceiling_seconds(machine(bandwidth=40), Reads(1, memory=1, drive=1), LENGTH) is None
-    assert ceiling_seconds(machine(bandwidth=40), Reads(1, memory=40e9), LENGTH) == 1
-
-
-def test_a_drive_counts_at_the_length_and_depth_of_the_reads() -> None:
-    box = machine(bandwidth=40)._replace(
-        drive=surface({(1 << 20, 4): (1, 1), (16 << 20, 4): (3, 3), (16 << 20, 32): (9, 9)})
-    )
-    reads = Reads(0, drive=2e9)
-    assert ceiling_seconds(box, reads, 4 << 20) == pytest.approx(1)
-    assert ceiling_seconds(box, reads, 64 << 20) == pytest.approx(2 / 3)
-    assert ceiling_seconds(box, reads, 1 << 10) == pytest.approx(2)

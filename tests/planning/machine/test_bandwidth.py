@@ -1,12 +1,11 @@
 """The bandwidth of memory: its measurement, and the buffer."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 
 from moepack.planning.machine import bandwidth
-from moepack.planning.machine.bandwidth import buffer_length, measure_bandwidth, thread_counts
+from moepack.planning.machine.bandwidth import buffer_length, measure_bandwidth
 from moepack.planning.machine.model import Figure
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -31,32 +30,6 @@ def test_the_buffer_is_longer_than_the_caches_and_leaves_memory_to_others(
     assert buffer_length(caches, available) == length
 
 
-@pytest.mark.parametrize(
-    ("cpus", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])]
-)
-def test_threads_are_doubled_up_to_all_cpus(cpus: int, counts: list[int]) -> None:
-    assert thread_counts(cpus) == counts
-
-
-def test_all_caches_of_the_last_level_count_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for cpu in range(4):
-        for index, level, size, cpus in (
-            (0, 1, "32K", f"{cpu}"),
-            (2, 2, "1024K", f"{cpu}"),
-            (3, 3, "32768K", f"{cpu & ~1}-{cpu | 1}"),
-        ):
-            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
-            folder.mkdir(parents=True)
-            for name, text in (("level", level), ("size", size), ("shared_cpu_list", cpus)):
-                (folder / name).write_text(f"{text}\n")
-    monkeypatch.setattr(bandwidth, "_CPUS", tmp_path)
-    assert bandwidth._last_cache_length() == 2 * 32 * MIB
-    monkeypatch.setattr(bandwidth, "_CPUS", tmp_path / "none")
-    assert bandwidth._last_cache_length() == 0
-
-
 def test_a_round_is_all_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock on which each round takes 10 ms."""
     monkeypatch.setattr(bandwidth, "buffer_length", lambda *_: 4 * MIB)
@@ -70,17 +43,6 @@ def test_a_round_is_all_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figure == Figure(speed, "measured", speed, speed)
     assert len(rounds) >= 3 + 3 + 5
     assert 50 <= next(ticks) <= 55, "until the time is over"
-
-
-def test_the_figure_is_what_lasts_with_the_number_of_threads_that_is_fastest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gibs = {1: [9, 8, 1], 2: [10, 12, 11], 4: [5, 30, 6]}
-    speeds = {threads: [1024**3 * n for n in some] for threads, some in gibs.items()}
-    monkeypatch.setattr(bandwidth, "cpu_count", lambda: 4)
-    monkeypatch.setattr(bandwidth, "buffer_length", lambda *_: 4 * MIB)
-    monkeypatch.setattr(bandwidth, "_read_speeds", lambda _, threads, *__: list(speeds[threads]))
-    assert measure_bandwidth(0) == Figure(11 << 30, "measured", 10 << 30, 12 << 30)
 
 
 def test_without_memory_there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
