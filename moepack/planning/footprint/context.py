@@ -95,14 +95,30 @@ class ContextLengths(NamedTuple):
         return read + sum(layer.state_length for layer in self.layers)
 
 
-class CellCounts:
+def context_of(attention: Attention, options: ContextOptions = DEFAULTS) -> ContextLengths:
+    """Return the memory of a context for a model.
+
+    Raises RequestError for options that llama.cpp refuses.
+    """
+    cache = KvCache(attention, options)
+    layers = tuple(cache.layer(layer) for layer in attention.layers)
+    return ContextLengths(layers, cache.full * cache.stream_count)
+
+
+class KvCache:
     """The cells of a sequence: `full` for all tokens, `window` in layers with a window.
 
-    `stream_count` sequences have cells of their own. Raises RequestError if neither the options nor
-    the model give a number of tokens.
+    `stream_count` sequences have cells of their own. Raises RequestError for options that llama.cpp
+    refuses, and if neither they nor the model give a number of tokens.
     """
 
     def __init__(self, attention: Attention, options: ContextOptions) -> None:
+        self._attention, self._options = attention, options
+        self._type_k, self._type_v = _type("K", options.type_k), _type("V", options.type_v)
+        self.has_flash_attention = options.has_flash_attention and attention.allows_flash
+        if self._type_v.block_count > 1 and not self.has_flash_attention:
+            problem = "quantised values need flash attention"
+            raise RequestError(problem, place="cache type of V", found=options.type_v)
         token_count = options.token_count or attention.context_length
         if not token_count:
             raise RequestError(
@@ -117,76 +133,55 @@ class CellCounts:
         if options.swa_full:
             self.window = self.full
 
-
-def context_of(attention: Attention, options: ContextOptions = DEFAULTS) -> ContextLengths:
-    """Return the memory of a context for a model.
-
-    Raises RequestError for options that llama.cpp refuses.
-    """
-    sizes = _Sizes(attention, options)
-    layers = tuple(sizes.layer(layer) for layer in attention.layers)
-    return ContextLengths(layers, sizes.cells.full * sizes.cells.stream_count)
-
-
-class _Sizes:
-    """The sizes of the cells of a layer, and of its state."""
-
-    def __init__(self, attention: Attention, options: ContextOptions) -> None:
-        self.attention, self.options = attention, options
-        self.type_k, self.type_v = _type("K", options.type_k), _type("V", options.type_v)
-        self.has_flash_attention = options.has_flash_attention and attention.allows_flash
-        if self.type_v.block_count > 1 and not self.has_flash_attention:
-            problem = "quantised values need flash attention"
-            raise RequestError(problem, place="cache type of V", found=options.type_v)
-        self.cells = CellCounts(attention, options)
-
     def layer(self, layer: LayerAttention) -> LayerContext:
-        cells = self.compressed(layer) if self.attention.is_compressed else self.plain(layer)
+        """Return the memory of a layer."""
+        is_compressed = self._attention.is_compressed
+        cells = self._compressed(layer) if is_compressed else self._plain(layer)
         state_length = layer.state_count * _F32_LENGTH
         checkpoint_length = 0
-        if self.options.has_checkpoint:
+        if self._options.has_checkpoint:
             checkpoint_length = state_length
-            if layer.has_window and self.cells.window != self.cells.full:  # which moves on
-                checkpoint_length += self.attention.window * cells[0].cell_length
+            if layer.has_window and self.window != self.full:  # which moves on
+                checkpoint_length += self._attention.window * cells[0].cell_length
         return LayerContext(
             layer.layer,
             tuple(one for one in cells if one.cell_count and one.cell_length),
-            state_length * self.options.sequence_count,
+            state_length * self._options.sequence_count,
             checkpoint_length,
         )
 
-    def plain(self, layer: LayerAttention) -> list[Cells]:
+    def _plain(self, layer: LayerAttention) -> list[Cells]:
         """Return the cells of a layer, and of its indexer."""
         values = layer.value_count
         if values and not self.has_flash_attention:
-            values = self.attention.largest_value_count
-        own = self.keys(layer.key_count) + self.values(values)
-        index = self.keys(layer.index_key_count) + self.values(layer.index_value_count)
-        count = self.cells.window if layer.has_window else self.cells.full
-        streams = self.cells.stream_count
-        return [Cells(count * streams, own), Cells(self.cells.full * streams, index)]
+            values = self._attention.largest_value_count
+        own = self._keys(layer.key_count) + self._values(values)
+        index = self._keys(layer.index_key_count) + self._values(layer.index_value_count)
+        count = self.window if layer.has_window else self.full
+        streams = self.stream_count
+        return [Cells(count * streams, own), Cells(self.full * streams, index)]
 
-    def compressed(self, layer: LayerAttention) -> list[Cells]:
+    def _compressed(self, layer: LayerAttention) -> list[Cells]:
         """Return the cells of a window, and rows that stand for several tokens each.
 
         Sequences share none of them.
         """
-        streams = self.options.sequence_count
-        length = self.keys(layer.key_count)
-        cells = [Cells(self.cells.window * streams, length)]
+        streams = self._options.sequence_count
+        length = self._keys(layer.key_count)
+        cells = [Cells(self.window * streams, length)]
         if layer.compression in (FINE, COARSE):
-            rows = divide_up(self.cells.full, layer.compression)
+            rows = divide_up(self.full, layer.compression)
             rows = align(max(1, rows), _PADDING) * streams
             cells.append(Cells(rows, length))
             if layer.compression == FINE:
-                cells.append(Cells(rows, self.keys(layer.index_key_count)))
+                cells.append(Cells(rows, self._keys(layer.index_key_count)))
         return cells
 
-    def keys(self, count: int) -> int:
-        return _row_length("K", self.type_k, count)
+    def _keys(self, count: int) -> int:
+        return _row_length("K", self._type_k, count)
 
-    def values(self, count: int) -> int:
-        return _row_length("V", self.type_v, count)
+    def _values(self, count: int) -> int:
+        return _row_length("V", self._type_v, count)
 
 
 def _type(which: str, name: str) -> GgmlType:

@@ -21,9 +21,9 @@ from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.attention import Attention, attention_of, states_attention
 from moepack.planning.footprint.context import (
     DEFAULTS,
-    CellCounts,
     ContextLengths,
     ContextOptions,
+    KvCache,
     context_of,
 )
 from moepack.planning.footprint.weights import Weights, weights_of_experts, weights_of_source
@@ -61,16 +61,17 @@ class Footprint(NamedTuple):
         attention, widths = self.attention, self.widths
         if attention is None or widths is None:
             return None
-        cells = CellCounts(attention, options)
-        batch_count = min(options.batch_count, cells.full)
+        cache = KvCache(attention, options)
+        batch_count = min(options.batch_count, cache.full)
         model_width, logits, ffn = widths
-        full = cells.full if attention.layers else batch_count
-        masked = full + (cells.window if attention.window else 0)
-        has_flash_attention = options.has_flash_attention and attention.allows_flash
-        attended = attention.width + (0 if has_flash_attention else attention.head_count * full)
+        full = cache.full if attention.layers else batch_count
+        masked = full + (cache.window if attention.window else 0)
+        attended = attention.width
+        if not cache.has_flash_attention:
+            attended += attention.head_count * full
         logits += attended if attention.has_indexer else 0
         largest = max(logits, ffn, attended)
-        mask_length = _F16_LENGTH if has_flash_attention else _F32_LENGTH
+        mask_length = _F16_LENGTH if cache.has_flash_attention else _F32_LENGTH
         length = _F32_LENGTH * (_STREAMS * model_width + largest) + mask_length * masked
         if attention.has_indexer:  # which scores and sorts all cells
             length += 6 * full
