@@ -20,7 +20,7 @@ WINGS: dict[str, set[str]] = {
     "pack": {"common", "storage", "source"},
     "traces": {"common", "storage", "source", "pack"},
     "packing": {"common", "storage", "source", "pack", "traces"},
-    "planning": {"common", "host", "source", "pack", "traces"},
+    "planning": {"common", "source", "pack", "traces"},
     "inspection": {"common", "source", "pack", "traces"},
     "running": {"common", "host", "storage", "pack", "traces", "packing", "planning"},
     "bench": {"common", "host", "storage", "source", "pack", "traces", "planning", "running"},

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from moepack.bench.bandwidth import measure_bandwidth, measure_compute
 from moepack.bench.comparison import COLD_ENOUGH
 from moepack.bench.drive import MAX_IN_FLIGHT, Point, measure_in_rounds, scratch_file
 from moepack.bench.measuring import Meter
@@ -23,7 +24,6 @@ from moepack.pack.opening.open_model import pack_or_source
 from moepack.pack.reading.expert_read import PAGE
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.read_plan import plan_read
-from moepack.planning.machine.bandwidth import measure_bandwidth, measure_compute
 from moepack.planning.machine.model import (
     BYTE_UNITS,
     STEADY,

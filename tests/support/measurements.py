@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moepack.planning.machine import bandwidth
+from moepack.bench import bandwidth
 
 
 def shorten() -> None:

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from moepack.planning.machine import bandwidth
-from moepack.planning.machine.bandwidth import buffer_length, measure_bandwidth
+from moepack.bench import bandwidth
+from moepack.bench.bandwidth import buffer_length, measure_bandwidth
 from moepack.planning.machine.model import Figure
 
 MIB, GIB = 1 << 20, 1 << 30
