@@ -23,7 +23,7 @@ from moepack.planning.forecasting.measured_runs import AnyReceipts, MeasuredRun,
 from moepack.planning.forecasting.misses import Misses, WorkingSet, cache_misses
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
 from moepack.planning.forecasting.prompts import forecast_prompt
-from moepack.planning.forecasting.rates import READ_DEPTH, Rates, ceiling_seconds
+from moepack.planning.forecasting.rates import Rates, ceiling_seconds
 from moepack.planning.forecasting.reads import KIND_WORDS, Kind, Reads
 from moepack.planning.forecasting.touched import Touched, touched_of
 from moepack.planning.forecasting.warnings import warnings_of
@@ -193,7 +193,7 @@ class _Forecasts:
         reads = self._model.read_by(run)
         if reads is None:
             return run, None
-        least = ceiling_seconds(self._machine, reads, self._model.read_length)
+        least = ceiling_seconds(self._machine, reads, self._model.drive)
         if least and run.tokens_per_second * least > _MOST_OF_CEILING and not run.exclusion:
             most = f"at most {rate_text(1 / least)} tok/s"
             run = run._replace(
@@ -260,7 +260,7 @@ class _Forecasts:
 
     def _calibration(self, kind: Kind) -> tuple[Rates, list[str | None]]:
         if kind not in self._calibrations:
-            rates = Rates.from_machine(self._machine, kind, self._model.read_length)
+            rates = Rates.from_machine(self._machine, kind, self._model.drive)
             weights = self._model.weights
             count = weights.block_count or len(weights.layers)
             self._calibrations[kind] = calibrate(rates, kind, self._runs, count)
@@ -281,8 +281,7 @@ class _Forecasts:
         if uploads is not None:
             least, most = least._replace(link=uploads.least), most._replace(link=uploads.most)
         ceilings = [
-            ceiling_seconds(self._machine, one, self._model.read_length)
-            for one in (reads, most, least)
+            ceiling_seconds(self._machine, one, self._model.drive) for one in (reads, most, least)
         ]
         likely, low, high = (
             rates.estimate(one, RUN_REL_STD[mode.kind], seconds or 0.0)
@@ -317,8 +316,8 @@ class _Forecasts:
     def _terms(self, rates: Rates, reads: Reads) -> Iterator[TermFacts]:
         layer_seconds, *terms = rates.terms(reads)
         machine = self._machine
-        drive = machine.drive and machine.drive.speed(self._model.read_length, READ_DEPTH)
-        figures = (machine.vram_bandwidth, machine.memory_bandwidth, drive, machine.link)
+        memories = machine.vram_bandwidth, machine.memory_bandwidth
+        figures = (*memories, self._model.drive, machine.link)
         yield TermFacts("layers", None, reads.layer_count, None, None, None, layer_seconds)
         for name, length, figure, seconds in zip(_MEMORIES, reads[1:], figures, terms, strict=True):
             if length:

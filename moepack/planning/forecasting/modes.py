@@ -16,6 +16,8 @@ from moepack.planning.machine.model import Machine
 MARGIN = 1 << 30
 """Bytes of each memory that are left to all else, as llama.cpp's `--fit-target` leaves them."""
 
+_READ_DEPTH = 4
+"""Reads that streaming engines keep in flight, on average 3 to 4."""
 _SLICE_COUNT = 3
 """Gate, up and down: reads of a source for an expert; a pack has one blob."""
 MICRO_BATCHES: dict[Kind, int] = {
@@ -78,6 +80,8 @@ class ModelOnMachine:
         length = self.weights.expert_length // count
         self.read_length = length if footprint.is_pack else length // _SLICE_COUNT
         """The bytes of one read of an expert from the drive."""
+        self.drive = machine.drive and machine.drive.speed(self.read_length, _READ_DEPTH)
+        """The bytes a second of these reads."""
         self.step_length = self.weights.read_expert_length
         """The bytes of the experts that a token uses in all layers; None is unknown."""
         if micro_batch is None:

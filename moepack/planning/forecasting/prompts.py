@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from moepack.planning.forecasting.facts import PromptFacts
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
-from moepack.planning.forecasting.rates import READ_DEPTH, SURE, Rates
+from moepack.planning.forecasting.rates import SURE, Rates
 from moepack.planning.forecasting.reads import Reads
 from moepack.planning.forecasting.touched import Touched
 from moepack.planning.machine.model import Machine
@@ -131,11 +131,10 @@ def _together(seconds: tuple[float, float, float]) -> float:
 
 def _limits(model: ModelOnMachine, reads: Reads, computing: float) -> dict[str, float]:
     """Return the least seconds of each part, by its name."""
-    machine = model.machine
-    drive = machine.drive and machine.drive.speed(model.read_length, READ_DEPTH)
+    drive, link = model.drive, model.machine.link
     return {
         "drive": reads.drive / drive.value if drive is not None else 0.0,
-        "link": reads.link / machine.link.value if machine.link is not None else 0.0,
+        "link": reads.link / link.value if link is not None else 0.0,
         "computing": computing,
     }
 

@@ -20,8 +20,6 @@ from moepack.planning.machine.model import Figure, Machine
 
 SURE = 1.645
 """Standard deviations on both sides that cover 90 % of a normal distribution."""
-READ_DEPTH = 4
-"""Reads that streaming engines keep in flight, on average 3 to 4."""
 
 
 _Achieved = tuple[float, float]
@@ -93,10 +91,9 @@ class Rates:
         self._is_known = is_known
 
     @classmethod
-    def from_machine(cls, machine: Machine, kind: Kind, read_length: int) -> Self:
-        """Guess the rates of a machine, for reads of so many bytes of its drive."""
+    def from_machine(cls, machine: Machine, kind: Kind, drive: Figure | None) -> Self:
+        """Guess the rates of a machine, with the bandwidth of its `drive` for a model's reads."""
         vram, memory = machine.vram_bandwidth, machine.memory_bandwidth
-        drive = None if machine.drive is None else machine.drive.speed(read_length, READ_DEPTH)
         of_memory = _MEMORY["offload" if kind == "gpu" else kind, _is_measured(memory)]
         link = machine.link or Figure(_LINK_BANDWIDTH, "typed")
         guesses = [_LAYER_SECONDS[kind]]
@@ -157,12 +154,11 @@ class Rates:
         return Estimate(seconds, math.sqrt(variance))
 
 
-def ceiling_seconds(machine: Machine, reads: Reads, read_length: int) -> float | None:
-    """Return the time of a token at full bandwidths, with no other cost.
+def ceiling_seconds(machine: Machine, reads: Reads, drive: Figure | None) -> float | None:
+    """Return the time of a token at full bandwidths, that of the `drive` too, with no other cost.
 
     None if one of them is not known; a link that is not known takes no time.
     """
-    drive = None if machine.drive is None else machine.drive.speed(read_length, READ_DEPTH)
     link = machine.link or Figure(math.inf, "typed")
     bandwidths = (machine.highest_vram_bandwidth, machine.memory_bandwidth, drive, link)
     seconds = 0.0

@@ -27,7 +27,7 @@ def measured(kind: Kind, speed: float = 20.0, **values: Any) -> MeasuredRun:
 
 
 def calibrated(kind: Kind, *runs: MeasuredRun) -> tuple[Rates, list[str | None]]:
-    rates = Rates.from_machine(BOX, kind, 4 << 20)
+    rates = Rates.from_machine(BOX, kind, some(BOX.drive).bandwidth)
     return calibrate(rates, kind, [(run, READS[run.kind]) for run in runs], LAYERS)
 
 

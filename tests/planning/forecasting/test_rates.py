@@ -13,7 +13,6 @@ from moepack.planning.forecasting.reads import Reads
 from tests.support.machines import GB, machine
 from tests.support.values import some
 
-LENGTH = 4 << 20
 LAYERS = 48
 DENSE, EXPERTS = 0.86 * GB, 1.092 * GB
 
@@ -25,7 +24,7 @@ def offloaded(share: float) -> Reads:
 
 def offload_rates(**figures: Any) -> Rates:
     """Return the rates that a machine's figures give."""
-    return Rates.from_machine(machine(**figures), "offload", LENGTH)
+    return Rates.from_machine(machine(**figures), "offload", None)
 
 
 def estimate(rates: Rates, reads: Reads, rel_std: float = 0.05) -> Estimate:
@@ -35,7 +34,7 @@ def estimate(rates: Rates, reads: Reads, rel_std: float = 0.05) -> Estimate:
 def test_the_ceiling_is_what_was_published() -> None:
     """An RTX 5090 with N of 0, 24 and 48 ("The MoE Lane"); its bandwidths follow from two."""
     box = machine(vram=32, vram_bandwidth=1441, bandwidth=40.2)
-    ceilings = [ceiling_seconds(box, offloaded(share), LENGTH) for share in (0, 0.5, 1)]
+    ceilings = [ceiling_seconds(box, offloaded(share), None) for share in (0, 0.5, 1)]
     assert [round(1 / seconds) for seconds in ceilings if seconds] == [738, 69, 36]
 
 
