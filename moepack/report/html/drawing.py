@@ -74,13 +74,14 @@ def size_axis(label: str, most: int) -> Axis:
 
 
 def log_size_axis(label: str, lengths: Iterable[int]) -> Axis:
-    """Return a logarithmic axis for some lengths, with ticks at powers of two."""
-    lengths = [*lengths]
-    least = min(lengths)
-    most = max(*lengths, 2 * least) if len(set(lengths)) == 1 else max(lengths)
+    """Return a logarithmic axis for some lengths, with ticks at powers of two, else at its ends."""
+    ordered = sorted(lengths)
+    least, most = ordered[0], max(ordered[-1], ordered[0] + 1)
     powers = range(math.ceil(math.log2(least)), math.floor(math.log2(most)) + 1)
-    ticks = [(2**power, _size(2**power)) for power in powers[:: divide_up(len(powers), 6) or 1]]
-    return Axis(label, least, most, ticks, is_log=True)
+    values = [2**power for power in powers[:: divide_up(len(powers), _TICK_COUNT) or 1]]
+    if len(values) < 2:
+        values = [least, most]
+    return Axis(label, least, most, [(value, _size(value)) for value in values], is_log=True)
 
 
 def _size(length: float) -> str:
@@ -138,7 +139,9 @@ def dot(across: Axis, up: Axis, key: Key, x: float, y: float, title: str) -> str
 def mark(across: Axis, value: float, text: str) -> str:
     """Return a vertical line at a value, with its text above."""
     x = _percent(across.share(value))
-    return f'<line class="mark" x1="{x}" x2="{x}" y2="100%"/><text x="{x}" y="-0.5em">{text}</text>'
+    return (
+        f'<line class="limit" x1="{x}" x2="{x}" y2="100%"/><text x="{x}" y="-0.5em">{text}</text>'
+    )
 
 
 def stacked_bars(

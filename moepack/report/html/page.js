@@ -84,7 +84,7 @@
   });
 
   const enliven = (figure) => {
-    const [plot, mark, tip] = [".plot", ".plot > .mark", ".tip"].map((name) => figure.querySelector(name));
+    const [plot, mark, tip] = [".plot", ".mark", ".tip"].map((name) => figure.querySelector(name));
     let loading = null;
     let column = 0;
     let row = 0;

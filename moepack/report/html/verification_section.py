@@ -7,7 +7,7 @@ from moepack.report import verification_text
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, PageSection, adding
 from moepack.report.table import Column, Table
-from moepack.report.values import UNKNOWN, length_text, number_text
+from moepack.report.values import UNKNOWN
 
 SHOWN_FINDINGS = 100
 
@@ -17,15 +17,8 @@ def verification_section(facts: ReportFacts) -> PageSection | str:
     outcome = facts.verification
     if outcome is None:
         return adding("the whole pack is read only on request", "PACK --verify --source MODEL")
-    rows = [
-        ("blobs", number_text(outcome.checked_blob_count), number_text(outcome.blob_count)),
-        ("dense tensors", f"{outcome.checked_tensor_count:,}", f"{outcome.tensor_count:,}"),
-        ("bytes", length_text(outcome.read_length), length_text(outcome.data_length)),
-        ("compared with the source", length_text(outcome.compared_length), ""),
-        ("shards by SHA-256", number_text(outcome.sha256_count), ""),
-    ]
-    tables = [DataTable("Extent", Table((Column("", "l"), Column("checked"), Column("of")), rows))]
     shown, hidden = outcome.findings[:SHOWN_FINDINGS], outcome.findings[SHOWN_FINDINGS:]
+    tables = []
     if shown:
         findings = [(one.kind, one.place or UNKNOWN, one.message) for one in shown]
         columns = (Column("kind", "l"), Column("place", "l"), Column("finding", "l"))

@@ -85,11 +85,14 @@ def test_each_picture_has_a_text_and_each_section_a_sentence(page: ReportPage) -
 def test_pictures_are_well_formed_and_maps_have_a_cell_for_each_expert(page: ReportPage) -> None:
     pictures = re.findall(r'<svg class="area".*(?=</div>)', page.html)
     assert len(pictures) == page.html.count("<figure")
+    trees = [ElementTree.fromstring(picture) for picture in pictures]
     cells = []
-    for picture in pictures:
-        paths = [one.get("d", "") for one in ElementTree.fromstring(picture).iter("path")]
+    for tree in trees:
+        paths = [one.get("d", "") for one in tree.iter("path")]
         cells.append(sum(int(run) for path in paths for run in re.findall(r"h(\d+)", path)))
     assert sorted(filter(None, cells)) == [32, 32, 32]
+    titles = [one.text or "" for tree in trees for one in tree.iter("title")]
+    assert any(re.fullmatch(r"experts: down: 448\.0 KiB, [\d.]+%", title) for title in titles)
 
 
 def test_a_page_opens_the_shards_no_oftener_than_opening_the_model_does() -> None:
