@@ -52,7 +52,7 @@ def text(facts: ForecastFacts) -> Page:
 def _single(one: SpeedFacts) -> Iterator[Block]:
     """Write one forecast with its terms."""
     yield f"{mode_words(one)}: {speed_words(one)}"
-    yield terms(one)
+    yield _terms(one)
     if one.misses_from is not None:
         yield (
             f"{share_text(one.hit_rate)} of lookups hit, and a token reads "
@@ -74,12 +74,12 @@ def _single(one: SpeedFacts) -> Iterator[Block]:
         yield f"nine of ten runs are in the range; evidence: {evidence}"
 
 
-def terms(one: SpeedFacts) -> Table:
+def _terms(one: SpeedFacts) -> Table:
     """Write the time of a token by its terms."""
-    return Table(_TERMS, [list(_term(term, one.binding)) for term in one.terms], indent=2)
+    return Table(_TERM_COLUMNS, [list(_term(term, one.binding)) for term in one.terms], indent=2)
 
 
-_TERMS = (
+_TERM_COLUMNS = (
     *(Column("", "l"), Column("", rank=1), Column("", rank=2), Column(""), Column("", "l", rank=3)),
 )
 

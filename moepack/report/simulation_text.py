@@ -33,12 +33,12 @@ def text(facts: Simulation) -> Page:
             f"with {size_text(facts.enough_length)} LRU has all but 1 % of the hits that it has "
             "with everything in memory"
         )
-    tables = (hit_rates(facts), _slots(facts), _prefetches(facts))
+    tables = (_hit_rates(facts), _slots(facts), _prefetches(facts))
     blocks = [block for table in tables if table.rows for block in ("", table)]
-    return Page(*lines, *blocks, "", *notes(facts), *doubts(facts))
+    return Page(*lines, *blocks, "", *_notes(facts), *_doubts(facts))
 
 
-def hit_rates(facts: Simulation) -> Table:
+def _hit_rates(facts: Simulation) -> Table:
     """Write the decode hit rates: a row for each budget, a column for each policy."""
     policies = list(dict.fromkeys(one.policy for one in facts.results if one.slots is None))
     even = {point.budget_length: point.even_hit_rate for point in facts.curve}
@@ -104,7 +104,7 @@ def _prefetches(facts: Simulation) -> Table:
     return Table((*columns, Column("useful a token", rank=2), Column("in vain a token")), rows)
 
 
-def notes(facts: Simulation) -> list[str]:
+def _notes(facts: Simulation) -> list[str]:
     """Write the meaning of the columns and of policies."""
     policies = {one.policy for one in facts.results}
     lines = ["hits are shares of the lookups of decoded tokens; uniform: LRU with a uniform router"]
@@ -116,7 +116,7 @@ def notes(facts: Simulation) -> list[str]:
     return lines
 
 
-def doubts(facts: Simulation) -> list[str]:
+def _doubts(facts: Simulation) -> list[str]:
     """Write the limits of the trace: its length, and the faults in its files."""
     lines = []
     if not facts.is_long_enough:

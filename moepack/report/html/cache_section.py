@@ -9,7 +9,7 @@ from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, Key, PageSection, Picture, adding
 from moepack.report.table import Column, Table
 from moepack.report.values import length_text, share_text, tokens_text
-from moepack.traces.simulation.facts import CacheFacts, Simulation
+from moepack.traces.simulation.facts import Simulation
 
 _POLICIES = {
     "belady": Key("belady (knows the future)", "c3", "dashed"),
@@ -28,10 +28,9 @@ def cache_section(facts: ReportFacts) -> PageSection | str:
         return adding(problem, "MODEL --trace FILE")
     results = () if at_budget is None else at_budget.results
     lru = next((one for one in results if one.policy == "lru"), None)
-    sentence = _sentence(simulation, lru)
-    tables = [
-        DataTable("By budget and policy", simulation_text.hit_rates(simulation), place="below")
-    ]
+    sentence = f"all experts take {size_text(simulation.expert_length)}"
+    tables: list[DataTable] = []
+    headline: tuple[tuple[str, str], ...] = ()
     if results:
         best_first = sorted(results, key=lambda one: -(one.decode_hit_rate or 0))
         rows = [
@@ -39,45 +38,23 @@ def cache_section(facts: ReportFacts) -> PageSection | str:
             for one in best_first
         ]
         columns = (Column("policy", "l"), Column("hits"), Column("reads a token"))
-        caption = f"In {size_text(results[0].budget_length)}"
-        tables.insert(0, DataTable(caption, Table(columns, rows)))
-    headline: tuple[tuple[str, str], ...] = ()
+        tables.append(DataTable(f"In {length_text(budget)}", Table(columns, rows)))
     if lru is not None:
+        rate, length = share_text(lru.decode_hit_rate), length_text(lru.budget_length)
         tokens = tokens_text(simulation.decode_token_count)
-        label = f"hits of LRU in {length_text(budget)}, over {tokens}"
-        headline = ((share_text(lru.decode_hit_rate), label),)
-    unknown = list(simulation_text.doubts(simulation))
-    if budget is None:
-        option = "`moepack report MODEL --budget 8GiB -o report.html`"
-        unknown.insert(0, f"no budget was named: {option} marks one")
-    if simulation.unknown:
-        unknown.append(f"the trace does not tell: {', '.join(simulation.unknown)}")
+        headline = ((rate, f"hits of LRU in {length}, over {tokens}"),)
+        read = length_text(lru.bytes_per_token)
+        sentence += f"; in {length} LRU hits {rate} of the lookups, and a token reads {read}"
+    unknown = "no budget was named: `moepack report MODEL --budget 8GiB -o report.html` marks one"
     return PageSection(
         name="caches",
         sentence=sentence,
         figures=(_picture(simulation, budget, sentence),),
         tables=tuple(tables),
-        blocks=tuple(simulation_text.notes(simulation)),
-        unknown=tuple(unknown),
+        blocks=simulation_text.text(simulation).blocks,
+        unknown=(unknown,) if budget is None else (),
         headline=headline,
     )
-
-
-def _sentence(simulation: Simulation, lru: CacheFacts | None) -> str:
-    parts = []
-    if lru is not None:
-        parts.append(
-            f"in {length_text(lru.budget_length)} LRU hits {share_text(lru.decode_hit_rate)} of "
-            f"the lookups, and a token reads {length_text(lru.bytes_per_token)}"
-        )
-    if simulation.enough_length is not None:
-        parts.append(
-            f"with {size_text(simulation.enough_length)} LRU has all but 1 % of the hits that it "
-            f"has with all {size_text(simulation.expert_length)} in memory"
-        )
-    else:
-        parts.append(f"all experts take {size_text(simulation.expert_length)}")
-    return "; ".join(parts)
 
 
 def _picture(simulation: Simulation, budget: int | None, sentence: str) -> Picture:

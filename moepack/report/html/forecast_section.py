@@ -41,7 +41,6 @@ def forecast_section(facts: ReportFacts) -> PageSection | str:
         tables.append(DataTable("Tokens a second", forecast_text.speeds(swept), place="below"))
     if any(term.seconds for term in one.terms):
         figures.append(_terms(one))
-        tables.append(DataTable("The time of a token", forecast_text.terms(one), place="below"))
     headline: tuple[tuple[str, str], ...] = ()
     if one.tokens_per_second is not None:
         label = f"tok/s forecast, {rate_text(one.lowest)} to {rate_text(one.highest)}"
@@ -52,7 +51,7 @@ def forecast_section(facts: ReportFacts) -> PageSection | str:
         sentence=f"{machine}{forecast_text.speed_words(one)}; {forecast_text.mode_words(one)}",
         figures=tuple(figures),
         tables=tuple(tables),
-        blocks=(f"Prompt of {forecast_text.prompt_words(one.prompt)}.",),
+        blocks=forecast_text.text(forecast).blocks,
         unknown=_unknown(forecast, one),
         headline=headline,
     )
@@ -114,11 +113,9 @@ def _terms(one: SpeedFacts) -> Picture:
 
 
 def _unknown(forecast: ForecastFacts, one: SpeedFacts) -> tuple[str, ...]:
-    lines = [*one.warnings]
+    lines = []
     if one.misses_from == "even router":
         lines.append("misses are those of a uniform router, the worst case: a trace says more")
-    if not one.receipt_count:
-        lines.append("no measured run of this machine was used: the band is from other machines")
     if forecast.next_receipt is not None:
         lines.append(f"a measured run makes it more certain: `{forecast.next_receipt}`")
     if one.prompt.seconds is None:
