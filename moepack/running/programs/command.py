@@ -198,7 +198,8 @@ def says_micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> 
 def experts_used(command: Sequence[str], architecture: str) -> int | None:
     """Return the experts that a token uses in each layer by a command's `--override-kv`.
 
-    None if the model's own metadata decides. llama.cpp has no variable for it.
+    None if the model's own metadata decides. llama.cpp has no variable for it, and takes the first
+    of several.
     """
     overrides = [
         override
@@ -207,7 +208,7 @@ def experts_used(command: Sequence[str], architecture: str) -> int | None:
         for override in value.split(",")
     ]
     prefix = f"{architecture}.expert_used_count=int:"
-    for override in reversed(overrides):
+    for override in overrides:
         number = override.removeprefix(prefix)
         if number != override and number.isdecimal():
             return int(number)

@@ -132,6 +132,11 @@ def test_the_words_of_a_command_for_a_shell_are(front: list[str]) -> None:
         ("--override-kv a=bool:true,qwen3moe.expert_used_count=int:12,b=int:4 -c 8", 12),
         ("--override-kv qwen3moe.expert_used_count=int:3 --override-kv a=int:4", 3),
         ("--override-kv=qwen3moe.expert_used_count=int:3", 3),
+        (
+            "--override-kv qwen3moe.expert_used_count=int:3,qwen3moe.expert_used_count=int:4 "
+            "--override-kv qwen3moe.expert_used_count=int:5",
+            3,
+        ),
         ("--override-kv qwen2moe.expert_used_count=int:3", None),
         ("--override-kv qwen3moe.expert_count=int:3", None),
         ("-p --override-kv qwen3moe.expert_used_count=int:3", None),
