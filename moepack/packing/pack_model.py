@@ -74,7 +74,8 @@ def pack_model(
     write the files, and this call commits. All calls need the same choices; each of them skips
     files that are finished.
 
-    A pack of the same input that is at `target` already is left as it is, unread.
+    A pack that is at `target` already, of shards with the same names, lengths and headers and with
+    the same choices, is left as it is, unread.
 
     `dry_run` writes nothing, and raises the errors of packing before it writes. `resume` continues
     an interrupted pack; `threads` write at a time. `planned` is called with the planned pack before

@@ -89,8 +89,8 @@ def packed(summary: PackSummary) -> str:
     """Write the result of packing."""
     if summary.is_finished:
         return (
-            f"{summary.path}: is there already, of the same input;"
-            f" {digest_text.compared(summary.digests)}"
+            f"{summary.path}: is there already, of shards with these names, lengths and headers; "
+            f"{digest_text.compared(summary.digests)}"
         )
     if summary.written_length is None:
         return "nothing was written"

@@ -600,11 +600,13 @@ def test_a_job_that_has_made_its_pack_can_be_run_again(
     for again in ((), ("--resume",), ("--dry-run",)):
         run = cli(*words, *again)
         assert run.returncode == 0, run.stderr
-        assert f"{target}: is there already, of the same input; no part was read" in run.stdout
+        assert f"{target}: is there already, of shards with these names" in run.stdout
+        assert "no part was read" in run.stdout
         assert state(target) == before
     (target / "dense.bin").unlink()
     run = cli(*words)
     assert (run.returncode, "a data file is missing" in run.stderr) == (4, True)
+    assert "hint: remove the pack, and run the same again" in run.stderr
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from moepack.pack.reading.pack import Pack
 from moepack.packing.plan.pack_summary import PackSummary, from_pack
 from moepack.packing.writing.planned_pack import PlannedPack
 
+_HINT = "remove the pack, and run the same again: the source is here"
+
 
 def finished_pack(
     planned: PlannedPack, target: AnyPath, *, sha256: bool, strong: bool
@@ -60,11 +62,12 @@ def _is_planned(described: Manifest, planned: PlannedPack, *, sha256: bool, stro
 
 def _check_length(path: str, length: int) -> None:
     if not os.path.isfile(path):
-        raise PackError("a data file is missing", path=path)
+        raise PackError("a data file is missing", path=path, hint=_HINT)
     if (actual_length := os.path.getsize(path)) != length:
         raise PackError(
             "the file is not as long as the manifest says",
             path=path,
             expected=f"{length:,} bytes",
             found=f"{actual_length:,}",
+            hint=_HINT,
         )
