@@ -73,6 +73,7 @@ def test_what_the_user_said_stays(
         ("llama-server -lm mmap+mlock", {}, "-lm mmap+mlock"),
         ("llama-server -lm", {}, None),
         ("llama-server --no-mmap", {}, "--no-mmap"),
+        ("llama-cli --prompt=--mlock --no-mmap", {}, "--no-mmap"),
         ("llama-server", {"LLAMA_ARG_LOAD_MODE": "none"}, "LLAMA_ARG_LOAD_MODE=none"),
         ("llama-server -lm auto", {"LLAMA_ARG_LOAD_MODE": "none"}, None),
         ("llama-server", {"LLAMA_ARG_NO_MMAP": ""}, "LLAMA_ARG_NO_MMAP="),

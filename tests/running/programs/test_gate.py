@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import inspect
+import os
+import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -82,6 +85,8 @@ async def gate(tls: ssl.SSLContext | None = None) -> AsyncIterator[Behind]:
                     writer.write(piece)
                     await asyncio.sleep(0.1)
                 break
+            if came[number].endswith(b"late-end"):
+                await asyncio.sleep(0.2)
             if came[number].endswith(b"end"):
                 writer.write(ANSWER.replace(b"content", b"Connection: close\r\nContent"))
                 break
@@ -183,6 +188,8 @@ async def test_http_1_0_needs_no_host_and_gets_no_chunks(behind: Behind) -> None
     assert b"host: localhost\r\n" in behind.came[0]
     answer = await behind.ask(head + b"8\r\n\r\nslow-end")
     assert answer.endswith(b"\r\n\r\nab")
+    answer = await behind.ask(head + b"8\r\n\r\nlate-end")  # and nothing before it
+    assert answer == ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     assert not behind.left
 
 
@@ -301,9 +308,35 @@ async def test_more_clients_than_there_are_places_wait_until_one_is_free(
     behind: Behind, piece: bytes
 ) -> None:
     """Those that send nothing, or not enough, lose theirs soon."""
-    for_long = 3 * LIMITS.head_seconds
-    async with asyncio.TaskGroup() as group:
-        for _ in range(2 * LIMITS.connection_count):
-            group.create_task(behind.ask(piece, pause=for_long, leaves=True))
-        await asyncio.sleep(0.05)
-        assert (await behind.ask(REQUEST)).endswith(b"fine")
+    holders = [
+        asyncio.create_task(behind.ask(piece, ends=False))
+        for _ in range(2 * LIMITS.connection_count)
+    ]
+    await asyncio.sleep(0.05)
+    assert (await behind.ask(REQUEST)).endswith(b"fine")
+    assert sum(holder.done() for holder in holders) > LIMITS.connection_count
+    await asyncio.gather(*holders)
+
+
+@through_a_gate
+async def test_a_client_that_there_is_no_descriptor_for_is_answered_later(
+    behind: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then nothing spins."""
+    loop = asyncio.get_running_loop()
+    accept = Mock(side_effect=loop.sock_accept)
+    monkeypatch.setattr(loop, "sock_accept", accept)
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client:
+        client.setblocking(False)
+        next_descriptor = os.dup(client.fileno())
+        os.close(next_descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_descriptor, most))
+        try:
+            await loop.sock_connect(client, ("127.0.0.1", behind.port))
+            await asyncio.sleep(0.5)
+            assert accept.call_count < 5
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        await loop.sock_sendall(client, REQUEST)
+        assert await loop.sock_recv(client, 1000) == ANSWER
