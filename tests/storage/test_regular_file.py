@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.storage.regular_file import NotRegularError, open_regular
+from moepack.storage.regular_file import NotRegularError, open_regular, read_back
 from tests.support.children import within
 
 
@@ -19,6 +19,14 @@ def test_a_regular_file_is_read_as_any_other(tmp_path: Path) -> None:
         assert os.read(descriptor, 9) == b"bytes"
     finally:
         os.close(descriptor)
+
+
+def test_of_a_file_that_is_read_back_no_more_is_taken_than_needed(tmp_path: Path) -> None:
+    """A byte more than expected shows that it is too long."""
+    path = tmp_path / "file"
+    path.write_bytes(b"bytes")
+    assert read_back(path, 5) == b"bytes"
+    assert read_back(path, 2) == b"byt"
 
 
 def test_a_fifo_that_takes_the_place_of_a_file_is_not_waited_for(
