@@ -68,6 +68,16 @@ def test_the_model_s_path_is_an_argument_and_a_variable(model: Path) -> None:
     assert end.stdout == f"{filled} {path}\n"
 
 
+def test_experts_that_a_program_s_option_adds_count_for_the_least_memory(model: Path) -> None:
+    words = ("--memory", "floor", model, "--", "true", "-ub", "1")
+    lines = [
+        run(*words, *more).stderr
+        for more in ((), ("--override-kv", "qwen3moe.expert_used_count=int:8"))
+    ]
+    needs = [re.findall(r"a step needs ([\d.]+) KiB", line) for line in lines]
+    assert [2 * float(need) for need in needs[0]] == [float(need) for need in needs[1]] != []
+
+
 SHELL = f'{sys.executable} -m {MODULE} "$MOEPACK_MODEL"; exit $?'
 RUNPY = f"import runpy; runpy.run_module('{MODULE}', run_name='__main__')"
 UV = ["uv", "run", "--no-project", "--offline", "--python", sys.executable]
