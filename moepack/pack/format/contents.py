@@ -42,23 +42,16 @@ class BlobKey(NamedTuple):
     expert: int
 
 
-class Alignments(NamedTuple):
-    """The multiples at which blobs, weights in them, and dense tensors begin, in bytes."""
-
-    blob: int
-    part: int
-    tensor: int
-
-
 @dataclass(frozen=True, slots=True)
 class IndexContents:
     """All that an index lists but for positions in files.
 
-    `order` holds all blobs, the hottest first, and `counts` how often routers selected those that
-    were measured. `dense` is None if there are experts alone.
+    `alignments` are the multiples at which blobs, weights in them and dense tensors begin, in
+    bytes. `order` holds all blobs, the hottest first, and `counts` how often routers selected those
+    that were measured. `dense` is None if there are experts alone.
     """
 
-    alignments: Alignments
+    alignments: tuple[int, int, int]
     templates: tuple[Template, ...]
     order: tuple[BlobKey, ...]
     counts: Mapping[BlobKey, int]
@@ -157,6 +150,4 @@ def in_source_order(templates: Sequence[Template]) -> list[BlobKey]:
 def as_they_lie(experts: Experts, dense: Dense) -> IndexContents:
     """Return the contents of an index over the shards themselves, in the order of the source."""
     templates = tuple(list_templates(experts.families))
-    return IndexContents(
-        Alignments(1, 1, 1), templates, tuple(in_source_order(templates)), {}, dense
-    )
+    return IndexContents((1, 1, 1), templates, tuple(in_source_order(templates)), {}, dense)

@@ -66,7 +66,7 @@ class IndexWriter:
             records.RANK.pack_into(self._index, section.at(rank), number)
 
     def _put_header(self) -> None:
-        alignments = self._contents.alignments
+        blob_alignment, part_alignment, tensor_alignment = self._contents.alignments
         header = records.HEADER.pack(
             *records.Header(
                 magic=records.MAGIC,
@@ -75,9 +75,9 @@ class IndexWriter:
                 index_length=len(self._index),
                 section_count=len(self._directory.sections),
                 section_record_length=records.SECTION.size,
-                blob_alignment=alignments.blob,
-                part_alignment=alignments.part,
-                tensor_alignment=alignments.tensor,
+                blob_alignment=blob_alignment,
+                part_alignment=part_alignment,
+                tensor_alignment=tensor_alignment,
             )
         )
         start = header + sections.encode(self._directory)

@@ -10,7 +10,6 @@ from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import align
 from moepack.pack.format import records
 from moepack.pack.format.contents import (
-    Alignments,
     BlobKey,
     IndexContents,
     Template,
@@ -160,9 +159,7 @@ def make(
     physical = order if layout.order == "hotness" else blobs
     group = _by_layer if layout.group == "layer" else _by_size
     plan = Plan(
-        alignments=Alignments(
-            layout.blob_alignment, layout.part_alignment, layout.tensor_alignment
-        ),
+        alignments=(layout.blob_alignment, layout.part_alignment, layout.tensor_alignment),
         layout=layout,
         templates=templates,
         files=tuple(group(physical, templates, layout)),
