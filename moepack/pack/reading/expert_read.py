@@ -152,11 +152,6 @@ class ExpertRead(NamedTuple):
         """The offset in the first page of memory of ours, in bytes."""
         return self.file_reads[0].offset % PAGE
 
-    @property
-    def pages_length(self) -> int:
-        """The bytes of all pages that the reads touch, one behind the other."""
-        return (self.lead + self.length + PAGE - 1) // PAGE * PAGE  # as `align`, for every expert
-
     def request(self, file_read: FileRead, memory: AnyMemory) -> ReadRequest:
         """Return the request to a backend for one of the reads to `memory`."""
         path, offset, length, start = file_read
@@ -269,13 +264,14 @@ def new_memory(arena: Arena, read: ExpertRead) -> ReadMemory:
     """Return memory in which the reads have the offsets in their pages that they have on disk."""
     if not read.length:  # a tensor may have no bytes
         return ReadMemory(memoryview(bytearray()))
+    lead = read.lead
     try:
-        pages = arena.allocate(read.pages_length)
+        # All pages that the reads touch, one behind the other; as `align`, for every expert.
+        pages = arena.allocate((lead + read.length + PAGE - 1) // PAGE * PAGE)
     except MachineError as error:
         error.path = str(read.file_reads[0].path)
         error.place = read.first_place
         raise
-    lead = read.lead
     view = pages[lead : lead + read.length] if lead or len(pages) > read.length else pages
     return ReadMemory(view, pages)
 

@@ -47,7 +47,7 @@ class InFlight:
     """Counts the reads in flight of one reader, over all of its threads and batches.
 
     `depth` limits their number, `max_length` their bytes. A batch that has nothing in flight may
-    always begin one read: so none waits for another's owner to come back, and no read is too long.
+    always begin one read: so a batch never deadlocks, and a read may exceed the limit.
 
     Reads are counted by their owner, in one place: a signal's handler may raise anywhere, and an
     owner that was interrupted forgets all that is counted for it, whatever that was.

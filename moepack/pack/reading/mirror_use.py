@@ -1,4 +1,4 @@
-"""Reads spread over a pack and its mirror: each goes to the drive that will sooner be done with it.
+"""Reads spread over a pack and its mirror: each goes to the drive expected to finish first.
 
 That is the one with less in flight, measured by its recent speed: the bytes that came while it had
 anything in flight, divided by the seconds of that. A drive of unknown speed gets one read, and no

@@ -57,23 +57,17 @@ def read_of_parts(
         last = reads[-1] if reads else None
         is_near = last is not None and part.path == last.path
         if last and is_near and 0 <= part.offset - last.offset - last.length < gap:
-            end = part.offset + part.length
-            reads[-1] = last._replace(length=end - last.offset)
+            reads[-1] = last._replace(length=part.offset + part.length - last.offset)
         else:
-            reads.append(_next_read(reads, part))
+            start = 0
+            if last:  # In pages of its own, and as far behind the start of one as in the file.
+                lead = reads[0].lead
+                start = align(lead + last.start + last.length, PAGE) - lead + part.offset % PAGE
+            reads.append(FileRead(part.path, part.offset, part.length, start))
         start = reads[-1].start + part.offset - reads[-1].offset
         spans.append(PartSpan(part.part, start, part.length, part.digest))
     length = reads[-1].start + reads[-1].length
     return ExpertRead(layer, expert, False, tuple(spans), names, tuple(reads), length)
-
-
-def _next_read(before: list[FileRead], part: PartLocation) -> FileRead:
-    if not before:
-        return FileRead(part.path, part.offset, part.length, 0)
-    # In pages of its own, and as far behind the start of one as in the file.
-    lead = before[0].lead
-    end = align(lead + before[-1].start + before[-1].length, PAGE)
-    return FileRead(part.path, part.offset, part.length, end - lead + part.offset % PAGE)
 
 
 class TensorRead(ExpertRead):
