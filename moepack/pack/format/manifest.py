@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from moepack.common import digest, pack_files
 from moepack.common.errors import ErrorCode, PackError
+from moepack.common.fields import Fields, parse_json
 from moepack.common.sizes import divide_up
-from moepack.pack.format import json_fields, records, source_entry
-from moepack.pack.format.json_fields import Fields
+from moepack.pack.format import records, source_entry
 from moepack.pack.format.names import is_index_name, is_plain_name
 from moepack.pack.format.source_entry import SourceEntry
 
@@ -129,14 +129,14 @@ def decode(data: bytes, path: str) -> Manifest:
     if len(data) > MAX_LENGTH:
         expected = f"<= {MAX_LENGTH:,} bytes"
         raise PackError("too long", path=path, expected=expected, found=f"{len(data):,}")
-    fields = json_fields.parse(data, path)
+    fields = parse_json(data, path)
     _check_version(fields)
     files = tuple(map(_file, fields.objects("files")))
     index_entry = _index(fields.inner("index"))
     if index_entry.name.lower() in {file.name.lower() for file in files}:
         fields.fail("index.name", "the name of a data file", actual=index_entry.name)
     layers = fields.nullable("layers", list)
-    if layers is not None and not json_fields.are_counts(layers):
+    if layers is not None and not source_entry.are_counts(layers):
         fields.fail("layers", "wrong kind of value", "null or a list of numbers", layers)
     return Manifest(
         tool=fields.typed("tool", str),
@@ -199,7 +199,7 @@ def _file(fields: Fields) -> FileEntry:
     name = fields.typed("name", str)
     if not is_plain_name(name):
         fields.fail("name", "not a plain file name", actual=repr(name))
-    return FileEntry(name, fields.number("length", 1))
+    return FileEntry(name, fields.number("length", 1, records.MAX_LENGTH))
 
 
 def _digest_matches(data: bytes, stored: str) -> bool:

@@ -6,8 +6,8 @@ Restoring the shards relies on it, so unlike other provenance it is checked.
 import re
 from typing import Any, NamedTuple
 
+from moepack.common.fields import Fields
 from moepack.pack.format import records
-from moepack.pack.format.json_fields import Fields, are_counts
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _MAX_NAME_LENGTH = 255
@@ -70,7 +70,7 @@ def decode(fields: Fields) -> SourceEntry:
         architecture=fields.typed("architecture", str),
         name=fields.nullable("name", str),
         experts_used=_experts_used(fields),
-        context_length=fields.number("context_length", 0) if is_known else None,
+        context_length=fields.number("context_length", 0, records.MAX_LENGTH) if is_known else None,
         mtp_layers=mtp_layers,
         shards=shards,
     )
@@ -91,7 +91,7 @@ def _shard(fields: Fields) -> ShardEntry:
     name = fields.typed("name", str)
     if not is_file_name(name):
         fields.fail("name", "not the name of a file", actual=repr(name))
-    length = fields.number("length", 1)
+    length = fields.number("length", 1, records.MAX_LENGTH)
     has_sha256 = fields.nullable("sha256", str) is not None
     return ShardEntry(
         name=name,
@@ -108,6 +108,11 @@ def sha256(fields: Fields, key: str) -> str:
     if not _SHA256.match(text):
         fields.fail(key, "not a SHA-256", "64 hexadecimal digits in lower case", text)
     return text
+
+
+def are_counts(values: list[Any]) -> bool:
+    """Return whether all values are whole numbers within the format's limits."""
+    return all(type(value) is int and 0 <= value <= records.MAX_LENGTH for value in values)
 
 
 def is_file_name(name: str) -> bool:

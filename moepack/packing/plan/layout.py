@@ -6,19 +6,20 @@ is read: a `Layout` that exists makes sense.
 
 import os
 import re
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from moepack.common import installed
 from moepack.common.errors import RequestError
+from moepack.common.fields import Fields, parse_toml
 from moepack.common.sizes import parse_size, size_text
 from moepack.pack.format import records
 from moepack.pack.format.contents import PROJECTIONS
 from moepack.pack.format.names import is_plain_name
 
 MAX_FILE_LENGTH = 1 << 13
+_MAX_TEXT = 200
 DEFAULT = "layers"
 _PLACEHOLDER = re.compile(r"\{(layer|number)(?::0([1-9]))?\}", re.ASCII)
 _GROUPS = {"layer": "layer", "size": "number"}
@@ -112,126 +113,96 @@ def load(name_or_path: str | os.PathLike[str]) -> Layout:
 
 
 def decode(data: bytes, path: str, name: str) -> Layout:
-    """Read the bytes of a layout; `path` is for messages."""
-    return _LayoutDecoder(path).decode(data, name)
+    """Read the bytes of a layout; `path` is for messages. Raises RequestError."""
+    if len(data) > MAX_FILE_LENGTH:
+        raise RequestError("too long", path=path, expected=f"up to {MAX_FILE_LENGTH:,} bytes")
+    body = Fields(parse_toml(data, path), "", path, RequestError)
+    body.allow("description", *_TABLES)
+    for table, keys in _TABLES.items():
+        if not isinstance(body.body.get(table), dict):
+            body.fail(table, "missing, or not a table", f"[{table}]")
+        body.inner(table).allow(*keys)
+    files, blobs, parts, dense = map(body.inner, _TABLES)
+    group = files.choice("group", tuple(_GROUPS))
+    layout = Layout(
+        name=name,
+        description=_line(body, "description"),
+        group=group,
+        file_name=_file_name(files, group),
+        max_length=_max_length(files, group),
+        order=blobs.choice("order", _ORDERS),
+        blob_alignment=_alignment(blobs, "alignment"),
+        projections=_projections(parts),
+        part_alignment=_alignment(parts, "alignment"),
+        small_alignment=_alignment(parts, "small_alignment"),
+        tensor_alignment=_alignment(dense, "alignment"),
+    )
+    if layout.part_alignment > layout.blob_alignment:
+        expected = f"<= blobs.alignment ({layout.blob_alignment})"
+        parts.fail("alignment", "larger than the blob's", expected, layout.part_alignment)
+    if layout.small_alignment > layout.part_alignment:
+        expected = f"<= parts.alignment ({layout.part_alignment})"
+        parts.fail("small_alignment", "larger than the weights'", expected, layout.small_alignment)
+    return layout
 
 
 def _is_alignment(value: int) -> bool:
     return 1 <= value <= records.MAX_ALIGNMENT and value.bit_count() == 1
 
 
-class _LayoutDecoder:
-    def __init__(self, path: str) -> None:
-        self.path = path
+def _line(table: Fields, key: str) -> str:
+    text = table.line(key, _MAX_TEXT)
+    if text is None:
+        table.fail(key, "missing", "a line of text")
+    return text
 
-    def decode(self, data: bytes, name: str) -> Layout:
-        if len(data) > MAX_FILE_LENGTH:
-            self.fail("", "too long", f"up to {MAX_FILE_LENGTH:,} bytes", None)
-        try:
-            body = tomllib.loads(data.decode())
-        except (ValueError, RecursionError) as error:
-            self.fail("", f"not TOML ({str(error)[:80]})")
-        self.check_keys(body, "", ("description", *_TABLES))
-        for table, keys in _TABLES.items():
-            if not isinstance(body.get(table), dict):
-                self.fail(table, "missing, or not a table", f"[{table}]")
-            self.check_keys(body[table], f"{table}.", keys)
-        group = self.choice(body, "files.group", tuple(_GROUPS))
-        layout = Layout(
-            name=name,
-            description=self.text(body, "description"),
-            group=group,
-            file_name=self.file_name(body, group),
-            max_length=self.max_length(body, group),
-            order=self.choice(body, "blobs.order", _ORDERS),
-            blob_alignment=self.alignment(body, "blobs.alignment"),
-            projections=self.projections(body),
-            part_alignment=self.alignment(body, "parts.alignment"),
-            small_alignment=self.alignment(body, "parts.small_alignment"),
-            tensor_alignment=self.alignment(body, "dense.alignment"),
-        )
-        if layout.part_alignment > layout.blob_alignment:
-            expected = f"<= blobs.alignment ({layout.blob_alignment})"
-            self.fail("parts.alignment", "larger than the blob's", expected, layout.part_alignment)
-        if layout.small_alignment > layout.part_alignment:
-            place, expected = (
-                "parts.small_alignment",
-                f"<= parts.alignment ({layout.part_alignment})",
-            )
-            self.fail(place, "larger than the weights'", expected, layout.small_alignment)
-        return layout
 
-    def check_keys(self, table: dict[str, Any], prefix: str, keys: tuple[str, ...]) -> None:
-        for key in table:
-            if key not in keys:
-                expected = ", ".join(prefix + allowed for allowed in keys)
-                self.fail(f"{prefix}{key[:40]}", "unknown key", expected)
-
-    def value(self, body: dict[str, Any], place: str) -> Any:
-        table, _, key = place.rpartition(".")
-        return (body[table] if table else body).get(key)
-
-    def text(self, body: dict[str, Any], place: str) -> str:
-        value = self.value(body, place)
-        if not isinstance(value, str) or not value.isprintable() or len(value) > 200:
-            self.fail(place, "missing, or not a line of text")
+def _size(table: Fields, key: str) -> int:
+    value = table.body.get(key)
+    if type(value) is int:
         return value
+    try:
+        return parse_size(_line(table, key), least=0)
+    except RequestError as error:
+        table.fail(key, error.problem, error.expected, error.found)
 
-    def choice(self, body: dict[str, Any], place: str, choices: tuple[str, ...]) -> str:
-        value = self.text(body, place)
-        if value not in choices:
-            self.fail(place, "unknown value", " or ".join(choices), value)
-        return value
 
-    def size(self, body: dict[str, Any], place: str) -> int:
-        value = self.value(body, place)
-        if type(value) is int:
-            return value
-        try:
-            return parse_size(self.text(body, place), least=0)
-        except RequestError as error:
-            self.fail(place, error.problem, error.expected, error.found)
+def _alignment(table: Fields, key: str) -> int:
+    value = _size(table, key)
+    if not _is_alignment(value):
+        number = value if abs(value) < 1 << 64 else "a huge number"
+        expected = f"a power of two up to {records.MAX_ALIGNMENT}"
+        table.fail(key, "not an alignment", expected, number)
+    return value
 
-    def alignment(self, body: dict[str, Any], place: str) -> int:
-        value = self.size(body, place)
-        if not _is_alignment(value):
-            number = value if abs(value) < 1 << 64 else "a huge number"
-            expected = f"a power of two up to {records.MAX_ALIGNMENT}"
-            self.fail(place, "not an alignment", expected, number)
-        return value
 
-    def file_name(self, body: dict[str, Any], group: str) -> str:
-        name = self.text(body, "files.name")
-        placeholder = _GROUPS[group]
-        placeholders = [match[1] for match in _PLACEHOLDER.finditer(name)]
-        rest = _PLACEHOLDER.sub("0", name)
-        if placeholders != [placeholder] or set(rest) & {"{", "}"}:
-            self.fail("files.name", "wrong placeholders", f"{{{placeholder}}} once", name)
-        if not is_plain_name(rest) or len(name) > 100 or not rest.endswith(".bin"):
-            self.fail("files.name", "not a plain file name ending in .bin", None, repr(name))
-        return name
+def _file_name(files: Fields, group: str) -> str:
+    name = _line(files, "name")
+    placeholder = _GROUPS[group]
+    placeholders = [match[1] for match in _PLACEHOLDER.finditer(name)]
+    rest = _PLACEHOLDER.sub("0", name)
+    if placeholders != [placeholder] or set(rest) & {"{", "}"}:
+        files.fail("name", "wrong placeholders", f"{{{placeholder}}} once", name)
+    if not is_plain_name(rest) or len(name) > 100 or not rest.endswith(".bin"):
+        files.fail("name", "not a plain file name ending in .bin", None, repr(name))
+    return name
 
-    def max_length(self, body: dict[str, Any], group: str) -> int | None:
-        if (group == "size") != ("max_length" in body["files"]):
-            self.fail("files.max_length", 'belongs to files.group = "size", and no other')
-        if group != "size":
-            return None
-        length = self.size(body, "files.max_length")
-        if not 1 <= length <= records.MAX_LENGTH:
-            self.fail("files.max_length", "out of bounds", f"1 to {records.MAX_LENGTH:,} bytes")
-        return length
 
-    def projections(self, body: dict[str, Any]) -> tuple[str, ...]:
-        names = self.value(body, "parts.projections")
-        is_text = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        if not is_text or sorted(names) != sorted(PROJECTIONS):
-            expected = "each once: " + ", ".join(sorted(PROJECTIONS))
-            self.fail("parts.projections", "not an order of the projections", expected)
-        return tuple(names)
+def _max_length(files: Fields, group: str) -> int | None:
+    if (group == "size") != ("max_length" in files):
+        files.fail("max_length", 'belongs to files.group = "size", and no other')
+    if group != "size":
+        return None
+    length = _size(files, "max_length")
+    if not 1 <= length <= records.MAX_LENGTH:
+        files.fail("max_length", "out of bounds", f"1 to {records.MAX_LENGTH:,} bytes")
+    return length
 
-    def fail(
-        self, place: str, problem: str, expected: object = None, actual: object = None
-    ) -> NoReturn:
-        raise RequestError(
-            problem, path=self.path, place=place or None, expected=expected, found=actual
-        )
+
+def _projections(parts: Fields) -> tuple[str, ...]:
+    names: Any = parts.body.get("projections")
+    is_text = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not is_text or sorted(names) != sorted(PROJECTIONS):
+        expected = "each once: " + ", ".join(sorted(PROJECTIONS))
+        parts.fail("projections", "not an order of the projections", expected)
+    return tuple(names)

@@ -6,12 +6,12 @@ Unknown figures are left out.
 
 import json
 import os
-import tomllib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn, get_args
 
 from moepack.common.errors import RequestError, read_failure
 from moepack.common.escaping import one_line
+from moepack.common.fields import Fields, parse_toml
 from moepack.common.sizes import size_text
 from moepack.planning.machine.model import Basis, Drive, Figure, Gpu, Machine, ReadSpeed
 from moepack.planning.machine.units import (
@@ -75,60 +75,30 @@ def decode(data: bytes, path: str) -> Machine:
             path=path,
             expected=f"up to {size_text(MAX_FILE_LENGTH)}",
         )
-    try:
-        body = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"not TOML ({str(error)[:80]})", path=path) from None
-    return _machine(_TomlTable(path, "", body, ("name", "memory", "processor", "gpus", "drive")))
+    keys = ("name", "memory", "processor", "gpus", "drive")
+    return _machine(_MachineTable(path, "", parse_toml(data, path), keys))
 
 
-class _TomlTable:
+class _MachineTable(Fields):
     """A table of the file, at a `place`, which has no other `keys`."""
 
     def __init__(self, path: str, place: str, body: object, keys: tuple[str, ...]) -> None:
-        self.path, self.prefix = path, place and f"{place}."
         if not isinstance(body, dict):
             raise RequestError(
                 "not a table", path=path, place=place, expected=", ".join(keys), found=body
             )
-        self.body: dict[str, Any] = body
-        for key in body:
-            if key not in keys:
-                self.fail(key[:40], "unknown key", ", ".join(keys))
+        super().__init__(body, place, path, RequestError)
+        self.allow(*keys)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self.body
+    def table(self, key: str, keys: tuple[str, ...]) -> "_MachineTable":
+        return _MachineTable(self.path, self.at(key), self.body.get(key, {}), keys)
 
-    def fail(
-        self,
-        key: str,
-        problem: str,
-        expected: object = None,
-        value: object = None,
-        hint: str | None = None,
-    ) -> NoReturn:
-        place = f"{self.prefix}{key}".removesuffix(".")
-        raise RequestError(
-            problem, path=self.path, place=place, expected=expected, found=value, hint=hint
-        )
-
-    def table(self, key: str, keys: tuple[str, ...]) -> "_TomlTable":
-        return _TomlTable(self.path, f"{self.prefix}{key}", self.body.get(key, {}), keys)
-
-    def tables(self, key: str, keys: tuple[str, ...]) -> Iterator["_TomlTable"]:
+    def tables(self, key: str, keys: tuple[str, ...]) -> Iterator["_MachineTable"]:
         bodies = self.body.get(key, [])
         if not isinstance(bodies, list):
-            self.fail(key, "not a list of tables", f"[[{self.prefix}{key}]]")
+            self.fail(key, "not a list of tables", f"[[{self.at(key)}]]")
         for number, body in enumerate(bodies):
-            yield _TomlTable(self.path, f"{self.prefix}{key}[{number}]", body, keys)
-
-    def text(self, key: str) -> str | None:
-        value = self.body.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, str) or not value.isprintable() or len(value) > _MAX_TEXT:
-            self.fail(key, "not a line of text", value=value)
-        return value
+            yield _MachineTable(self.path, f"{self.at(key)}[{number}]", body, keys)
 
     def required(self, key: str, quantity: _Quantity) -> Figure:
         figure = self.figure(key, quantity)
@@ -140,16 +110,14 @@ class _TomlTable:
         if self.body.get(key) is None:
             return None
         if not isinstance(self.body[key], dict):
-            return Figure(self.number(key, quantity), "typed")
+            return Figure(self.quantity(key, quantity), "typed")
         table = self.table(key, ("value", "is", "lowest", "highest"))
         if "value" not in table:
             table.fail("value", "missing")
-        basis = table.body.get("is", "typed")
-        if basis not in _BASES:
-            table.fail("is", "unknown value", " or ".join(_BASES), basis)
-        value = table.number("value", quantity)
+        basis: Any = table.choice("is", _BASES, "typed")
+        value = table.quantity("value", quantity)
         lowest, highest = (
-            table.number(end, quantity) if end in table else None for end in ("lowest", "highest")
+            table.quantity(end, quantity) if end in table else None for end in ("lowest", "highest")
         )
         middle = quantity.text(value)
         if lowest is not None and lowest > value:
@@ -159,7 +127,7 @@ class _TomlTable:
             table.fail("highest", "below the value", expected, quantity.text(highest))
         return Figure(value, basis, lowest, highest)
 
-    def number(self, key: str, quantity: _Quantity) -> float:
+    def quantity(self, key: str, quantity: _Quantity) -> float:
         """Return a quantity in bytes, bytes a second or operations a second."""
         value, noun, example = self.body[key], quantity.noun, f'such as "{quantity.example}"'
         if not isinstance(value, str):
@@ -191,17 +159,17 @@ class _TomlTable:
         self.fail(key, problem, f"such as {example}", written, hint)
 
 
-def _machine(body: _TomlTable) -> Machine:
+def _machine(body: _MachineTable) -> Machine:
     if "memory" not in body:
         body.fail("memory", "missing", "[memory] with a length")
     memory = body.table("memory", ("length", "bandwidth"))
     return Machine(
-        name=body.text("name"),
+        name=body.line("name", _MAX_TEXT),
         memory=memory.required("length", _LENGTH),
         memory_bandwidth=memory.figure("bandwidth", _BANDWIDTH),
         gpus=tuple(
             Gpu(
-                gpu.text("name"),
+                gpu.line("name", _MAX_TEXT),
                 gpu.required("length", _LENGTH),
                 gpu.figure("bandwidth", _BANDWIDTH),
                 gpu.figure("link", _BANDWIDTH),
@@ -214,13 +182,13 @@ def _machine(body: _TomlTable) -> Machine:
     )
 
 
-def _drive(body: _TomlTable) -> Drive:
+def _drive(body: _MachineTable) -> Drive:
     drive = body.table("drive", ("path", "bandwidth", "sequential", "reads"))
     reads: dict[tuple[int, int], ReadSpeed] = {}
     for table in drive.tables("reads", ("length", "depth", "bandwidth")):
         if "length" not in table:
             table.fail("length", "missing")
-        length, depth = round(table.number("length", _READ_LENGTH)), table.body.get("depth")
+        length, depth = round(table.quantity("length", _READ_LENGTH)), table.body.get("depth")
         if type(depth) is not int or not 1 <= depth <= MAX_DEPTH:
             expected = f"a number of reads in flight, 1 to {MAX_DEPTH:,}"
             table.fail("depth", "missing, or not a depth", expected, depth)
@@ -235,7 +203,7 @@ def _drive(body: _TomlTable) -> Drive:
         hint = "leave [drive] out if neither is known"
         drive.fail("", "it says nothing about speed", expected, hint=hint)
     sequential = drive.figure("sequential", _DRIVE_BANDWIDTH)
-    return Drive(drive.text("path"), bandwidth, tuple(reads.values()), sequential)
+    return Drive(drive.line("path", _MAX_TEXT), bandwidth, tuple(reads.values()), sequential)
 
 
 _HEADING = """\
