@@ -69,12 +69,12 @@ if TYPE_CHECKING:
     from moepack.traces.analysis.statistics import trace_statistics as trace_statistics
     from moepack.traces.formats.importing import import_trace as import_trace
     from moepack.traces.formats.reading import read_trace as read_trace
+    from moepack.traces.formats.reading import shape_of as shape_of
     from moepack.traces.formats.registry import ReadOptions as ReadOptions
     from moepack.traces.formats.routing import Routing as Routing
     from moepack.traces.formats.routing import Token as Token
     from moepack.traces.formats.routing import Trace as Trace
     from moepack.traces.formats.routing import open_trace as open_trace
-    from moepack.traces.formats.traced_model import shape_of as shape_of
     from moepack.traces.hotness.measure import measure_hotness as measure_hotness
     from moepack.traces.simulation.simulate import simulate as simulate
     from moepack.version import __version__ as __version__
@@ -120,9 +120,8 @@ _NAMES = {
     "traces.analysis.statistics": "trace_statistics",
     "traces.formats.importing": "import_trace",
     "traces.formats.registry": "ReadOptions",
-    "traces.formats.reading": "read_trace",
+    "traces.formats.reading": "read_trace shape_of",
     "traces.formats.routing": "Routing Token Trace open_trace",
-    "traces.formats.traced_model": "shape_of",
     "traces.hotness.measure": "measure_hotness",
     "traces.simulation.simulate": "simulate",
     "version": "__version__",

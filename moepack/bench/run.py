@@ -37,7 +37,7 @@ from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
 from moepack.storage import probe
 from moepack.traces.hotness import measure
-from moepack.traces.hotness.stored import stored_counts
+from moepack.traces.hotness.coverage import stored_counts
 
 MAX_DEPTH = 256
 MAX_TOKENS = 512

@@ -21,7 +21,7 @@ from moepack.source.experts import shape_of as shape_of_source
 from moepack.source.parameters import count_parameters
 from moepack.source.shards import Source
 from moepack.traces.hotness import coverage
-from moepack.traces.hotness.stored import routed_experts
+from moepack.traces.hotness.coverage import routed_experts
 
 
 def inspect(model: Model) -> SourceFacts | PackFacts:

@@ -18,7 +18,7 @@ from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.host.memory_limits import available_memory
 from moepack.host.processors import OtherWork, cpu_quota
 from moepack.planning.machine.model import Machine
-from moepack.traces.formats.traced_model import shape_of
+from moepack.traces.formats.reading import shape_of
 
 SECONDS = 20.0
 _TRIAL_LENGTH = 1 << 16

@@ -12,7 +12,7 @@ from moepack.common.sizes import size_text
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
 from moepack.traces.simulation.facts import Simulation
 from moepack.traces.simulation.simulate import simulate
-from moepack.traces.spooled import SpooledTrace
+from moepack.traces.spool import SpooledTrace
 
 Source = Literal["trace", "working set", "even router"]
 

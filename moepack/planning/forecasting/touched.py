@@ -17,7 +17,7 @@ import numpy as np
 from moepack.common.errors import TraceError
 from moepack.common.shape import ModelShape
 from moepack.traces.model import Item
-from moepack.traces.spooled import SpooledTrace
+from moepack.traces.spool import SpooledTrace
 from moepack.traces.steps import ALL_PHASES, Steps, StepStream
 
 TouchedFrom = Literal["trace", "published texts"]

@@ -18,7 +18,7 @@ from moepack.traces.hotness.file import items_of
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.hotness.ranking import covered_count
 from moepack.traces.simulation.simulate import simulate
-from moepack.traces.spooled import SpooledTrace
+from moepack.traces.spool import SpooledTrace
 
 
 def judge_hotness(hotness: AnyPath | Hotness, shape: ModelShape) -> tuple[Hotness, Concentration]:

@@ -29,7 +29,7 @@ from moepack.planning.placing.streamed import PACK, place_streamed
 from moepack.traces.formats.reading import spooled
 from moepack.traces.formats.registry import AnyTrace, ReadOptions
 from moepack.traces.hotness.model import Hotness
-from moepack.traces.spooled import SpooledTrace
+from moepack.traces.spool import SpooledTrace
 
 _CONTEXTS = {LLAMA: LLAMA_SERVER, IK_LLAMA: IK_LLAMA_SERVER, PACK: MOEPACK_RUN}
 ENGINES = tuple(_CONTEXTS)

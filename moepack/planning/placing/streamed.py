@@ -27,7 +27,7 @@ from moepack.planning.placing.stock import (
 )
 from moepack.traces.analysis.concentration import Concentration
 from moepack.traces.hotness.model import Hotness
-from moepack.traces.spooled import SpooledTrace
+from moepack.traces.spool import SpooledTrace
 
 PACK = "pack"
 

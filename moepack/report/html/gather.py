@@ -39,7 +39,7 @@ from moepack.traces.formats.reading import spooled
 from moepack.traces.formats.registry import AnyTrace, ReadOptions
 from moepack.traces.simulation.facts import Simulation
 from moepack.traces.simulation.simulate import simulate
-from moepack.traces.spooled import SpooledTrace
+from moepack.traces.spool import SpooledTrace
 
 STAGE_COUNT = 4
 """The calls of `advance` for a page; the last follows its drawing."""

@@ -8,10 +8,9 @@ from moepack.common.paths import PathOrPaths
 from moepack.pack.opening.open_model import open_model
 from moepack.traces.analysis.learned import judge_learned
 from moepack.traces.hotness import coverage
-from moepack.traces.hotness.coverage import Coverage
+from moepack.traces.hotness.coverage import Coverage, routed_experts
 from moepack.traces.hotness.learned_store import LearnedStore
 from moepack.traces.hotness.model import Hotness
-from moepack.traces.hotness.stored import routed_experts
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -25,6 +25,7 @@ from moepack.traces.analysis.division import (
 )
 from moepack.traces.analysis.lru import LayerLru
 from moepack.traces.analysis.verdict import GATE_PERCENT, explain, judge
+from moepack.traces.formats.reading import TracedModel, options_of
 from moepack.traces.formats.registry import (
     AnyTrace,
     ReadOptions,
@@ -33,10 +34,9 @@ from moepack.traces.formats.registry import (
     files_of,
     first_path,
 )
-from moepack.traces.formats.traced_model import TracedModel, options_of
 from moepack.traces.hotness.counter import Half, Halves, SelectionCounter
 from moepack.traces.model import Ints, Item, Origin
-from moepack.traces.spooled import SpooledTrace
+from moepack.traces.spool import SpooledTrace
 from moepack.traces.steps import DECODE_PHASES
 
 TOP_PERCENTS = (5, 10, 25, 50)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from moepack.traces.analysis.reuse import Reuse, ReuseFacts
 from moepack.traces.analysis.working_set import FittingWindow, WorkingSetCounter, WorkingSetRow
+from moepack.traces.formats.reading import TracedModel, options_of
 from moepack.traces.formats.registry import AnyTrace, ReadOptions, feed, files_of, stated_shape
-from moepack.traces.formats.traced_model import TracedModel, options_of
 
 
 @dataclass(frozen=True, slots=True)

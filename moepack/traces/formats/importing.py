@@ -7,8 +7,8 @@ from dataclasses import replace
 from moepack.common.paths import PathOrPaths, path_texts
 from moepack.traces.file import CUT
 from moepack.traces.file_writer import Writer, check_target
+from moepack.traces.formats.reading import TracedModel, options_of
 from moepack.traces.formats.registry import Contents, ReadOptions, feed
-from moepack.traces.formats.traced_model import TracedModel, options_of
 from moepack.traces.model import Item, Origin
 from moepack.traces.summary import TraceCounter, TraceSummary
 

@@ -1,12 +1,38 @@
-"""Reading a trace once, for several calls."""
+"""Traces as calls take them: held against the shape of a model, and read once for several."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from moepack.common.paths import PathOrPaths, path_list, path_texts
+from moepack.common.shape import ModelShape
+from moepack.pack.opening.open_model import Model, pack_or_source
+from moepack.pack.reading.pack import Pack
+from moepack.source.experts import find_experts
+from moepack.source.experts import shape_of as shape_of_source
 from moepack.traces.formats.registry import AnyTrace, ReadOptions, feed, stated_shape
-from moepack.traces.formats.traced_model import TracedModel, options_of
-from moepack.traces.spooled import SpooledTrace
+from moepack.traces.spool import SpooledTrace
+
+TracedModel = Model | ModelShape
+"""The path of a pack or a source, an open pack, or a shape."""
+
+
+def shape_of(model: TracedModel) -> ModelShape:
+    """Return the shape of a model: the layers with experts, their numbers, and their bytes.
+
+    `model` is a pack's directory, any shard of a GGUF, its folder or a list of all shards, or an
+    open pack. Raises SourceError or PackError for faults in the model, RequestError without a path.
+    """
+    if isinstance(model, ModelShape):
+        return model
+    with pack_or_source(model) as named:
+        if isinstance(named, Pack):
+            return named.shape
+        return shape_of_source(named, find_experts(named))
+
+
+def options_of(options: ReadOptions, model: TracedModel | None) -> ReadOptions:
+    """Return options with the shape of a model, if there is one. Raises as `shape_of`."""
+    return options if model is None else options._replace(shape=shape_of(model))
 
 
 def read_trace(

@@ -21,7 +21,7 @@ from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import arrays, counts, imatrix, logs, tables
 from moepack.traces.formats.number_text import FileHead, refuse_utf16
 from moepack.traces.model import Counts, Item, Items, Origin, Tokens
-from moepack.traces.spooled import SpooledTrace
+from moepack.traces.spool import SpooledTrace
 from moepack.traces.validation import Checks
 
 AnyTrace = PathOrPaths | SpooledTrace

@@ -1,9 +1,12 @@
-"""The bytes of the hottest experts that cover shares of the selections."""
+"""The hotness that a pack's index holds, and the bytes of the experts that cover shares of it."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from moepack.common.keys import ExpertKey
+from moepack.common.shape import ROUTED_FAMILY
+from moepack.pack.reading.locations import ExpertHotness
+from moepack.pack.reading.pack import Pack
 
 PERCENTS = (50, 80, 90, 95, 99)
 
@@ -39,3 +42,17 @@ def measure(counts: Mapping[ExpertKey, int], lengths: Mapping[ExpertKey, int]) -
             covered.append(CoveredLength(percents.pop(0), length))
     covered += [CoveredLength(percent, None) for percent in percents]
     return Coverage(tuple(covered), length)
+
+
+def routed_experts(pack: Pack) -> dict[ExpertKey, ExpertHotness]:
+    """Return the hotness of each routed expert, by its key."""
+    return {
+        ExpertKey(layer, expert): pack.hotness(layer, expert, family=ROUTED_FAMILY)
+        for layer, expert_count in pack.shape.expert_counts.items()
+        for expert in range(expert_count)
+    }
+
+
+def stored_counts(pack: Pack) -> dict[ExpertKey, int]:
+    """Return the selections of each expert, without zeros and unmeasured experts."""
+    return {key: one.hotness for key, one in routed_experts(pack).items() if one.hotness}

@@ -13,8 +13,8 @@ from moepack.common.paths import AnyPath, PathOrPaths, path_texts
 from moepack.common.shape import ModelShape
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import registry
+from moepack.traces.formats.reading import TracedModel, options_of
 from moepack.traces.formats.registry import Contents, ReadOptions
-from moepack.traces.formats.traced_model import TracedModel, options_of
 from moepack.traces.hotness import file
 from moepack.traces.hotness.counter import SelectionCounter
 from moepack.traces.hotness.model import HeldOut, Hotness

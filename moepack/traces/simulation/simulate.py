@@ -13,6 +13,7 @@ from moepack.common.errors import RequestError, TraceError
 from moepack.common.shape import FamilyShape, ModelShape
 from moepack.common.sizes import Size, as_list, parse_ranges, parse_size, size_text
 from moepack.traces.caching import cache as caching
+from moepack.traces.formats.reading import TracedModel, options_of
 from moepack.traces.formats.registry import (
     AnyTrace,
     ReadOptions,
@@ -22,7 +23,6 @@ from moepack.traces.formats.registry import (
     first_path,
     stated_shape,
 )
-from moepack.traces.formats.traced_model import TracedModel, options_of
 from moepack.traces.simulation.caches import BELADY, STATIC, Caches
 from moepack.traces.simulation.curves import LruCurves
 from moepack.traces.simulation.facts import (
