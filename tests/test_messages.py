@@ -48,6 +48,7 @@ OTHER_WORDS = {
     "running/programs/server.py": "what is typed for llama-server",
     "running/programs/server_process.py": "what is typed for llama-server",
     "running/recording/recording.py": "the command line of llama.cpp's server",
+    "report/html/drawing.py": "variables of CSS",
     "report/table.py": "what a terminal is told",
     "source/folder.py": "command lines that download models",
     "source/shards.py": "a command line",
@@ -58,7 +59,9 @@ OTHER_WORDS = {
 def modules() -> list[str]:
     """List the modules with texts of the library: without the command line and its output."""
     names = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
-    return sorted(name for name in names if not re.match(r"cli/|report/(.*_)?text\.py", name))
+    return sorted(
+        name for name in names if not re.match(r"cli/|report/(.*_)?(text|section)\.py", name)
+    )
 
 
 @cache
