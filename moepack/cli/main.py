@@ -106,7 +106,10 @@ def run(arguments: list[str]) -> int:
     except click.UsageError as error:
         return _report_usage(error, arguments)
     except (KeyboardInterrupt, click.Abort) as stop:
-        return _report_interrupted(stop, arguments)
+        complain("error", "interrupted")
+        for note in getattr(stop.__cause__ or stop, "__notes__", ()):
+            complain("hint", as_typed(note, _named_command(arguments)[1]))
+        return ExitCode.INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILED
     except Exception as error:
@@ -142,13 +145,6 @@ def _translated(error: Exception) -> MoepackError:
         return MachineError(f"cannot import {error.name or 'a module'}: {error}", hint=hint)
     hint = "this is a bug in moepack: set MOEPACK_TRACEBACK=1 and report the output"
     return MoepackError(f"{type(error).__name__}: {error}", hint=hint)
-
-
-def _report_interrupted(stop: BaseException, arguments: list[str]) -> int:
-    complain("error", "interrupted")
-    for note in getattr(stop.__cause__ or stop, "__notes__", ()):
-        complain("hint", as_typed(note, _named_command(arguments)[1]))
-    return ExitCode.INTERRUPTED
 
 
 def _report_usage(error: click.UsageError, arguments: list[str]) -> int:

@@ -71,13 +71,18 @@ def live_line(*, is_wanted: bool) -> Iterator[Draw]:
     A terminal keeps its last row for it: all other text scrolls above it.
     """
     rows = shutil.get_terminal_size().lines
+
+    def put_in_row(text: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        put(f"\x1b7\x1b[{rows};1H\x1b[2K{text[:width]}\x1b8")
+
     if not is_wanted:
         yield lambda text: None
     elif is_terminal() and rows >= _FEWEST_ROWS:
         # A new line, so that the cursor is not in the row that is taken away.
         put(f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[A")
         try:
-            yield _every(_SECONDS_BETWEEN_FRAMES, lambda text: _put_in_row(rows, text))
+            yield _every(_SECONDS_BETWEEN_FRAMES, put_in_row)
         finally:
             put(f"\x1b7\x1b[r\x1b[{rows};1H\x1b[2K\x1b8")
     else:
@@ -95,8 +100,3 @@ def _every(seconds: float, draw: Callable[[str], None]) -> Draw:
             draw(text())
 
     return draw_in_time
-
-
-def _put_in_row(row: int, text: str) -> None:
-    width = shutil.get_terminal_size().columns - 1
-    put(f"\x1b7\x1b[{row};1H\x1b[2K{text[:width]}\x1b8")

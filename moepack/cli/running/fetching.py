@@ -27,15 +27,14 @@ def fetch(model: Sequence[str]) -> Sequence[str]:
     """Return the paths of a model on this machine; one that is elsewhere is fetched, with a bar."""
     if not any(map(is_remote, model)):
         return model
-    with progress(None, "fetching the model") as advance:
-        notice = None if is_quiet() else partial(complain, "note")
-        path = moepack.fetch_model(model, planned=_announce, notice=notice, progress=advance)
-    return path_texts(path)
-
-
-def _announce(plan: FetchPlan) -> None:
     from moepack.report import pull_text
     from moepack.report.printable import printable
 
-    if not is_quiet() and not is_json():
-        lay_out(pull_text.fetching(printable(plan)), err=True)
+    def announce(plan: FetchPlan) -> None:
+        if not is_quiet() and not is_json():
+            lay_out(pull_text.fetching(printable(plan)), err=True)
+
+    with progress(None, "fetching the model") as advance:
+        notice = None if is_quiet() else partial(complain, "note")
+        path = moepack.fetch_model(model, planned=announce, notice=notice, progress=advance)
+    return path_texts(path)

@@ -84,7 +84,9 @@ def start_server(
         raise
     _note_other_work(other_work.processor_count(server.process.processor_seconds()), threads)
     if is_verbose():
-        _say_start(server, words, time.monotonic() - began)
+        say(f"loaded in {time.monotonic() - began:.1f} s", err=True)
+        say(f"experts are read by {server.pager.backend}", err=True)
+        say(f"options of llama-server: {shlex.join(words)}", err=True)
     return server
 
 
@@ -99,12 +101,6 @@ def _usual_threads(options: Sequence[str]) -> int | None:
     if THREADS.is_set(options, os.environ):
         return THREADS.number(options, os.environ)
     return limited_threads()
-
-
-def _say_start(server: ModelServer, words: Sequence[str], seconds: float) -> None:
-    say(f"loaded in {seconds:.1f} s", err=True)
-    say(f"experts are read by {server.pager.backend}", err=True)
-    say(f"options of llama-server: {shlex.join(words)}", err=True)
 
 
 def note(text: str) -> None:
