@@ -753,7 +753,9 @@ def shorten(path: Path) -> None:
 
 
 @pytest.mark.parametrize("strong", [False, True])
-@pytest.mark.parametrize("damage", [shorten, *damages.DAMAGES])
+@pytest.mark.parametrize(
+    "damage", [shorten, damages.change_padding_between_parts, *damages.DAMAGES]
+)
 def test_only_a_finished_file_that_was_damaged_is_redone(
     damage: damages.Damage, strong: bool, small: Model, tmp_path: Path
 ) -> None:

@@ -32,6 +32,15 @@ def change_padding(path: Path) -> None:
         flip(path, path.stat().st_size - 1)
 
 
+def change_padding_between_parts(path: Path) -> None:
+    """Change a zero that is followed by another part."""
+    data = path.read_bytes()
+    at = data.index(bytes(64)) + 32
+    assert any(data[at:])
+    with mtime_kept(path):
+        flip(path, at)
+
+
 def cut(path: Path) -> None:
     """Cut a file in its middle."""
     with mtime_kept(path):
