@@ -1,5 +1,6 @@
 """Forecasts from end to end: of real models, on machines that are made up."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -368,6 +369,37 @@ def test_measured_runs_calibrate(tmp_path: Path) -> None:
     )
     assert narrowed < plain
     assert facts.next_receipt is None
+
+
+def test_a_run_calibrates_its_own_mode_alone(tmp_path: Path) -> None:
+    """But a run whole in VRAM is an end of those with experts in memory, beside one of them."""
+    runs = {
+        "gpu": bench_run(tmp_path, "gpu.json"),
+        "offload": bench_run(tmp_path, "offload.json", n_cpu_moe=2),
+        "cpu": bench_run(tmp_path, "cpu.json", n_gpu_layers=0),
+        "stream": own_run(tmp_path, "stream.json"),
+    }
+    boxes = {"cpu": WITHOUT_GPU}
+    options = {"gpu": {"cpu_layer_count": 0}, "offload": {"cpu_layer_count": 2}, "stream": STREAMED}
+    for kind, run in itertools.product(runs, runs):
+        facts = forecast_of(boxes.get(kind, BOX), **options.get(kind, {}), receipts=[runs[run]])
+        assert (facts.forecasts[0].kind, facts.receipts[0].kind) == (kind, run)
+        refusal = facts.receipts[0].refusal
+        assert (refusal is None) == (kind == run)
+        assert refusal is None or refusal.startswith("it ran in another mode (")
+    both = [runs["gpu"], runs["offload"]]
+    assert only(cpu_layer_count=2, receipts=both).receipt_count == 2
+    assert only(cpu_layer_count=0, receipts=both).receipt_count == 1
+
+
+def test_streaming_teaches_the_times_of_computing_and_of_the_drive(tmp_path: Path) -> None:
+    """Of 6.2 ms for a token it waited 6 for a drive that reads 512 KiB meanwhile."""
+    box = machine(bandwidth=40, drive=0.1)
+    times = {"seconds": 0.62, "read_seconds": 0.6, "read_length": 100 << 19}
+    one = only(box, **STREAMED, receipts=[own_run(tmp_path, "run.json", **times)])
+    layers, memory, drive = one.terms
+    assert some(layers.seconds) + some(memory.seconds) == pytest.approx(0.0002, rel=0.1)
+    assert some(drive.reached) == pytest.approx((1 << 19) / 0.006, rel=0.15)
 
 
 def test_measured_runs_replace_unknown_figures(tmp_path: Path) -> None:
