@@ -19,8 +19,15 @@ import numpy as np
 
 from moepack.traces.compressed import TraceStream
 from moepack.traces.expert_places import ExpertPlaces, padded, sums_by_place
-from moepack.traces.formats.number_text import MAX_DIGITS, Places, Text, texts
-from moepack.traces.formats.rows import Fault, line_of, other_lines, out_of_bounds, report
+from moepack.traces.formats.number_text import (
+    MAX_DIGITS,
+    Fault,
+    Places,
+    Text,
+    out_of_bounds,
+    report,
+    texts,
+)
 from moepack.traces.model import (
     MAX_COUNT,
     MAX_NUMBER,
@@ -130,7 +137,7 @@ class _CountRows:
         report(self._checks, text, faults)
         first, columns = first[~is_wrong], columns[~is_wrong]
         layer, expert = columns[:, 0], columns[:, 1]
-        right = self._checks.fitting(layer, expert, line_of(text, first))
+        right = self._checks.fitting(layer, expert, text.place_of(first))
         if right is not None:
             layer, expert, columns = layer[right], expert[right], columns[right]
         places = self.places.index_of(shorts(layer), shorts(expert))
@@ -142,7 +149,7 @@ class _CountRows:
 
     def _other_lines(self, text: Text, first: Places) -> list[Fault]:
         """Count the headings; return the faults of the lines that are nothing known."""
-        others = other_lines(text, first)
+        others = text.other_lines(first)
         line_count = len(others)
         for heading in _HEADINGS:
             others = others[~(text.has(others, heading) & text.ends_line(others + len(heading)))]

@@ -7,9 +7,19 @@ from typing import NamedTuple
 import numpy as np
 
 from moepack.traces.compressed import TraceStream
-from moepack.traces.formats.assembler import Rows
-from moepack.traces.formats.number_text import FileHead, Places, Text, Truths, whole_lines, word
-from moepack.traces.formats.rows import Fault, RowReader, line_numbers, out_of_bounds, report
+from moepack.traces.formats.assembler import Assembler, Rows
+from moepack.traces.formats.number_text import (
+    Fault,
+    FileHead,
+    Places,
+    Text,
+    Truths,
+    out_of_bounds,
+    report,
+    texts,
+    whole_lines,
+    word,
+)
 from moepack.traces.model import Ints, Items, Origin, Phase, Piece, Unknown, counts_of
 from moepack.traces.validation import Checks, shorts
 
@@ -41,7 +51,7 @@ class _Selections(NamedTuple):
     """Selections within other lines, from two programs that printed at once."""
 
 
-class ExpertLog(RowReader):
+class ExpertLog:
     """Lines `layer 7 expert 188`, one a selection, with `---token…` between tokens.
 
     A request begins with `---began prompt processing---`; until `---ended prompt processing---`
@@ -52,7 +62,8 @@ class ExpertLog(RowReader):
     """
 
     def __init__(self, checks: Checks, has_token_lines: bool) -> None:
-        super().__init__(checks)
+        self._checks = checks
+        self._assembler = Assembler(checks)
         self._has_token_lines = has_token_lines
         self._request = 0
         self._phase = Phase.UNKNOWN
@@ -62,6 +73,13 @@ class ExpertLog(RowReader):
         """Whether it has selections, and no end so far."""
         self._begins = True
         self._last_layer = -1
+
+    def read(self, stream: TraceStream) -> Iterator[Piece]:
+        """Read a whole log."""
+        for text in texts(stream):
+            yield from self._add(text)
+        self._expect_no_prompt("the end of the file")
+        yield from self._assembler.end()
 
     def _add(self, text: Text) -> Iterator[Piece]:
         """Read the next text; cut its selections at the markers."""
@@ -94,10 +112,6 @@ class ExpertLog(RowReader):
             elif kind == _PROMPT_ENDED:
                 yield from self._turn(is_began=False)
             start, borders = index, []
-
-    def _end(self) -> Iterator[Piece]:
-        self._expect_no_prompt("the end of the file")
-        return super()._end()
 
     def _expect_no_prompt(self, instead: str) -> None:
         """Refuse a prompt without an end; `instead` came in its place."""
@@ -232,7 +246,7 @@ def _any_lines(text: Text) -> _Selections:
     return _Selections(
         columns[:, 0],
         columns[:, 1],
-        line_numbers(text, first) - 1,
+        text.line_numbers(first) - 1,
         _markers(text, dashes, np.searchsorted(text.starts[first], dashes)),
         faults,
         glued_count,

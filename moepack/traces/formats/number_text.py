@@ -6,6 +6,7 @@ text between them tells the format.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from moepack.common.errors import TraceError
 from moepack.traces.compressed import TraceStream
 from moepack.traces.model import Bytes, Ints
+from moepack.traces.validation import Checks
 
 PIECE_LENGTH = 1 << 19
 """Long enough that numpy's calls are few, and short enough for a processor's cache."""
@@ -165,11 +167,66 @@ class Text:
         """Return the number of the line in which `place` lies."""
         return self.first_line + self.data.count(b"\n", BEFORE, place)
 
+    def line_numbers(self, numbers: Places) -> Places:
+        """Return the index, in `line_ends`, of the end of the line in which each number lies."""
+        lines: Places = np.searchsorted(self.line_ends, self.starts[numbers])
+        return lines
+
+    def place_of(self, numbers: Places) -> Callable[[int], str]:
+        """Return a function that names the line of one of `numbers`, by its index."""
+        return lambda index: f"line {self.line_of(int(self.starts[numbers[index]]))}"
+
+    def other_lines(self, rows: Places) -> Places:
+        """Return the offsets of the lines that are no rows, comments (`#`), or empty.
+
+        `rows` are the numbers that rows begin with.
+        """
+        if self.line_count == len(rows):
+            return np.zeros(0, np.intp)
+        others: Places = np.setdiff1d(
+            self.line_ends[:-1] + 1, self.starts[rows], assume_unique=True
+        )
+        byte = self.bytes[others]
+        bad: Places = others[(byte != ord("#")) & (byte != 10)]
+        return bad
+
     def line_at(self, place: int) -> str:
         """Return the start of the line in which `place` lies, for a message."""
         start = self.data.rfind(b"\n", 0, place) + 1
         end = self.data.find(b"\n", place)
         return self.data[start : min(end, start + 100)].decode(errors="replace")
+
+
+class Fault(NamedTuple):
+    """A bad line: its offset in the text, the problem, and the expected form.
+
+    `part` is the bad part of the line; empty for all of it.
+    """
+
+    offset: int
+    problem: str
+    expected: str
+    part: str = ""
+
+
+def report(checks: Checks, text: Text, faults: Sequence[Fault]) -> None:
+    """Report bad lines; a last line without an end is reported as cut short."""
+    for fault in sorted(faults):
+        is_cut = text.is_cut and fault.offset > text.line_ends[-2]
+        checks.fault(
+            "the last line is cut short" if is_cut else fault.problem,
+            f"line {text.line_of(fault.offset)}",
+            expected=fault.expected,
+            found=fault.part or repr(text.line_at(fault.offset)),
+            hint="`lenient=True` leaves out and counts such lines",
+        )
+
+
+def out_of_bounds(text: Text, row: int, columns: Sequence[int], expected: str) -> Fault:
+    """Return the fault of the first column out of bounds in the row that begins with `row`."""
+    number = row + next(index for index, value in enumerate(columns) if value < 0)
+    digits = text.data[text.starts[number] : text.ends[number]].decode()
+    return Fault(int(text.starts[row]), "a number out of bounds", expected, digits)
 
 
 def word(text: bytes) -> np.uint64:

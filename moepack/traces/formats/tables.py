@@ -8,17 +8,16 @@ import numpy as np
 from moepack.common.errors import TraceError
 from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
 from moepack.traces.compressed import TraceStream
-from moepack.traces.formats.assembler import Rows
-from moepack.traces.formats.number_text import FileHead, Places, Text, Truths
-from moepack.traces.formats.rows import (
+from moepack.traces.formats.assembler import Assembler, Rows
+from moepack.traces.formats.number_text import (
     Fault,
-    RowReader,
-    line_numbers,
-    line_of,
-    other_lines,
+    FileHead,
+    Places,
+    Text,
+    Truths,
     out_of_bounds,
-    ranges,
     report,
+    texts,
 )
 from moepack.traces.model import (
     MAX_NUMBER,
@@ -41,7 +40,7 @@ _MAX_EXPERT_LENGTH = 1 << 40
 _LAYER = re.compile(rb"^# layer=(\d{1,5}) expert_bytes=(\d{1,15})\b", re.M)
 
 
-class _Table(RowReader):
+class _Table:
     """A table: rows of `column_count` numbers, then experts; `expected` describes a row."""
 
     heading = b""
@@ -51,8 +50,15 @@ class _Table(RowReader):
     token_column: int
 
     def __init__(self, checks: Checks) -> None:
-        super().__init__(checks)
+        self._checks = checks
+        self._assembler = Assembler(checks)
         self._last_call: tuple[int, ...] = ()
+
+    def read(self, stream: TraceStream) -> Iterator[Piece]:
+        """Read a whole text."""
+        for text in texts(stream):
+            yield from self._add(text)
+        yield from self._assembler.end()
 
     def _experts(self, text: Text, first: Places) -> tuple[Places, Places, Ints]:
         """Return the rows among the lines that begin with the numbers `first`.
@@ -72,19 +78,21 @@ class _Table(RowReader):
         return np.full(len(columns), Phase.UNKNOWN)
 
     def _add(self, text: Text) -> Iterator[Piece]:
+        """Read the next text; yield the pieces of the trace that are complete."""
         gaps = (b",",) * self.column_count
         first = text.line_starts()
         first, start, counts = self._experts(text, first[text.follow(first, gaps)])
         columns = text.columns(first, self.column_count)
         owner = np.repeat(np.arange(len(first)), counts)
-        expert = text.values(ranges(start, counts))
+        before = np.cumsum(counts) - counts
+        expert = text.values(np.repeat(start - before, counts) + np.arange(len(owner)))
         is_large = np.any(columns < 0, axis=1)
         is_large[owner[expert < 0]] = True
         report(self._checks, text, self._faults(text, first, np.flatnonzero(is_large)))
         kept = ~(is_large | self._left_out(columns))[owner]
         owner, expert = owner[kept], expert[kept]
         layer = columns[:, self.layer_column][owner]
-        right = self._checks.fitting(layer, expert, line_of(text, first[owner]))
+        right = self._checks.fitting(layer, expert, text.place_of(first[owner]))
         if right is not None:
             owner, expert, layer = owner[right], expert[right], layer[right]
         if not len(owner):
@@ -95,7 +103,7 @@ class _Table(RowReader):
         begins = changes(*calls.T)
         begins[0] = tuple(calls[0]) != self._last_call
         self._last_call = tuple(calls[-1])
-        lines = line_numbers(text, first) + (text.first_line - 1)
+        lines = text.line_numbers(first) + (text.first_line - 1)
         yield from self._assembler.add(
             Rows(
                 starts[begins],
@@ -113,11 +121,11 @@ class _Table(RowReader):
         return np.zeros(len(columns), np.bool_)
 
     def _faults(self, text: Text, first: Places, large: Places) -> list[Fault]:
-        others = other_lines(text, first)
+        others = text.other_lines(first)
         others = others[~text.has(others, self.heading)]
         faults = [Fault(int(at), "not a line of this format", self.expected) for at in others]
         for row in first[large].tolist():
-            last = int(np.searchsorted(text.starts, text.line_ends[line_numbers(text, row)]))
+            last = int(np.searchsorted(text.starts, text.line_ends[text.line_numbers(row)]))
             values = text.values(np.arange(row, last)).tolist()
             faults.append(out_of_bounds(text, row, values, self.expected))
         return faults
@@ -137,7 +145,7 @@ class CallTable(_Table):
 
     def _experts(self, text: Text, first: Places) -> tuple[Places, Places, Ints]:
         start = first + self.column_count
-        beyond = np.searchsorted(text.starts, text.line_ends[line_numbers(text, first)])
+        beyond = np.searchsorted(text.starts, text.line_ends[text.line_numbers(first)])
         is_joined = text.starts[1:] - text.ends[:-1] == 1
         is_joined &= text.has(text.ends[:-1], b" ")
         breaks = np.concatenate(([0], np.cumsum(~is_joined), [0]))
