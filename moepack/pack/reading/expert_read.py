@@ -130,6 +130,8 @@ AnyMemory = ReadMemory | ScatteredMemory
 class ExpertRead(NamedTuple):
     """The reads of one expert: of its blob if `is_blob`, else of some of its parts.
 
+    Or those of a dense tensor, which is then the only part; its `layer` is -1.
+
     `parts` are where the parts are in memory; those of a blob are all of the expert's. `names` are
     all names that parts may be called by. `length` is the bytes of memory that the parts take.
     """
@@ -145,7 +147,7 @@ class ExpertRead(NamedTuple):
     @property
     def owner(self) -> str:
         """Its name in messages."""
-        return f"layer {self.layer} expert {self.expert}"
+        return "tensor" if self.layer < 0 else f"layer {self.layer} expert {self.expert}"
 
     @property
     def lead(self) -> int:
@@ -198,9 +200,9 @@ class ExpertRead(NamedTuple):
 
     def place(self, file_read: FileRead) -> str:
         """Return the place of one of the reads, for messages."""
-        parts = () if self.is_blob else self.parts
-        names = [part.name for part in parts if _holds(file_read, part)]
-        return f"{self.owner} {' and '.join(names) or 'blob'} at byte {file_read.offset:,}"
+        names = [part.name for part in self.parts if _holds(file_read, part)]
+        what = "blob" if self.is_blob else " and ".join(names) or self.parts[0].name
+        return f"{self.owner} {what} at byte {file_read.offset:,}"
 
     @property
     def first_place(self) -> str:
@@ -221,7 +223,7 @@ class ExpertRead(NamedTuple):
         raise RequestError(
             "this part was not requested",
             path=self.file_reads[0].path,
-            place=f"layer {self.layer} expert {self.expert} {full_name}",
+            place=f"{self.owner} {full_name}",
             hint=f"it was read with {', '.join(part.name for part in self.parts)}",
         )
 
@@ -257,7 +259,8 @@ def digest_error(path: Path, place: str, expected: int, actual: int) -> PackErro
 
 
 def _holds(file_read: FileRead, part: PartSpan) -> bool:
-    return 0 <= part.start - file_read.start < file_read.length
+    end = file_read.start + file_read.length
+    return part.start < end and file_read.start < part.start + part.length
 
 
 def new_memory(arena: Arena, read: ExpertRead) -> ReadMemory:

@@ -70,23 +70,8 @@ def read_of_parts(
     return ExpertRead(layer, expert, False, tuple(spans), names, tuple(reads), length)
 
 
-class TensorRead(ExpertRead):
-    """The reads of one dense tensor, in pieces that can be in flight together."""
-
-    __slots__ = ()
-
-    @property
-    def owner(self) -> str:
-        """Its name in messages."""
-        return "tensor"
-
-    def place(self, file_read: FileRead) -> str:
-        """Return the place of one of the reads, for messages."""
-        return f"tensor {self.parts[0].name} at byte {file_read.offset:,}"
-
-
-def plan_tensor(tensor: TensorLocation) -> TensorRead:
-    """Plan the reads of a dense tensor into one range of memory."""
+def plan_tensor(tensor: TensorLocation) -> ExpertRead:
+    """Plan the reads of a dense tensor into one range of memory, in pieces in flight together."""
     span = PartSpan(tensor.name, 0, tensor.length, tensor.digest)
     starts = range(0, tensor.length, _PIECE_LENGTH) or range(1)
     reads = tuple(
@@ -95,4 +80,4 @@ def plan_tensor(tensor: TensorLocation) -> TensorRead:
         )
         for start in starts
     )
-    return TensorRead(-1, -1, False, (span,), {}, reads, tensor.length)
+    return ExpertRead(-1, -1, False, (span,), {}, reads, tensor.length)
