@@ -108,7 +108,7 @@ def divide_memory(
     micro-batch do not fit, and what reading metadata raises.
     """
     dense = sum(one.length for one in pack.dense() if not is_row_table(one.name))
-    footprint = footprint_of(pack.path)
+    footprint = footprint_of(pack)
     counts = micro_batches(footprint, context, limit) if micro_batch is None else (micro_batch,)
     for count in counts:
         options: ContextOptions = MOEPACK_RUN._replace(token_count=context, batch_count=count)

@@ -1,7 +1,7 @@
 """The memory that there is: the system's, and the limits of control groups."""
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -126,13 +126,9 @@ def _limits() -> list[tuple[int, int | None]]:
         names = ("max", "current") if is_second else ("limit_in_bytes", "usage_in_bytes")
         limit, usage = (read_number(folder / f"memory.{name}") for name in names)
         if limit is not None:
-            dropped = max(0, _sum(folder, *_DROPPED[is_second]))
-            limits.append((limit, None if usage is None else usage - dropped))
+            dropped, busy = (
+                sum(read_number(folder / "memory.stat", field) or 0 for field in fields)
+                for fields in _DROPPED[is_second]
+            )
+            limits.append((limit, None if usage is None else usage - max(0, dropped - busy)))
     return limits
-
-
-def _sum(folder: Path, added: Collection[str], subtracted: Collection[str]) -> int:
-    """Return the sum of fields of a group's statistics, less others; missing ones count 0."""
-    stat = folder / "memory.stat"
-    total = sum(read_number(stat, field) or 0 for field in added)
-    return total - sum(read_number(stat, field) or 0 for field in subtracted)

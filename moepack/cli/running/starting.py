@@ -50,7 +50,7 @@ def start_server(
 
     length = choose_context(pack, context, note)
     threads = _usual_threads(options) if threads is None else threads
-    footprint = footprint_of(pack.path)
+    footprint = footprint_of(pack)
     few = [*single_text_options(length, threads, micro_batch or 1), *options]
     limits = limit_earlier_texts(footprint, few)
     beside = beside_length(footprint, [*few, *limits])

@@ -212,7 +212,15 @@ class _Forecasts:
     ) -> SpeedFacts:
         """Forecast one mode; `uploads` are the misses of a cache in VRAM."""
         model = self._model
-        rates, refusals = self._calibration(mode.kind)
+        if mode.kind not in self._calibrations:
+            guess, weights = (
+                Rates.from_machine(model.machine, mode.kind, model.drive),
+                model.weights,
+            )
+            layer_count = weights.block_count or len(weights.layers)
+            calibration = calibrate(guess, mode.kind, self._runs, layer_count)
+            self._calibrations[mode.kind] = calibration
+        rates, refusals = self._calibrations[mode.kind]
         missed, uploaded = (0.0 if one is None else one.length for one in (misses, uploads))
         reads = model.reads(mode, missed, self._depth, uploaded)
         terms = () if reads is None else tuple(self._terms(rates, reads))
@@ -257,14 +265,6 @@ class _Forecasts:
             ),
             warnings=tuple(warnings_of(model, mode, misses)),
         )
-
-    def _calibration(self, kind: Kind) -> tuple[Rates, list[str | None]]:
-        if kind not in self._calibrations:
-            rates = Rates.from_machine(self._machine, kind, self._model.drive)
-            weights = self._model.weights
-            count = weights.block_count or len(weights.layers)
-            self._calibrations[kind] = calibrate(rates, kind, self._runs, count)
-        return self._calibrations[kind]
 
     def _speeds(
         self,

@@ -65,7 +65,10 @@ def forecast_prompt(
         reason = "a bandwidth is unknown"
     seconds = shortest = longest = limit = binding = None
     if reason is None and likely and least and most and computing:
-        times = [_seconds(rates, one, computing) for one in (likely, least, most)]
+        times = []
+        for reads in (likely, least, most):
+            _, vram, memory, drive, link = (term or 0.0 for term in rates.terms(reads))
+            times.append((drive, link, max(computing, vram + memory)))
         seconds, fastest, slowest = map(_together, times)
         factor = math.exp(SURE * _rel_std(times[0], model.machine, rel_std))
         limits = _limits(model, likely, computing)
@@ -116,12 +119,6 @@ def _reads(
     )
     vram = len(sizes) * dense + sum(shares) * in_vram + moved
     return Reads(0, vram=vram, memory=sum(shares) * kept - moved, drive=drive, link=moved)
-
-
-def _seconds(rates: Rates, reads: Reads, computing: float) -> tuple[float, float, float]:
-    """Return the seconds of the drive, of the link, and of computing."""
-    _, vram, memory, drive, link = (seconds or 0.0 for seconds in rates.terms(reads))
-    return drive, link, max(computing, vram + memory)
 
 
 def _together(seconds: tuple[float, float, float]) -> float:

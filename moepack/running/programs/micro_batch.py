@@ -31,7 +31,7 @@ def server_options(
 
     Limits of earlier texts and a micro-batch are among them if `options` and variables set none.
     """
-    footprint = footprint_of(pack.path)
+    footprint = footprint_of(pack)
     words = [*options, *limit_earlier_texts(footprint, options)]
     beside = beside_length(footprint, words)
     if not says_micro_batch(options, os.environ):
@@ -61,7 +61,7 @@ def choose_micro_batch(
         return 1
     most = available if limit is None else limit
     used = experts_used(options, pack.manifest.source.architecture)
-    for count in micro_batches(footprint_of(pack.path), context, available):
+    for count in micro_batches(footprint_of(pack), context, available):
         if floor_length(pack, count, pinned, used) <= most:
             return count
     return 1
