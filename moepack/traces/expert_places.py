@@ -4,10 +4,13 @@ Layers and experts have 16 bits, so a table of all of them would have four billi
 get their places by pages when they first occur, and keep them.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
+from moepack.common.shape import FamilyShape
 from moepack.common.sizes import divide_up
 from moepack.traces.model import MAX_NUMBER, Ints, Shorts
 
@@ -110,6 +113,14 @@ class ExpertPlaces:
     def _too_many(self) -> TraceError:
         problem = "more layers or experts than any model has"
         return TraceError(problem, expected=f"<= {MAX_PLACES:,} experts in all")
+
+
+def lengths_by_layer(routed: Mapping[int, FamilyShape]) -> Ints:
+    """Return the bytes of one expert by layer; 0 for a layer without experts."""
+    lengths = np.zeros(MAX_NUMBER + 1, np.int64)
+    for layer, family in routed.items():
+        lengths[layer] = family.expert_length
+    return lengths
 
 
 def sums_by_place(places: Ints, counts: Ints, place_count: int = 0) -> Ints:

@@ -12,7 +12,7 @@ from moepack.common.shape import ModelShape
 from moepack.planning.forecasting.misses import check_trace
 from moepack.planning.placing.facts import PinFacts
 from moepack.traces.analysis.concentration import Concentration, RoutingSample
-from moepack.traces.analysis.verdict import CLEAR
+from moepack.traces.analysis.gate import CLEAR
 from moepack.traces.hotness import measure
 from moepack.traces.hotness.file import items_of
 from moepack.traces.hotness.model import Hotness

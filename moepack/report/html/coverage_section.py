@@ -10,7 +10,7 @@ from moepack.report.html.drawing import line, picture, share_axis
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import Key, PageSection, Picture, adding
 from moepack.report.values import share_text
-from moepack.traces.analysis.verdict import GATE_PERCENT
+from moepack.traces.analysis.gate import GATE_PERCENT
 
 _LOOKS = {
     "learned on the earlier half": Key("held out: learned earlier, measured later", "c1"),

@@ -1,4 +1,4 @@
-"""The concentration gate: whether routers prefer some experts so much that pinning them pays.
+"""The concentration of traces: whether routers prefer some experts so much that pinning pays.
 
 Apparent skew grows as samples shrink. So the top experts are ranked on the earlier half of a trace
 and their coverage is measured on the later one, beside that of a uniform router with as many
@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
 from moepack.common.shape import ModelShape
-from moepack.traces.analysis.division import (
+from moepack.traces.analysis.gate import (
     CURVE_POINTS,
+    GATE_PERCENT,
     Division,
     LayerCounts,
     coverage_curve,
     entropy,
+    explain,
     gini,
+    judge,
 )
 from moepack.traces.analysis.lru import LayerLru
-from moepack.traces.analysis.verdict import GATE_PERCENT, explain, judge
 from moepack.traces.formats.reading import TracedModel, options_of
 from moepack.traces.formats.registry import (
     AnyTrace,

@@ -13,8 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from moepack.common.keys import ExpertKey
-from moepack.traces.analysis.division import Division, LayerCounts, top_counts
-from moepack.traces.analysis.verdict import CLEAR, GATE_PERCENT, explain, judge
+from moepack.traces.analysis.gate import (
+    CLEAR,
+    GATE_PERCENT,
+    Division,
+    LayerCounts,
+    explain,
+    judge,
+    top_counts,
+)
 from moepack.traces.caching.cache import ExpertCache, Tally
 from moepack.traces.caching.policies import LeastRecentlyUsed
 from moepack.traces.hotness.learned import LEAST_TOKENS, Learned, LearnedWindow

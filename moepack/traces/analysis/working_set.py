@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from moepack.common.shape import ModelShape
-from moepack.traces.expert_places import ExpertPlaces
-from moepack.traces.model import MAX_NUMBER, Ints, Item
+from moepack.traces.expert_places import ExpertPlaces, lengths_by_layer
+from moepack.traces.model import Ints, Item
 from moepack.traces.steps import StepStream
 
 SHARES = (0.10, 0.25, 0.50, 0.80, 0.95, 0.99, 0.999, 1.0)
@@ -45,7 +45,7 @@ class WorkingSetCounter:
         self.window_count = 0
         self.steps = StepStream()
         self._places = ExpertPlaces()
-        self._lengths = None if shape is None else _lengths(shape)
+        self._lengths = None if shape is None else lengths_by_layer(shape.routed)
         self.pair_count = 0
         """The number of windows that follow another in their request."""
         self._totals = np.zeros((4, len(SHARES)))
@@ -143,14 +143,6 @@ class FittingWindow:
         fits = (one for one in self._sets if one.pair_count)
         has_one = (one for one in self._sets if one.window_count)
         return next(fits, None) or next(has_one, None) or self._sets[0]
-
-
-def _lengths(shape: ModelShape) -> Ints:
-    """Return by layer the bytes of one expert."""
-    lengths = np.zeros(MAX_NUMBER + 1, np.int64)
-    for layer, family in shape.routed.items():
-        lengths[layer] = family.expert_length
-    return lengths
 
 
 def _ranked(places: Ints) -> tuple[Ints, Ints]:

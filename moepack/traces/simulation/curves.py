@@ -6,7 +6,7 @@ import numpy as np
 
 from moepack.common.shape import FamilyShape
 from moepack.traces.caching.cache import Tally
-from moepack.traces.expert_places import padded, values_before
+from moepack.traces.expert_places import lengths_by_layer, padded, values_before
 from moepack.traces.model import Ints
 from moepack.traces.simulation.lookups import Lookups
 from moepack.traces.simulation.stack import COLD, LruStack
@@ -95,11 +95,9 @@ class LruCurves:
     """
 
     def __init__(self, routed: Mapping[int, FamilyShape]) -> None:
-        layer_count = max(routed) + 1
-        self._lengths = np.zeros(layer_count, np.int64)
-        expert_counts = np.zeros(layer_count, np.int64)
+        self._lengths = lengths_by_layer(routed)
+        expert_counts = np.zeros(max(routed) + 1, np.int64)
         for layer, family in routed.items():
-            self._lengths[layer] = family.expert_length
             expert_counts[layer] = family.expert_count
         self._uniform_router = UniformRouter(expert_counts)
         self.whole, self.uniform = PhaseCurves(), PhaseCurves()

@@ -14,9 +14,9 @@ import moepack
 from moepack.common.errors import TraceError
 from moepack.common.shape import ModelShape
 from moepack.report import trace_text
-from moepack.traces.analysis import division, verdict
+from moepack.traces.analysis import gate
 from moepack.traces.analysis.concentration import Concentration, RoutingSample, concentration
-from moepack.traces.analysis.verdict import Evidence
+from moepack.traces.analysis.gate import Evidence
 from moepack.traces.model import Counts, Item, Origin, Phase, Tokens, Unknown
 from tests.support.amounts import amounts
 from tests.support.shapes import shape_of_counts
@@ -123,16 +123,16 @@ def test_a_small_sample_is_called_small_however_skewed_it_looks(weights: Weights
 
 
 def test_entropy_and_gini_of_counts_that_can_be_worked_out() -> None:
-    assert division.entropy(np.array([5, 5, 5, 5])) == pytest.approx(1)
-    assert division.entropy(np.array([9, 0, 0, 0])) == 0
-    assert division.entropy(np.array([1, 1, 0, 0])) == pytest.approx(0.5)
-    assert division.entropy(np.array([3, 1])) == pytest.approx(
+    assert gate.entropy(np.array([5, 5, 5, 5])) == pytest.approx(1)
+    assert gate.entropy(np.array([9, 0, 0, 0])) == 0
+    assert gate.entropy(np.array([1, 1, 0, 0])) == pytest.approx(0.5)
+    assert gate.entropy(np.array([3, 1])) == pytest.approx(
         -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
     )
-    assert division.gini(np.array([5, 5, 5, 5])) == pytest.approx(0)
-    assert division.gini(np.array([0, 0, 0, 9])) == pytest.approx(0.75)
-    assert division.gini(np.array([1, 3])) == pytest.approx(0.25)
-    assert (division.entropy(NOTHING), division.gini(NOTHING)) == (1, 0)
+    assert gate.gini(np.array([5, 5, 5, 5])) == pytest.approx(0)
+    assert gate.gini(np.array([0, 0, 0, 9])) == pytest.approx(0.75)
+    assert gate.gini(np.array([1, 3])) == pytest.approx(0.25)
+    assert (gate.entropy(NOTHING), gate.gini(NOTHING)) == (1, 0)
 
 
 def test_a_shape_tells_of_experts_and_layers_that_were_never_met() -> None:
@@ -222,7 +222,7 @@ def test_the_margins_of_the_verdict() -> None:
     """Shares that differ by less than five points are called equal."""
 
     def word(share: float, even_share: float, latest: float, count: int) -> str:
-        return verdict.judge(Evidence(share, even_share, count), latest)
+        return gate.judge(Evidence(share, even_share, count), latest)
 
     assert word(0.50, 0.25, 0.54, 100) == "static"
     assert word(0.50, 0.25, 0.56, 100) == "recency"
