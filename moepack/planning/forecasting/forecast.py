@@ -213,13 +213,9 @@ class _Forecasts:
         """Forecast one mode; `uploads` are the misses of a cache in VRAM."""
         model = self._model
         if mode.kind not in self._calibrations:
-            guess, weights = (
-                Rates.from_machine(model.machine, mode.kind, model.drive),
-                model.weights,
-            )
-            layer_count = weights.block_count or len(weights.layers)
-            calibration = calibrate(guess, mode.kind, self._runs, layer_count)
-            self._calibrations[mode.kind] = calibration
+            guess = Rates.from_machine(model.machine, mode.kind, model.drive)
+            count = model.weights.block_count or len(model.weights.layers)
+            self._calibrations[mode.kind] = calibrate(guess, mode.kind, self._runs, count)
         rates, refusals = self._calibrations[mode.kind]
         missed, uploaded = (0.0 if one is None else one.length for one in (misses, uploads))
         reads = model.reads(mode, missed, self._depth, uploaded)
