@@ -230,6 +230,7 @@ class _Forecasts:
         if likely is not None:
             binding = max(terms, key=lambda term: term.seconds or 0.0).name
         vram_length, memory_length = model.needs(mode) or (None, None)
+        runs = [run for run, _ in self._runs]
         return SpeedFacts(
             kind=mode.kind,
             cpu_layer_count=mode.cpu_layer_count,
@@ -251,14 +252,7 @@ class _Forecasts:
             vram_cache_length=mode.vram_cache,
             vram_hit_rate=None if uploads is None else uploads.hit_rate,
             uploaded_length=None if uploads is None else round(uploads.length),
-            prompt=forecast_prompt(
-                model,
-                mode,
-                rates,
-                touched=touched,
-                count=prompt,
-                runs=[run for run, _ in self._runs],
-            ),
+            prompt=forecast_prompt(model, mode, rates, touched=touched, count=prompt, runs=runs),
             warnings=tuple(warnings_of(model, mode, misses)),
         )
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from moepack.common.errors import RequestError
 from moepack.planning.footprint.context import ContextOptions
 from moepack.planning.footprint.model import Footprint
 from moepack.planning.footprint.weights import LayerWeights
 from moepack.planning.machine.model import Machine
-from moepack.planning.placing.facts import DeviceFacts, OptionFacts, PinFacts, PlacementFacts
-
-_CACHE_NOTE = "`llama-server --moe-cache-mib` takes llama.cpp b11480 or later"
+from moepack.planning.placing.facts import OptionFacts
 
 
 class PlacementRequest:
@@ -45,8 +41,8 @@ class PlacementRequest:
             raise unknown
         if not weights.expert_length:
             raise RequestError("the model has no experts to place", path=footprint.path)
-        self.footprint, self.weights, self._parameters = footprint, weights, parameters
-        self.options, self.machine, self.engine, self._margin = options, machine, engine, margin
+        self.footprint, self.weights, self.parameters = footprint, weights, parameters
+        self.options, self.machine, self.engine, self.margin = options, machine, engine, margin
         self.context = options.token_count or context.token_count
         self.layers = weights.layers
         self.expert_length = weights.expert_length
@@ -71,17 +67,6 @@ class PlacementRequest:
         """Return the bytes that a device takes for a layer that it computes, without experts."""
         return (layer.dense_length or 0) + self.context_lengths[layer.layer]
 
-    def memory_device(self, expert_length: int) -> DeviceFacts:
-        """Return the facts of memory if all lies there, with so many bytes of experts."""
-        return device_facts(
-            "memory",
-            int(self.machine.memory.value),
-            dense=self.weights.dense_length or 0,
-            context=sum(self.context_lengths.values()),
-            experts=expert_length,
-            computing=self.compute_length,
-        )
-
     def option(
         self,
         command: str,
@@ -104,42 +89,3 @@ class PlacementRequest:
             micro_batch=self.options.batch_count,
             vram_cache_length=vram_cache_length,
         )
-
-    def facts(
-        self,
-        devices: Sequence[DeviceFacts],
-        option: OptionFacts,
-        alternatives: Sequence[OptionFacts] = (),
-        notes: Sequence[str] = (),
-        pins: PinFacts | None = None,
-    ) -> PlacementFacts:
-        """Return the facts of a placement, without forecasts."""
-        if any(one.vram_cache_length is not None for one in (option, *alternatives)):
-            notes = [*notes, _CACHE_NOTE]
-        return PlacementFacts(
-            model=self.footprint.path,
-            engine=self.engine,
-            context=self.context,
-            margin_length=self._margin,
-            parameters=self._parameters,
-            table_length=self.weights.table_length,
-            devices=tuple(devices),
-            option=option,
-            alternatives=tuple(alternatives),
-            notes=tuple(notes),
-            pins=pins,
-        )
-
-
-def device_facts(
-    name: str,
-    length: int,
-    *,
-    dense: int = 0,
-    context: int = 0,
-    experts: int = 0,
-    computing: int = 0,
-) -> DeviceFacts:
-    """Return the facts of a device, and its free bytes."""
-    left = length - dense - context - experts - computing
-    return DeviceFacts(name, length, dense, context, experts, computing, left)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_words
 from moepack.common.sizes import size_text
-from moepack.planning.placing.facts import DeviceFacts, OptionFacts, PlacementFacts
+from moepack.planning.placing.facts import OptionFacts, PlacementFacts
 from moepack.planning.placing.offload import Offload, filled, missing_length, offload, pattern
-from moepack.planning.placing.request import PlacementRequest, device_facts
+from moepack.planning.placing.placement import placement
+from moepack.planning.placing.request import PlacementRequest
 
 LLAMA, IK_LLAMA = "llama.cpp", "ik_llama.cpp"
 
@@ -29,12 +30,8 @@ def place_stock(request: PlacementRequest) -> PlacementFacts:
     length = placed.memory_length
     _check_memory(request, request.embedding_length + length)
     command = _command(request, "-ngl", "999", *layer_words(placed))
-    return request.facts(
-        list(gpu_devices(request, placed, length)),
-        request.option(command, placed.cpu_layer_count, length),
-        list(_alternatives(request, placed)),
-        list(notes_of_order(request)),
-    )
+    option = request.option(command, placed.cpu_layer_count, length)
+    return placement(request, placed, option, list(_alternatives(request, placed)))
 
 
 def layer_words(placed: Offload) -> list[str]:
@@ -67,34 +64,8 @@ def _in_memory(request: PlacementRequest) -> PlacementFacts:
         )
     _check_memory(request, needed)
     command = _command(request, *(["-ngl", "0"] if capacities else []))
-    devices = [*unused_gpus(request), request.memory_device(request.expert_length)]
-    return request.facts(devices, request.option(command, None, request.expert_length), notes=notes)
-
-
-def unused_gpus(request: PlacementRequest) -> list[DeviceFacts]:
-    """Return the GPUs, with nothing on them."""
-    return [
-        device_facts(_name(request, number), int(gpu.memory.value))
-        for number, gpu in enumerate(request.machine.gpus)
-    ]
-
-
-def notes_of_order(request: PlacementRequest) -> Iterator[str]:
-    """Yield the order of GPUs, if there are several."""
-    gpus = request.machine.gpus
-    if len(gpus) > 1:
-        names = (
-            f"{_name(request, number)} ({size_text(int(gpu.memory.value))})"
-            for number, gpu in enumerate(gpus)
-        )
-        yield (
-            f"`-ts` counts layers GPU by GPU, in the order of `llama-server --list-devices`: that "
-            f"has to be {', '.join(names)}"
-        )
-
-
-def _name(request: PlacementRequest, number: int) -> str:
-    return request.machine.gpus[number].name or f"GPU {number}"
+    option = request.option(command, None, request.expert_length)
+    return placement(request, None, option, notes=notes)
 
 
 def _alternatives(request: PlacementRequest, placed: Offload) -> Iterator[OptionFacts]:
@@ -155,33 +126,6 @@ def context_words(request: PlacementRequest) -> list[str]:
         words += ["-ctk", options.type_k, "-ctv", options.type_v]
     words += ["-b", str(batch)] if batch > _BATCH else []
     return words if batch == _MICRO_BATCH else [*words, "-ub", str(batch)]
-
-
-def gpu_devices(
-    request: PlacementRequest, placed: Offload, memory_expert_length: int
-) -> Iterator[DeviceFacts]:
-    """Yield the facts of each GPU, and of memory with so many bytes of experts."""
-    staged = request.weights.staged_length if placed.cpu_layer_count else 0
-    rest = list(request.layers)
-    gpus = zip(request.machine.gpus, placed.layer_counts, strict=True)
-    for number, (gpu, count) in enumerate(gpus):
-        layers, rest = rest[:count], rest[count:]
-        output = request.output_length if count > len(layers) else 0
-        yield device_facts(
-            _name(request, number),
-            int(gpu.memory.value),
-            dense=sum(layer.dense_length or 0 for layer in layers) + output,
-            context=sum(request.context_lengths[layer.layer] for layer in layers),
-            experts=sum(one.expert_length for one in layers if one.layer >= placed.cpu_layer_count),
-            computing=request.compute_length + staged if count else 0,
-        )
-        staged = 0 if count else staged
-    yield device_facts(
-        "memory",
-        int(request.machine.memory.value),
-        dense=request.embedding_length,
-        experts=memory_expert_length,
-    )
 
 
 def _check_memory(request: PlacementRequest, needed: int) -> None:

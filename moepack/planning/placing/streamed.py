@@ -14,16 +14,14 @@ from moepack.common.sizes import size_text
 from moepack.planning.placing.facts import OptionFacts, PinFacts, PlacementFacts
 from moepack.planning.placing.offload import Offload, missing_length, offload
 from moepack.planning.placing.pins import pins_by_hotness, pins_by_trace
+from moepack.planning.placing.placement import placement
 from moepack.planning.placing.request import PlacementRequest
 from moepack.planning.placing.stock import (
     cache_length,
     cache_words,
     cached_option,
     context_words,
-    gpu_devices,
     layer_words,
-    notes_of_order,
-    unused_gpus,
 )
 from moepack.traces.analysis.concentration import Concentration
 from moepack.traces.hotness.model import Hotness
@@ -63,9 +61,7 @@ def place_streamed(
     if placed is not None:
         command = _command(request, memory, layer_words(placed))
         option = request.option(command, end, budget, kept - budget)
-        devices = list(gpu_devices(request, placed, budget))
-        notes = (_BUILD, *notes_of_order(request))
-        return request.facts(devices, option, _alternatives(request, placed), notes, pins)
+        return placement(request, placed, option, _alternatives(request, placed), [_BUILD], pins)
     words = ["moepack", "run", request.footprint.path, "--context", str(request.context), *memory]
     command = shell_words([*words, "-ub", str(request.options.batch_count)])
     option = request.option(command, None, budget, kept - budget)
@@ -73,8 +69,7 @@ def place_streamed(
     if request.gpu_capacities:
         missing = size_text(missing_length(request))
         unused.append(f"no GPU is used: VRAM lacks {missing} for dense weights and context")
-    devices = [*unused_gpus(request), request.memory_device(budget)]
-    return request.facts(devices, option, notes=unused, pins=pins)
+    return placement(request, None, option, notes=unused, pins=pins)
 
 
 def _budget(request: PlacementRequest, working_length: int, most: int) -> int:
