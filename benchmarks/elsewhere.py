@@ -13,9 +13,9 @@ from pathlib import Path
 
 import moepack
 from benchmarks.measure import MOEPACK, Side, against, fresh, ratio_row, speed_row
+from benchmarks.slow_network import slow_network
 from benchmarks.table import Row
 from moepack.bench.measuring import in_turns, spread
-from tests.support.slow_network import slow_network
 
 ROUND_TRIPS = (0.001, 0.010, 0.050)
 """Seconds there and back: another rack, another zone, another region."""

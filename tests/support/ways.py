@@ -19,7 +19,7 @@ class Reading:
     """Experts to read, and the bytes and errors that came.
 
     `experts` has bytes by the number of the key and the name of the part; by the empty name those
-    of the whole view. `order` has the numbers as they came.
+    of the whole view. `order` has the numbers as they came, and -1 for an error.
     """
 
     pack: Pack
@@ -47,6 +47,11 @@ class Reading:
         """Add the bytes that one call gave."""
         self.experts.setdefault(number, {})[part or ""] = bytes(data)
         self.order.append(number)
+
+    def fail(self, error: MoepackError) -> None:
+        """Add an error in place of bytes."""
+        self.errors.append(error)
+        self.order.append(-1)
 
     def add_expert(self, one: moepack.ExpertBytes, *, has_view: bool) -> None:
         """Add an expert of a batch."""
@@ -81,7 +86,7 @@ def _single(reading: Reading, *, into: bool) -> None:
                     view = reader.read(*key, part, family=reading.family)
                 reading.add(number, part, view)
             except MoepackError as error:
-                reading.errors.append(error)
+                reading.fail(error)
         assert reader.statistics.in_flight_count == 0
         reading.statistics = reader.statistics
 
@@ -108,9 +113,12 @@ def _batch(reading: Reading, *, in_order: bool, memory: str = "new") -> None:
                         reading.add_expert(one, has_view=memory != "scattered")
                         if into is not None and memory == "into":
                             assert is_filled(into[one.number], len(one.view))
+                        if into is not None and memory == "scattered":
+                            for name, buffer in into[one.number].items():
+                                assert is_filled(buffer, len(one.part(name)))
                         one.release()
                 except MoepackError as error:
-                    reading.errors.append(error)
+                    reading.fail(error)
         assert reader.statistics.in_flight_count == reader.statistics.in_flight_length == 0
         assert pool is None or pool.free_count == 3
         reading.statistics = reader.statistics

@@ -116,6 +116,8 @@ def test_an_expert_that_fails_has_an_error_with_its_place_and_the_rest_comes(
             assert data == on_disk(where)
     assert messages == []
     assert sorted(reading.experts) == [0, 2, 3, 5, 7]
+    if way in IN_ORDER:
+        assert reading.order == [0, -1, 2, 3, -1, 5, -1, 7]
     assert reading.statistics is not None
     assert reading.statistics.error_count == 3
     assert backend.is_closed

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import itertools
 import os
 import shutil
 import warnings
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moepack
-from moepack.common.errors import MachineError, MirrorWarning, PackError
+from moepack.common.errors import MirrorWarning, PackError
 from moepack.pack.reading import mirror as descriptions
 from moepack.pack.reading.expert_read import ExpertRead, FileRead
 from moepack.pack.reading.mirror import Description, Mirror
@@ -305,25 +304,6 @@ def test_damage_in_both_places_is_the_pack_s(mirrored: Path, past_cache: str) ->
                 assert caught.value.path == str(where.path)
 
 
-def test_errors_of_the_pack_leave_the_mirror_alone(mirrored: Path, past_cache: str) -> None:
-    with moepack.open(mirrored) as pack:
-        fault = Fault(path=mirrored / FILES[1], code=errno.EIO)
-        backend = FaultyBackend(make(past_cache), fault)
-        with pack.reader(backend=backend) as reader:
-            use, places = reader._mirror, itertools.cycle([False, False, True])
-            assert use is not None
-            use.takes = lambda read: next(places)  # type: ignore[method-assign]
-            failed = []
-            for key in keys_of(pack) * 3:
-                try:
-                    assert reader.read(*key) == on_disk(pack.locate(*key))
-                except MachineError as error:
-                    failed.append(error.path)
-            assert set(failed) == {str(mirrored / FILES[1])}
-            assert reader.mirror is not None
-            assert reader.statistics.error_count == len(failed)
-
-
 # How reads are spread
 
 
@@ -414,22 +394,3 @@ def test_a_drive_that_becomes_slow_is_left_and_one_that_recovers_is_found_again(
     both.speeds = (100.0 * MIB, 100.0 * MIB)
     both.read(use, batches * 8, 32)
     assert both.read(use, batches, 32) <= 1.05 * even
-
-
-def test_what_came_while_nobody_looked_says_little_of_a_drive(
-    drives: Callable[..., tuple[Drives, MirrorUse]],
-) -> None:
-    """A drive that ended its reads while the caller computed is not slow."""
-    both, use = drives(1.0, 1.0)
-    for is_mirrored in (False, True):
-        use.begin("test", 100 * MIB, is_mirrored=is_mirrored)
-        both.now += 1.0
-        use.end("test", 100 * MIB, 100 * MIB, is_mirrored=is_mirrored)
-        use.measure(unseen=0.0)
-    assert use.takes(_read_of(MIB)) is False
-    use.begin("test", 100 * MIB, is_mirrored=False)
-    both.now += 50.0
-    use.end("test", 100 * MIB, 100 * MIB, is_mirrored=False)
-    use.measure(unseen=50.0)
-    use.begin("other", MIB, is_mirrored=True)
-    assert use.takes(_read_of(100 * MIB)) is False
