@@ -8,13 +8,10 @@ import pytest
 
 from moepack.bench.control_group import control_group
 from moepack.host import memory_limits
-from moepack.host.memory_limits import available_memory, kill_count, read_memory
+from moepack.host.memory_limits import available_memory, kill_count, read_memory, system_memory
 from tests.support.own_groups import lay_groups
 
-MIB = 1 << 20
-
-
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 FIRST_VERSION = "3:cpu:/x\n4:memory:/x\n0::/"
 LIMIT, USAGE = "memory/x/memory.limit_in_bytes", "memory/x/memory.usage_in_bytes"
 
@@ -146,4 +143,4 @@ def test_kills_are_those_of_the_group_or_of_the_system(
 
 def test_a_system_that_says_nothing_has_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda _: "")
-    assert memory_limits._system_field("MemTotal") > 0
+    assert system_memory() > 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from moepack.common.errors import RequestError
 from moepack.common.paths import PathOrPaths
+from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.planning.forecasting.facts import ForecastFacts, SpeedFacts
 from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.modes import MARGIN, MICRO_BATCHES
@@ -72,15 +73,16 @@ def prognosis(
     model raises.
     """
     now = machine._replace(gpus=(), memory=Figure(available + MARGIN, "read"))
+    footprint = footprint_of(paths)
     try:
-        facts = _forecast(paths, now, prompt)
+        facts = _forecast(footprint, now, prompt)
     except RequestError as error:
         return Prognosis(None, None, None, None, (), str(error), error.hint)
     (speed,) = facts.forecasts
     seconds = _seconds(speed)
     changes = []
     for what, other in _changed_machines(now, is_slow_build=is_slow_build):
-        (changed,) = _forecast(paths, other, prompt).forecasts
+        (changed,) = _forecast(footprint, other, prompt).forecasts
         takes = _seconds(changed)
         if seconds and takes and takes < (1 - _LEAST_GAIN) * seconds:
             assert changed.tokens_per_second is not None
@@ -95,13 +97,13 @@ def prognosis(
     )
 
 
-def _forecast(paths: PathOrPaths, machine: Machine, prompt: int) -> ForecastFacts:
-    facts = forecast(paths, machine, dense_in_memory=True, prompt=prompt)
+def _forecast(footprint: Footprint, machine: Machine, prompt: int) -> ForecastFacts:
+    facts = forecast(footprint, machine, dense_in_memory=True, prompt=prompt)
     if facts.forecasts[0].budget_length is not None:
         return facts
     # `run` computes prompts in such micro-batches wherever the experts lie, llama.cpp does not.
     batch = MICRO_BATCHES["stream"]
-    return forecast(paths, machine, dense_in_memory=True, prompt=prompt, micro_batch=batch)
+    return forecast(footprint, machine, dense_in_memory=True, prompt=prompt, micro_batch=batch)
 
 
 def _seconds(speed: SpeedFacts) -> float | None:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from moepack.common.errors import RequestError, SourceError
+from moepack.common.errors import RequestError
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.forecasting.modes import MARGIN, ExecutionMode, ModelOnMachine
 from moepack.planning.machine.model import Machine
 from tests.support.gguf_builder import moe
 from tests.support.machines import GB, machine
-from tests.support.models import FIXTURES, first_shard
+from tests.support.models import first_shard
 from tests.support.values import some
 
 CONTEXT = 256
@@ -62,17 +62,6 @@ def test_all_parts_lie_somewhere(model: ModelOnMachine) -> None:
     assert model.needs(ExecutionMode("stream", budget=0)) == (0, whole - experts)
 
 
-def test_a_fitting_mode_leaves_a_margin(model: ModelOnMachine) -> None:
-    offload, (_, memory) = model.offloads()[1], some(model.needs(CPU))
-    exact, vram = (memory + MARGIN) / GB, (some(model.needs(offload))[0] + MARGIN) / GB
-    assert on(machine(memory=exact)).fits(CPU) is True
-    assert on(machine(memory=exact - 1e-6)).fits(CPU) is False
-    assert on(machine(vram=vram)).fits(offload) is True
-    assert on(machine(vram=vram - 1e-6)).fits(offload) is False
-    half = (vram + MARGIN / GB) / 2
-    assert on(machine(vram=half, gpu_count=2)).fits(offload) is True
-
-
 def test_the_best_mode_has_as_little_in_memory_as_fits(model: ModelOnMachine) -> None:
     third = model.offloads()[2]
     vram = some(model.needs(third))[0]
@@ -95,11 +84,6 @@ def test_experts_that_do_not_fit_are_streamed_down_to_the_floor(model: ModelOnMa
     with pytest.raises(RequestError, match="too little memory") as caught:
         on(machine(memory=(enough - 2048) / GB)).best(STREAM)
     assert caught.value.hint == "2.0 KiB are missing"
-
-
-def test_a_model_without_experts_is_refused() -> None:
-    with pytest.raises(SourceError, match="a dense model"):
-        footprint_of(FIXTURES / "llama-dense-Q4_K_M-t12-00001-of-00002.gguf")
 
 
 def test_a_layer_that_is_not_run_makes_no_read_shorter(tmp_path: Path) -> None:
