@@ -23,10 +23,11 @@ from moepack.bench.machine import (
 )
 from moepack.bench.timed_reads import Usage
 from moepack.common.errors import MachineError, RequestError
+from moepack.host.gpus import NvidiaGpu
 from moepack.pack.reading.expert_read import FileRead
 from moepack.pack.reading.pack import Pack
 from moepack.packing.shard_index import index_model
-from moepack.planning.machine.model import Drive, Figure, ReadSpeed
+from moepack.planning.machine.model import Drive, Figure, Gpu, ReadSpeed
 from moepack.storage import page_cache, probe
 from moepack.storage.open_files import lies_in_memory
 from moepack.storage.threaded import ThreadedBackend
@@ -177,14 +178,20 @@ def test_without_a_model_the_drive_of_a_folder_is_measured(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_files_in_memory_are_no_drive() -> None:
+def test_files_in_memory_are_no_drive_and_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Path("/dev/shm")
     if not memory.is_dir() or not lies_in_memory(memory):
         pytest.skip("there is no file system in memory")
+    gpus = NvidiaGpu("A", 24, 9e11, 3e10), NvidiaGpu(None, 8, None, None)
+    monkeypatch.setattr(measuring, "find_gpus", lambda: (gpus, None))
     measured = measure_machine(directory=memory, seconds=0, scratch_length=MIB)
     assert measured.machine.drive is None
     assert measured.backend is None
     assert any("the drive was not measured" in note for note in measured.notes)
+    assert measured.machine.gpus == (
+        Gpu("A", *(Figure(value, "read") for value in (24, 9e11, 3e10))),
+        Gpu(None, Figure(8, "read"), None),
+    )
 
 
 def test_where_there_are_no_direct_reads_a_note_says_so(
