@@ -145,12 +145,7 @@ def weights_of_source(source: Source, experts: Experts) -> Weights:
         for part in family.parts:
             length = part.length * family.expert_count
             tensors[family.layer][part.name.partition(".")[0]] += length
-    layers = tuple(
-        layer._replace(
-            tensors=tuple(ExpertTensor(layer.layer, *one) for one in tensors[layer.layer].items())
-        )
-        for layer in _layers(shape, dense)
-    )
+    layers = _layers(shape, dense, tensors)
     run = tuple(one for one in layers if first_mtp is None or one.layer < first_mtp)
     expert_tensors = (
         part.length * family.expert_count for family in experts.families for part in family.parts
@@ -173,7 +168,7 @@ def weights_of_experts(pack: Pack) -> Weights:
     """Return the weights that a pack of experts alone tells of."""
     return Weights(
         block_count=None,
-        layers=_layers(pack.shape.without_mtp(), None),
+        layers=_layers(pack.shape.without_mtp(), None, {}),
         outer=None,
         loaded_mtp_length=None,
         shape=pack.shape,
@@ -181,8 +176,10 @@ def weights_of_experts(pack: Pack) -> Weights:
     )
 
 
-def _layers(shape: ModelShape, dense: Mapping[int, int] | None) -> tuple[LayerWeights, ...]:
-    """Return the weights of all layers, by their dense lengths if these are known."""
+def _layers(
+    shape: ModelShape, dense: Mapping[int, int] | None, tensors: Mapping[int, Mapping[str, int]]
+) -> tuple[LayerWeights, ...]:
+    """Return the weights of all layers; `dense` are the bytes of each, None if not known."""
     layers = []
     for number in sorted({*shape.layers, *(dense or ())}):
         families = [family for family in shape.families if family.layer == number]
@@ -193,9 +190,9 @@ def _layers(shape: ModelShape, dense: Mapping[int, int] | None) -> tuple[LayerWe
             for family in families
         )
         length = sum(family.expert_count * family.expert_length for family in families)
-        layers.append(
-            LayerWeights(number, None if dense is None else dense.get(number, 0), length, used)
-        )
+        dense_length = None if dense is None else dense.get(number, 0)
+        of_experts = tuple(ExpertTensor(number, *one) for one in tensors.get(number, {}).items())
+        layers.append(LayerWeights(number, dense_length, length, used, of_experts))
     return tuple(layers)
 
 

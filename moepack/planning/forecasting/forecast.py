@@ -184,7 +184,7 @@ class _Forecasts:
     """Makes forecasts for one model on one machine, and records which runs calibrate them."""
 
     def __init__(self, model: ModelOnMachine, runs: Sequence[MeasuredRun], depth: int) -> None:
-        self._model, self._machine, self._depth = model, model.machine, depth
+        self._model, self._depth = model, depth
         self._runs = [self._with_reads(run) for run in runs]
         self._calibrations: dict[Kind, tuple[Rates, list[str | None]]] = {}
 
@@ -193,7 +193,7 @@ class _Forecasts:
         reads = self._model.read_by(run)
         if reads is None:
             return run, None
-        least = ceiling_seconds(self._machine, reads, self._model.drive)
+        least = ceiling_seconds(self._model.machine, reads, self._model.drive)
         if least and run.tokens_per_second * least > _MOST_OF_CEILING and not run.exclusion:
             most = f"at most {rate_text(1 / least)} tok/s"
             run = run._replace(
@@ -270,8 +270,9 @@ class _Forecasts:
             least, most = (reads._replace(drive=missed) for missed in (misses.least, misses.most))
         if uploads is not None:
             least, most = least._replace(link=uploads.least), most._replace(link=uploads.most)
+        model = self._model
         ceilings = [
-            ceiling_seconds(self._machine, one, self._model.drive) for one in (reads, most, least)
+            ceiling_seconds(model.machine, one, model.drive) for one in (reads, most, least)
         ]
         likely, low, high = (
             rates.estimate(one, RUN_REL_STD[mode.kind], seconds or 0.0)
@@ -305,7 +306,7 @@ class _Forecasts:
 
     def _terms(self, rates: Rates, reads: Reads) -> Iterator[TermFacts]:
         layer_seconds, *terms = rates.terms(reads)
-        machine = self._machine
+        machine = self._model.machine
         memories = machine.vram_bandwidth, machine.memory_bandwidth
         figures = (*memories, self._model.drive, machine.link)
         yield TermFacts("layers", None, reads.layer_count, None, None, None, layer_seconds)

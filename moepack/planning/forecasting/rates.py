@@ -71,24 +71,17 @@ class Estimate(NamedTuple):
         return math.exp(min(SURE * self.deviation / self.seconds, math.log(_MOST_FACTOR)))
 
 
-class Rates:
+class Rates(NamedTuple):
     """The seconds of a layer, and of a byte of VRAM, memory, drive and link.
 
     `units` are the best guess by figures. `factors` correct each of them, with the `covariance`
     [5, 5]. `is_known` [5] says for each whether a figure, or a run, tells anything about it.
     """
 
-    def __init__(
-        self,
-        units: NDArray[np.float64],
-        factors: NDArray[np.float64],
-        covariance: NDArray[np.float64],
-        is_known: tuple[bool, ...],
-    ) -> None:
-        self._units = units
-        self._factors = factors
-        self._covariance = covariance
-        self._is_known = is_known
+    units: NDArray[np.float64]
+    factors: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    is_known: tuple[bool, ...]
 
     @classmethod
     def from_machine(cls, machine: Machine, kind: Kind, drive: Figure | None) -> Self:
@@ -117,17 +110,16 @@ class Rates:
 
         Such a measurement differs from the next one by `rel_std`.
         """
-        terms = self._units * reads
-        spread = self._covariance @ terms
+        terms = self.units * reads
+        spread = self.covariance @ terms
         # On a machine much slower than guessed, the measurement is to win against the guess.
         scale = min(seconds, _MOST_TIMES * float(terms.sum()))
         variance = float(terms @ spread) + (rel_std * scale) ** 2
         gain = spread / variance
-        return type(self)(
-            self._units,
-            self._factors + gain * (seconds - float(terms @ self._factors)),
-            self._covariance - np.outer(gain, spread),
-            tuple(flag or bool(term) for flag, term in zip(self._is_known, terms, strict=True)),
+        return self._replace(
+            factors=self.factors + gain * (seconds - float(terms @ self.factors)),
+            covariance=self.covariance - np.outer(gain, spread),
+            is_known=tuple(map(any, zip(self.is_known, terms, strict=True))),
         )
 
     def terms(self, reads: Reads) -> tuple[float | None, ...]:
@@ -135,10 +127,10 @@ class Rates:
 
         None for a term of an unknown rate.
         """
-        terms = self._units * self._factors * reads
+        terms = self.units * self.factors * reads
         return tuple(
             max(0.0, float(term)) if is_known or not length else None
-            for term, is_known, length in zip(terms, self._is_known, reads, strict=True)
+            for term, is_known, length in zip(terms, self.is_known, reads, strict=True)
         )
 
     def estimate(self, reads: Reads, rel_std: float, least: float) -> Estimate | None:
@@ -148,9 +140,9 @@ class Rates:
         """
         if None in self.terms(reads):
             return None
-        terms = self._units * reads
-        seconds = max(least, float(terms @ self._factors), _LEAST_SHARE * float(terms.sum()))
-        variance = float(terms @ self._covariance @ terms) + (rel_std * seconds) ** 2
+        terms = self.units * reads
+        seconds = max(least, float(terms @ self.factors), _LEAST_SHARE * float(terms.sum()))
+        variance = float(terms @ self.covariance @ terms) + (rel_std * seconds) ** 2
         return Estimate(seconds, math.sqrt(variance))
 
 
