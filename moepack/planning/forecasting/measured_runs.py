@@ -10,9 +10,10 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, cast
 
 from moepack.common.errors import RequestError, read_failure
+from moepack.common.fields import Fields
 from moepack.common.paths import PathOrPaths, path_texts
 from moepack.planning.forecasting.reads import Kind
 
@@ -169,21 +170,23 @@ def _entries(file: ReceiptFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield place, one
 
 
-class _Entry:
+class _Entry(Fields):
     """One object of a file, which notes the fields that were used."""
 
     def __init__(self, path: str, place: str, body: Mapping[str, Any]) -> None:
-        self.path, self.place = path, place
-        self._body = body
+        super().__init__(body, place, path, RequestError)
         self.used: dict[str, None] = {}
 
+    def at(self, key: str) -> str:
+        return f"{self.place}: {key}"
+
     def get(self, key: str) -> Any:
-        value = self._body.get(key)
+        value = self.body.get(key)
         if value is not None:
             self.used[key] = None
         return value
 
-    def number(self, key: str) -> float | None:
+    def figure(self, key: str) -> float | None:
         value = self.get(key)
         if value is None:
             return None
@@ -192,34 +195,34 @@ class _Entry:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if isinstance(value, bool) or not -1 <= number <= _MOST:
-            self.fail(key, "not a possible number", value)
+            self.fail(key, "not a possible number", actual=value)
         return number
 
     def count(self, key: str) -> int:
         """Return a count; 0 if it is absent, as older versions wrote none."""
-        return max(0, int(self.number(key) or 0))
+        return max(0, int(self.figure(key) or 0))
 
     def amount(self, key: str) -> float:
         """Return a number that is no less than 0; 0 if it is absent."""
-        number = self.number(key) or 0.0
+        number = self.figure(key) or 0.0
         if number < 0:
-            self.fail(key, "less than 0", number)
+            self.fail(key, "less than 0", actual=number)
         return number
 
     def positive(self, key: str) -> float:
         """Return a number that has to be there, and more than 0."""
-        number = self.number(key)
+        number = self.figure(key)
         if number is None:
             self.fail(key, "missing")
         if number <= 0:
-            self.fail(key, "not more than 0", number)
+            self.fail(key, "not more than 0", actual=number)
         return number
 
     def speed(self, key: str, speed: float) -> float:
         """Return the tokens a second that follow from a field, if they are possible."""
         least, most = _SPEEDS
         if not least <= speed <= most:
-            self.fail(key, "not a possible speed", f"{speed:g} tok/s")
+            self.fail(key, "not a possible speed", actual=f"{speed:g} tok/s")
         return speed
 
     def model_length(self, key: str) -> int:
@@ -232,13 +235,7 @@ class _Entry:
         body = self.get(key)
         if not isinstance(body, dict):
             self.fail(key, "missing")
-        return _Entry(self.path, f"{self.place}: {key}", body)
-
-    def fail(
-        self, key: str, problem: str, value: object = None, expected: object = None
-    ) -> NoReturn:
-        place = f"{self.place}: {key}"
-        raise RequestError(problem, path=self.path, place=place, expected=expected, found=value)
+        return _Entry(self.path, self.at(key), body)
 
 
 def _from_run(entry: _Entry) -> MeasuredRun:
@@ -257,7 +254,7 @@ def _from_run(entry: _Entry) -> MeasuredRun:
     if read_seconds > seconds:
         problem = "it waited longer for the drive than it ran"
         expected = f"up to {seconds:g} s, as `seconds` says"
-        entry.fail("read_seconds", problem, f"{read_seconds:g} s", expected)
+        entry.fail("read_seconds", problem, expected, f"{read_seconds:g} s")
     prompt_count = entry.count("prompt_count")
     has_prefetched = entry.count("prefetched") > _FEW * entry.count("misses")
     memory = entry.part("memory")
@@ -291,7 +288,7 @@ def _from_bench(entry: _Entry) -> MeasuredRun:
     length = entry.model_length("model_size")
     cpu_layers = entry.count("n_cpu_moe")
     overrides = tuple(_overrides(entry))
-    gpu_layers = entry.number("n_gpu_layers")
+    gpu_layers = entry.figure("n_gpu_layers")
     kind: Kind = "offload" if cpu_layers or overrides else "gpu"
     if gpu_layers == 0 or not _has_gpu(entry):
         kind = "cpu"
@@ -336,5 +333,5 @@ def _overrides(entry: _Entry) -> Iterator[str]:
             try:
                 re.compile(pattern)
             except re.error:
-                entry.fail("tensor_buft_overrides", "not a pattern", pattern)
+                entry.fail("tensor_buft_overrides", "not a pattern", actual=pattern)
             yield pattern
