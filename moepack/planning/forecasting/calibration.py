@@ -17,15 +17,13 @@ _ALIKE = 0.02
 """The relative difference of one model's lengths: versions load more or fewer tensors."""
 
 # Fitted to published runs: with less, the ranges cover fewer than nine of ten (docs/numbers.md).
-_STEADY, _REPEATED, _UNSTEADY = 0.065, 0.045, 0.22
+_STEADY, _UNSTEADY = 0.065, 0.22
 RUN_REL_STD: dict[Kind, float] = {
     kind: _UNSTEADY if kind in STREAMS else _STEADY for kind in KIND_WORDS
 }
 """The relative standard deviation of a run from the terms that describe it."""
-REPEAT_REL_STD: dict[Kind, float] = {
-    kind: _UNSTEADY if kind in STREAMS else _REPEATED for kind in KIND_WORDS
-}
-"""The relative standard deviation of a run from the same one, done again."""
+_REPEATED = 0.045
+"""The same of a steady run from the same one, done again."""
 _ENOUGH = 2
 
 
@@ -60,7 +58,8 @@ def calibrate(
             refusal = "the bytes that a token of this model reads are unknown"
         refusals.append(refusal)
         if refusal is None and reads is not None:
-            seconds, rel_std = 1 / run.tokens_per_second, REPEAT_REL_STD[run.kind]
+            seconds = 1 / run.tokens_per_second
+            rel_std = _UNSTEADY if run.kind in STREAMS else _REPEATED
             if run.kind == "stream":
                 computing = max(seconds - run.read_seconds, 0.01 * seconds)
                 rates = rates.updated(reads._replace(drive=0.0), computing, rel_std)
