@@ -4,7 +4,6 @@ import gc
 import mmap
 import random
 import re
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from moepack.common.errors import MachineError
-from moepack.storage import arena as module
 from moepack.storage.aligned_read import address
 from moepack.storage.arena import Arena
 
@@ -73,17 +71,6 @@ def test_what_comes_back_beyond_the_bound_goes_to_the_system() -> None:
     assert memory_lengths()[1] < before - 100 * MIB
 
 
-def test_addresses_are_used_again_however_often_the_bound_is_met() -> None:
-    arena = Arena(0)
-    arena.allocate(4 * MIB)
-    before = memory_lengths()[0]
-    for _ in range(200):
-        view = arena.allocate(4 * MIB)
-        view[0] = 1
-        del view
-    assert memory_lengths()[0] <= before + MIB
-
-
 def test_memory_goes_with_the_arena_and_its_last_block() -> None:
     """Without the collector of circles, which may not come for long."""
     gc.collect()
@@ -118,32 +105,10 @@ def test_threads_never_get_the_same_block() -> None:
     assert not wrong
 
 
-def test_a_finaliser_may_take_and_give_back_while_memory_is_cut() -> None:
-    """Python runs finalisers in the midst of anything; none waits for a lock here."""
-    arena = Arena(MIB)
-
-    class Owner:
-        pass
-
-    for _ in range(50):
-        owner = Owner()
-        view = arena.allocate(100_000)
-        weakref.finalize(owner, lambda kept: arena.allocate(len(kept)), view)
-        del owner, view
-    assert arena.kept_length <= MIB
-
-
 @pytest.mark.parametrize("length", [1 << 62, 1 << 80])
 def test_memory_that_there_is_not_is_the_machines_fault(length: int) -> None:
     with pytest.raises(MachineError, match="cannot allocate"):
         Arena(MIB).allocate(length)
-
-
-def test_lengths_are_few_and_little_longer_than_asked() -> None:
-    lengths = {module._block_length(length) for length in range(1, 64 * MIB, 4099)}
-    assert len(lengths) < 120
-    for length in (4096, 5000, 2_654_208, 4 * MIB, 16 * MIB, 123_456_789):
-        assert length <= module._block_length(length) <= max(4096 + length, length * 9 // 8)
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages")

@@ -15,7 +15,7 @@ from moepack.storage.remote.store import RemoteError
 from moepack.storage.remote.stores import forget_stores
 from tests.support.certificates import Authority, authority_in
 from tests.support.hubs import REPOSITORY, hub_of
-from tests.support.models import FIXTURES, contents, first_shard, shards_of
+from tests.support.models import FIXTURES, first_shard, shards_of
 from tests.support.remote_servers import file_server
 
 pytest.importorskip("obstore")
@@ -42,17 +42,6 @@ def _only_known_authorities(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_clients()
     yield
     forget_clients()
-
-
-def test_a_model_is_packed_from_a_server_whose_authority_is_named(
-    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-    pack_model(shards_of(MODEL), tmp_path / "local")
-    with file_server(FIXTURES, authority.context) as server:
-        assert server.url.startswith("https://")
-        pack_model(f"{server.url}/{first_shard(MODEL).name}", tmp_path / "pack")
-    assert contents(tmp_path / "pack") == contents(tmp_path / "local")
 
 
 def test_a_server_that_nobody_vouches_for_is_refused_with_a_way_out(authority: Authority) -> None:

@@ -67,15 +67,6 @@ def test_a_range_is_shared_and_stays_apart(sharing: Path) -> None:
     assert (sharing / "a").read_bytes() == data
 
 
-def test_what_is_no_blocks_is_refused(sharing: Path) -> None:
-    (sharing / "a").write_bytes(bytes(range(256)) * 64)
-    with open(sharing / "a", "rb") as source, open(sharing / "b", "w+b") as target:
-        for place in ((32, BLOCK, 0), (0, BLOCK, 32), (0, 100, 0), (0, 1 << 30, 0)):
-            start, length, offset = place
-            assert not clone_range(source.fileno(), start, length, target.fileno(), offset)
-    assert (sharing / "b").stat().st_size == 0
-
-
 def test_it_is_known_before_whether_files_can_share(sharing: Path, tmp_path: Path) -> None:
     (sharing / "a").write_bytes(bytes(BLOCK))
     before = os.listdir(sharing)
@@ -84,14 +75,6 @@ def test_it_is_known_before_whether_files_can_share(sharing: Path, tmp_path: Pat
     assert not can_clone(sharing / "missing", sharing)
     assert not can_clone(sharing / "a", sharing / "missing")
     assert os.listdir(sharing) == before
-
-
-def test_a_full_file_system_is_no_refusal(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(bytes(BLOCK))
-    with open(tmp_path / "a", "rb") as source, open(tmp_path / "b", "wb") as closed:
-        descriptor = closed.fileno()
-    with open(tmp_path / "a", "rb") as source, pytest.raises(OSError, match="Bad file descriptor"):
-        clone_range(source.fileno(), 0, BLOCK, descriptor + 100, 0)
 
 
 def test_an_export_shares_the_packs_ranges(sharing: Path, source: Path, exported: bytes) -> None:

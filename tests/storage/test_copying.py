@@ -170,13 +170,6 @@ def test_a_file_that_stands_there_is_not_written_over(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_file_without_its_last_zeros_is_completed(tmp_path: Path) -> None:
-    work = work_of([b"abc"], [[(0, 0, 0, 3)], [(0, 0, 0, 3)]])
-    copy(work, tmp_path / "new")
-    os.truncate(tmp_path / "new" / "file 1", 5)
-    check(work, tmp_path / "new", copy(work, tmp_path / "new", resume=True)[1])
-
-
 def test_what_has_no_digest_is_written_anew(tmp_path: Path) -> None:
     work = work_of([b"abc" * 100], [[(0, 0, 0, 300)]])
     blind = [extent._replace(digest=None) for extent in work.files[0].extents()]

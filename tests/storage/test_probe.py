@@ -207,12 +207,3 @@ def test_a_file_that_may_not_be_read_is_an_error_of_who_asked(tmp_path: Path) ->
     """A directory stands for it: root may read everything else."""
     for name in BACKENDS:
         assert isinstance(refused(name, tmp_path), MoepackError)
-
-
-def test_a_trial_asks_for_the_depth_that_will_be_used(on_disk: Path) -> None:
-    with pytest.raises(MachineError) as caught:
-        choose("uring", [on_disk], 1 << 20)
-    assert "file system" not in (caught.value.hint or "")
-    backend, _ = choose("uring", [on_disk], 100)
-    assert [queue.depth for queue in backend._idle] == [100]  # type: ignore[attr-defined]
-    backend.close()

@@ -5,17 +5,16 @@ import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from moepack.common.remote_path import RemotePath, is_remote, parse
 from moepack.storage.input_file import open_input
 from moepack.storage.remote import store as remote_store
-from moepack.storage.remote.store import RemoteError, RemoteStamp, Store
+from moepack.storage.remote.store import RemoteError, Store
 from moepack.storage.remote.stores import forget_stores, store_of
 from tests.support.buckets import bucket_of_moto
-from tests.support.remote_servers import FileServer, file_server
+from tests.support.remote_servers import Fault, FileServer, file_server
 
 pytest.importorskip("obstore")
 
@@ -74,12 +73,9 @@ def test_addresses_are_taken_apart_and_put_together_again() -> None:
             parse(wrong)
 
 
-@pytest.mark.parametrize(("offset", "length"), [(0, 10), (4_999_990, 10), (123_456, 3_000_000)])
-def test_a_range_is_the_bytes_of_the_file(path: RemotePath, offset: int, length: int) -> None:
-    assert read(path, offset, length) == DATA[offset : offset + length]
-
-
-def test_a_range_beyond_the_end_ends_there(path: RemotePath) -> None:
+def test_a_range_is_the_bytes_of_the_file_and_ends_where_that_ends(path: RemotePath) -> None:
+    for offset, length in ((0, 10), (4_999_990, 10), (123_456, 3_000_000)):
+        assert read(path, offset, length) == DATA[offset : offset + length]
     file = open_input(path)
     assert file.stamp.length == len(DATA)
     buffer = memoryview(bytearray(100))
@@ -88,34 +84,21 @@ def test_a_range_beyond_the_end_ends_there(path: RemotePath) -> None:
     assert file.read_into(len(DATA), buffer) == 0
 
 
-def test_answers_that_are_cut_off_or_refused_for_a_while_are_gone_on_with(
-    server: FileServer, path: RemotePath
-) -> None:
-    server.fault = lambda number: ("cut", "status", None)[number % 3]
-    server.status = 503
-    assert read(path, 0, len(DATA)) == DATA
-    assert len(server.traffic.gets()) > 2
-
-
-@pytest.mark.parametrize("fault", ["short", "less"])
-def test_an_answer_with_too_few_bytes_is_asked_for_again(
-    fault: Literal["short", "less"], server: FileServer, path: RemotePath
+@pytest.mark.parametrize("fault", ["cut", "status", "short", "less"])
+def test_answers_that_are_refused_or_have_too_few_bytes_are_continued(
+    fault: Fault, server: FileServer, path: RemotePath
 ) -> None:
     server.fault = lambda number: None if number % 3 == 2 else fault
     assert read(path, 0, len(DATA)) == DATA
-    buffer = bytearray(1000)
-    stamp = open_input(path).stamp
-    assert isinstance(stamp, RemoteStamp)
-    assert store_of(path).read_into(path.key, 7, [memoryview(buffer)], stamp)[0] == 1000
-    assert buffer == DATA[7:1007]
+    assert len(server.traffic.gets()) > 2
     server.fault = lambda number: fault
-    with pytest.raises(RemoteError, match="the connection was cut off"):
+    with pytest.raises(RemoteError, match="the connection was cut off|503"):
         read(path, 0, len(DATA))
 
 
 @pytest.mark.parametrize("fault", ["cut", "less"])
 def test_interruptions_do_not_count_while_bytes_come(
-    fault: Literal["cut", "less"], server: FileServer, path: RemotePath
+    fault: Fault, server: FileServer, path: RemotePath
 ) -> None:
     """Each answer brings some, and there are more than the attempts for one."""
     server.fault = lambda number: fault if number < 20 else None
@@ -130,22 +113,20 @@ def test_an_error_in_place_of_a_range_is_said(server: FileServer, path: RemotePa
     assert "the text of an error" in str(error.value.hint)
 
 
-def test_what_was_allowed_before_has_expired(server: FileServer, path: RemotePath) -> None:
-    read(path, 0, 10)
-    server.fault, server.status = lambda number: "status", 403
-    with pytest.raises(RemoteError, match="403 Forbidden") as refusal:
-        read(path, 10, 10)
-    assert "expired" in str(refusal.value.hint)
-
-
 def test_a_server_that_refuses_for_good_is_named_by_its_answer(
     server: FileServer, path: RemotePath
 ) -> None:
+    """Credentials do not come by waiting; those that were good before have expired."""
     server.fault, server.status = lambda number: "status", 403
-    with pytest.raises(RemoteError, match="403 Forbidden") as refusal:
+    for hint in ("credentials", "expired"):
+        server.traffic.requests.clear()
+        with pytest.raises(RemoteError, match="403 Forbidden") as refusal:
+            read(path, 0, 10)
+        assert hint in str(refusal.value.hint)
+        assert len(server.traffic.gets()) == 1
+        server.fault = lambda number: None
         read(path, 0, 10)
-    assert refusal.value.hint
-    assert len(server.traffic.gets()) == 1, "credentials do not come by waiting"
+        server.fault = lambda number: "status"
 
 
 @pytest.mark.long
@@ -187,33 +168,19 @@ def bucket() -> Iterator[Store]:
 
 
 @pytest.mark.long
-def test_objects_are_written_listed_and_removed(bucket: Store) -> None:
-    bucket.put("pack/a", b"one")
+def test_objects_are_written_once_listed_told_apart_and_removed(bucket: Store) -> None:
+    bucket.put("pack/a", b"one", new=True)
+    with pytest.raises(FileExistsError):
+        bucket.put("pack/a", b"another", new=True)
     bucket.put("pack/b", b"three")
     bucket.put("packs/c", b"")
-    assert {key: stamp.length for key, stamp in bucket.objects("pack")} == {
-        "pack/a": 3,
-        "pack/b": 5,
-    }
-    assert bucket.read("pack/b", 100) == b"three"
+    lengths = {key: stamp.length for key, stamp in bucket.objects("pack")}
+    assert lengths == {"pack/a": 3, "pack/b": 5}
+    assert (bucket.read("pack/a", 100), bucket.read("pack/b", 100)) == (b"one", b"three")
+    first = bucket.stamp("pack/b")
+    assert first == bucket.stamp("pack/b")
+    bucket.put("pack/b", b"other")
+    assert first != bucket.stamp("pack/b")
     bucket.delete("pack/a")
     with pytest.raises(FileNotFoundError):
         bucket.stamp("pack/a")
-
-
-@pytest.mark.long
-def test_of_two_that_create_an_object_one_fails(bucket: Store) -> None:
-    bucket.put("new", b"mine", new=True)
-    with pytest.raises(FileExistsError):
-        bucket.put("new", b"theirs", new=True)
-    assert bucket.read("new", 100) == b"mine"
-
-
-@pytest.mark.long
-def test_a_stamp_tells_one_content_from_another(bucket: Store) -> None:
-    bucket.put("stamped", b"1")
-    first = bucket.stamp("stamped")
-    assert first == bucket.stamp("stamped")
-    bucket.put("stamped", b"2")
-    assert isinstance(first, RemoteStamp)
-    assert first != bucket.stamp("stamped")

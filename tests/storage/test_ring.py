@@ -16,8 +16,6 @@ import pytest
 
 from moepack.common.errors import MachineError
 from moepack.storage.aligned_read import address
-from moepack.storage.backend import ReadRequest
-from moepack.storage.buffers import allocate
 from moepack.storage.probe import choose
 
 if sys.platform != "linux":
@@ -25,7 +23,7 @@ if sys.platform != "linux":
 
 from moepack.storage import ring as module
 from moepack.storage.io_uring import UringBackend
-from moepack.storage.ring import READ, READ_FIXED, READV, Ring
+from moepack.storage.ring import READ, Ring
 from tests.support.interruptions import before_each
 from tests.support.reads import (
     ARENA,
@@ -35,11 +33,9 @@ from tests.support.reads import (
     Asked,
     Files,
     HeldFile,
-    ask,
     in_child,
     nothing_left,
     queue_of,
-    rings_mapped,
     take_all,
 )
 
@@ -193,22 +189,6 @@ def test_a_kernel_that_is_busy_is_asked_again(
     assert len(read) >= 4
 
 
-def test_an_error_of_the_ring_itself_is_raised(
-    ring: Ring, opened: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> int:
-        raise OSError(errno.ENXIO, "gone")
-
-    ring.prepare(READ, opened, 0, address(ARENA), 10, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_enter", broken)
-        with pytest.raises(OSError, match="gone"):
-            ring.submit()
-        with pytest.raises(OSError, match="gone"):
-            ring.completions(wait=True)
-    assert ring.completions(wait=True) == [(1, 10)]
-
-
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EINTR])
 def test_a_read_that_ends_for_no_reason_is_begun_again(slow_file: HeldFile, code: int) -> None:
     refusals = [code] * 5
@@ -223,67 +203,10 @@ def test_a_read_that_ends_for_no_reason_is_begun_again(slow_file: HeldFile, code
     assert not refusals
 
 
-def test_all_reads_of_one_start_are_one_system_call(
-    files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[object] = []
-    with queue_of(UringBackend, 8) as queue:
-        before_each(monkeypatch, lambda *call: calls.append(call), (module, "_enter"))
-        queue.start([(n, ask(files.ragged, n, n * PAGE, 100).request) for n in range(8)])
-        assert len(calls) == 1
-        take_all(queue, 8)
-
-
-def test_registered_memory_is_used_as_such(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole blocks within a buffer of it go there as registered; other reads do not."""
-    codes: list[int] = []
-    before_each(monkeypatch, lambda _, ring, code, *rest: codes.append(code), (Ring, "prepare"))
-    monkeypatch.setattr(module, "MAX_BUFFER_LENGTH", MIB)  # a memory of three buffers
-    buffers = [
-        (0, ARENA[:PAGE], READ_FIXED),
-        (0, ARENA[2 * MIB :][:PAGE], READ_FIXED),
-        (0, ARENA[MIB - PAGE :][: 2 * PAGE], READ),
-        (0, allocate(PAGE), READ),
-        (5, ARENA[PAGE + 5 : 3 * PAGE], READV),
-    ]
-    with queue_of(lambda: UringBackend(ARENA[: 3 * MIB]), 1) as queue:
-        for offset, buffer, _ in buffers:
-            queue.start([(1, ReadRequest(files.ragged, offset, buffer))])
-            take_all(queue, 1)
-            assert buffer == DATA[offset:][: len(buffer)]
-    assert codes == [code for _, _, code in buffers]
-
-
-def test_rings_are_kept_for_the_next_queue_and_freed_with_the_backend(files: Files) -> None:
-    before = rings_mapped()
-    backend = UringBackend()
-    queues = [backend.queue(4) for _ in range(3)]
-    kept = {queue._ring._descriptor for queue in queues}
-    mapped = rings_mapped() - before
-    for queue in queues:
-        queue.close()
-    again = [backend.queue(4) for _ in range(3)]
-    assert {queue._ring._descriptor for queue in again} == kept
-    assert rings_mapped() - before == mapped
-    for queue in again:
-        queue.close()
-    other = backend.queue(2)
-    assert rings_mapped() - before == mapped
-    other.close()
-    backend.close()
-    assert rings_mapped() == before
-
-
 @pytest.mark.parametrize("depth", [0, 1 << 20])
 def test_a_ring_of_no_possible_depth_is_an_error_and_leaves_nothing(depth: int) -> None:
     with nothing_left(), pytest.raises(OSError, match="nvalid"):
         Ring(depth)
-
-
-def test_a_ring_is_not_inherited(ring: Ring) -> None:
-    assert not os.get_inheritable(ring._descriptor)
-    assert not os.get_inheritable(ring.event_descriptor())
-    assert ring.event_descriptor() == ring.event_descriptor()
 
 
 def forbid_locked_memory() -> None:
