@@ -67,6 +67,7 @@ def test_a_model_of_the_hub_answers_as_the_same_file_here(
         (f"hf.co/{REPOSITORY}:q4_k_m",),
         (f"https://huggingface.co/{REPOSITORY}",),
         ("-hf", REPOSITORY),
+        (ADDRESS,),
     ],
 )
 def test_names_of_the_hub_are_run(hub: FakeHub, cli: Run, words: tuple[str, ...]) -> None:
@@ -82,11 +83,6 @@ def test_a_path_that_is_here_is_no_name_of_the_hub(
     before = len(hub.traffic.requests)
     cli("inspect", "someone/A-model", cwd=tmp_path / "here", env=os.environ)
     assert len(hub.traffic.requests) == before
-
-
-def test_a_program_of_one_s_own_gets_it_too(hub: FakeHub, cli: Run) -> None:
-    end = cli("run", ADDRESS, "-q", "--", "head", "-c", "4", "{}", env=os.environ)
-    assert (end.returncode, end.stdout) == (0, "GGUF"), end.stderr
 
 
 def test_an_interruption_is_gone_on_with(hub: FakeHub, tmp_path: Path, cli: Run) -> None:

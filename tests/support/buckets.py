@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from moepack.storage.remote.stores import forget_stores
-from tests.support.faulty_store import FaultyStore
+from tests.support.remote_servers import FaultyStore
 
 
 @contextlib.contextmanager

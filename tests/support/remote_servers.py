@@ -1,9 +1,11 @@
-"""Servers that have files: a web server with faults, and a small hub whose files lie elsewhere."""
+"""Servers with faults: of files, a hub whose files lie elsewhere, and a network to a store."""
 
 import contextlib
 import functools
 import hashlib
+import http.client
 import json
+import random
 import re
 import ssl
 import sys
@@ -32,12 +34,38 @@ class Traffic:
         return [request for request in self.requests if request[0] == "GET"]
 
 
-class FileServer:
+class Server:
+    """A server on this machine, with faults: `status` is the answer of the one of that name."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.status = 503
+        self.traffic = Traffic()
+        self._lock = threading.Lock()
+        self._server = _start(self._handle, tls)
+        self.url = f"{'https' if tls else 'http'}://{self.host}:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _handle(self, request: BaseHTTPRequestHandler) -> None:
+        raise NotImplementedError
+
+    def _note(self, request: BaseHTTPRequestHandler, path: str) -> int:
+        """Note a request; return its number among those of its method."""
+        with self._lock:
+            self.traffic.requests.append((request.command, path, request.headers.get("Range")))
+            self.traffic.headers.append(dict(request.headers))
+            return sum(one[0] == request.command for one in self.traffic.requests) - 1
+
+
+class FileServer(Server):
     """Serves a folder by ranges; `fault` says what goes wrong with the Nth GET, `delay` how slowly.
 
-    `head_fault` is what goes wrong with each HEAD, `status` the answer of the fault of that name.
-    With `signed`, each request needs the signature of its exact range; with `tls` it is one of
-    https.
+    `head_fault` is what goes wrong with each HEAD. With `signed`, each request needs the signature
+    of its exact range; with `tls` it is one of https.
     """
 
     def __init__(
@@ -46,26 +74,15 @@ class FileServer:
         self.folder = folder
         self.fault: Callable[[int], Fault] = lambda number: None
         self.head_fault: Fault = None
-        self.status = 503
         self.delay = 0.0
         self.signed = signed
-        self.traffic = Traffic()
-        self._lock = threading.Lock()
-        self._server = _start(self._handle, tls)
-        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(tls)
 
     def _handle(self, request: BaseHTTPRequestHandler) -> None:
         parts = urlsplit(request.path)
         path = self.folder / unquote(parts.path).lstrip("/")
         asked = request.headers.get("Range")
-        with self._lock:
-            self.traffic.requests.append((request.command, parts.path, asked))
-            self.traffic.headers.append(dict(request.headers))
-            number = len(self.traffic.gets()) - 1
+        number = self._note(request, parts.path)
         time.sleep(self.delay)
         if self.signed and parse_qs(parts.query).get("for") != [signature(asked)]:
             return _answer(request, 403, b"signed for another range")
@@ -116,13 +133,14 @@ class FileServer:
             self.traffic.sent_length += len(body)
 
 
-class FakeHub:
+class FakeHub(Server):
     """A hub with one repository per folder `OWNER/NAME`; its files are sent by another host.
 
     `tokens` may read what is private; `gated` are repositories that nobody was let into yet.
     `xet_hashes` are those of files, by name, that lie in the store `xet_store` as well.
     """
 
+    host = "localhost"
     commit = "0123456789abcdef0123456789abcdef01234567"
 
     def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
@@ -132,21 +150,17 @@ class FakeHub:
         self.gated: set[str] = set()
         self.xet_hashes: dict[str, str] = {}
         self.xet_store = ""
-        self.traffic = Traffic()
         self.content = FileServer(folder, signed=True, tls=tls)
-        self._server = _start(self._handle, tls)
-        self.url = f"{'https' if tls else 'http'}://localhost:{self._server.server_port}"
+        super().__init__(tls)
 
     def close(self) -> None:
         self.content.close()
-        self._server.shutdown()
-        self._server.server_close()
+        super().close()
 
     def _handle(self, request: BaseHTTPRequestHandler) -> None:
         path = unquote(urlsplit(request.path).path)
         asked = request.headers.get("Range")
-        self.traffic.requests.append((request.command, path, asked))
-        self.traffic.headers.append(dict(request.headers))
+        self._note(request, path)
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
             return self._list(request, match[1], match[2] or "main")
         pattern = rf"/api/models/([^/]+/[^/]+)/(tree|xet-read-token)/{self.commit}"
@@ -212,6 +226,71 @@ class FakeHub:
         return _answer(request, 200, json.dumps(body).encode())
 
 
+StoreFault = (
+    Literal["status", "error inside", "cut", "request cut", "lost", "slow", "zeroed"] | None
+)
+
+
+class FaultyStore(Server):
+    """Passes requests on to a store; `fault` says what goes wrong with each, by method and path.
+
+    One whose request is cut never reaches the store; one whose answer is cut or lost was carried
+    out; of one that is zeroed it stores zeros. `faults` are those that happened.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.fault: Callable[[str, str], StoreFault] = lambda method, path: None
+        self.faults: set[StoreFault] = set()
+        self._port = port
+        super().__init__()
+
+    def _handle(self, request: BaseHTTPRequestHandler) -> None:
+        fault = self.fault(request.command, request.path)
+        self._note(request, request.path)
+        self.faults |= {fault} - {None}
+        length = int(request.headers.get("Content-Length", 0))
+        request.close_connection = fault in ("request cut", "lost", "cut")
+        body = request.rfile.read(length // 2 if fault == "request cut" else length)
+        if fault == "status":
+            return _answer(request, self.status, b"")
+        if fault == "error inside":
+            return _answer(request, 200, b"<Error><Code>InternalError</Code></Error>")
+        if fault == "request cut" and length:
+            return
+        time.sleep(0.2 if fault == "slow" else 0)
+        store = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        with contextlib.closing(store):
+            body = bytes(length) if fault == "zeroed" else body
+            store.request(request.command, request.path, body or None, dict(request.headers))
+            answer = store.getresponse()
+            data = answer.read()
+        if fault == "lost":
+            return
+        request.send_response_only(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                request.send_header(name, value)
+        is_head = request.command == "HEAD"
+        stated = answer.getheader("Content-Length") if is_head else str(len(data))
+        if answer.status not in (204, 304):
+            request.send_header("Content-Length", stated or "0")
+        request.end_headers()
+        request.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
+
+
+def faults_by_chance(seed: int, share: float) -> Callable[[str, str], StoreFault]:
+    """Return a fault for so large a share of the requests of each kind."""
+    choices, lock = random.Random(seed), threading.Lock()
+    kinds: tuple[StoreFault, ...] = ("status", "request cut", "cut", "lost", "slow")
+
+    def fault(method: str, path: str) -> StoreFault:
+        with lock:
+            draw = int(choices.random() / share)
+        return kinds[draw] if draw < len(kinds) else None
+
+    return fault
+
+
 def signature(asked: str | None) -> str:
     """Sign a Range header."""
     return hashlib.sha256(f"secret {asked}".encode()).hexdigest()
@@ -253,7 +332,7 @@ def _start(
             with contextlib.suppress(ConnectionError):
                 handle(self)
 
-        do_HEAD = do_GET  # noqa: N815
+        do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
         def log_message(self, *arguments: object) -> None: ...
 

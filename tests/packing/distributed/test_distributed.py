@@ -5,8 +5,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -19,7 +17,6 @@ import pytest
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.common.remote_path import RemotePath
 from moepack.pack.verifying.verifier import verify
-from moepack.packing.distributed import target as distributed_target
 from moepack.packing.distributed import unfinished_pack as distributed_pack
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
@@ -28,6 +25,7 @@ from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteStamp
 from moepack.storage.remote.stores import store_of
 from tests.support.buckets import bucket_of_moto
+from tests.support.children import MOEPACK
 from tests.support.damages import DAMAGES, Damage
 from tests.support.gguf_builder import F32, moe
 from tests.support.hubs import REPOSITORY, hub_of
@@ -65,7 +63,7 @@ def write_parts(target: Path | str, **options: Any) -> None:
 def test_parts_that_share_a_folder_alone_become_the_pack_of_one_process(
     alone: dict[str, bytes], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "moepack", "pack", *shards_of(MODEL), "-o", "pack"]
+    command = [*MOEPACK, "pack", *shards_of(MODEL), "-o", "pack"]
     nodes = [
         subprocess.Popen([*command, "--part", f"{number}/{PARTS}"], cwd=tmp_path)
         for number in range(1, PARTS + 1)
@@ -187,35 +185,11 @@ def test_a_damaged_data_file_is_found_and_written_again(
     assert contents(target) == alone
 
 
-def test_a_data_file_that_is_gone_or_short_is_written_again(
-    alone: dict[str, bytes], tmp_path: Path
-) -> None:
-    write_parts(tmp_path / "pack")
-    files = sorted((tmp_path / "pack").glob("*.bin"))
-    files[0].unlink()
-    files[1].write_bytes(files[1].read_bytes()[:-1])
-    with pytest.raises(RequestError, match=r"2 of \d data files are not finished"):
-        pack_part(tmp_path / "pack", commit=True)
-    write_parts(tmp_path / "pack")
-    pack_part(tmp_path / "pack", commit=True)
-    assert contents(tmp_path / "pack") == alone
-
-
 def test_a_part_killed_at_any_moment_is_run_again(alone: dict[str, bytes], tmp_path: Path) -> None:
     choices = random.Random(7)
     for trial in range(4):
         target = tmp_path / f"pack-{trial}"
-        command = [
-            sys.executable,
-            "-m",
-            "moepack",
-            "pack",
-            *shards_of(MODEL),
-            "-o",
-            str(target),
-            "--part",
-            "1/1",
-        ]
+        command = [*MOEPACK, "pack", *shards_of(MODEL), "-o", str(target), "--part", "1/1"]
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 20
         while not target.exists() and time.monotonic() < deadline and run.poll() is None:
@@ -274,47 +248,6 @@ def test_an_executors_workers_write_the_pack_of_one_process(
     monkeypatch.chdir(tmp_path)  # workers have folders of their own
     pack_part("strong", executor=executor, strong=True)
     assert verify("strong", shards_of(MODEL)).passed
-
-
-def test_dask_workers_killed_at_random_cost_nothing_but_time(
-    alone: dict[str, bytes], tmp_path: Path
-) -> None:
-    distributed = pytest.importorskip("distributed")
-    choices = random.Random(3)
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None
-        ) as cluster,
-        distributed.Client(cluster, set_as_default=False) as client,
-    ):
-        ended = threading.Event()
-        killed: list[int] = []
-
-        def kill() -> None:
-            while not ended.wait(choices.uniform(0.05, 0.4)) and len(killed) < 4:
-                pids = [worker.pid for worker in cluster.workers.values() if worker.pid]
-                if pids:
-                    killed.append(choices.choice(pids))
-                    os.kill(killed[-1], signal.SIGKILL)
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        try:
-            for trial in range(20):
-                target = tmp_path / f"pack-{trial}"
-                for resume in (False, *[True] * 9):
-                    try:
-                        pack_part(target, executor=client.get_executor(retries=9), resume=resume)
-                        break
-                    except distributed.KilledWorker:
-                        continue
-                assert contents(target) == alone
-                if trial > 1 and len(killed) > 1:
-                    break
-        finally:
-            ended.set()
-            killer.join()
-        assert len(killed) > 1
 
 
 def test_a_pool_whose_process_dies_is_continued(alone: dict[str, bytes], tmp_path: Path) -> None:
@@ -447,25 +380,6 @@ def test_parts_of_a_model_on_the_hub_are_checked_before_they_are_committed(
         with pytest.raises(SourceError, match="other bytes than the hub states"):
             pack_model(source, tmp_path / "lies", commit=True)
         assert not (tmp_path / "lies" / "manifest.json").exists()
-
-
-def test_the_order_of_events_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record comes behind its file, the manifest behind the index, and records go last."""
-    events: list[str] = []
-    for name in ("take", "put", "create", "clean_up"):
-        original = getattr(distributed_target._FolderTarget, name)
-
-        def note(self: Any, *arguments: Any, original: Any = original, name: str = name) -> Any:
-            events.append(f"{name} {arguments[-1 if name == 'take' else 0] if arguments else ''}")
-            return original(self, *arguments)
-
-        monkeypatch.setattr(distributed_target._FolderTarget, name, note)
-    pack_part(tmp_path / "pack", part="1/1")
-    pack_part(tmp_path / "pack", commit=True)
-    files = [event.removeprefix("take ") for event in events if event.startswith("take")]
-    for name in files:
-        assert events.index(f"take {name}") < events.index(f"put pack.records/{name}.json")
-    assert events[-3:] == ["put index.bin", "create manifest.json", "clean_up "]
 
 
 def test_parts_of_a_verification_look_at_all_of_a_pack_together(

@@ -1,13 +1,11 @@
 """Packs written into a store through a network that fails, by processes that are killed."""
 
-import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,8 @@ from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteError
 from moepack.storage.remote.stores import store_of
 from tests.support.buckets import faulty_bucket
-from tests.support.faulty_store import FaultyStore, StoreFault, faults_by_chance
 from tests.support.models import contents, keys_of, shards_of
+from tests.support.remote_servers import FaultyStore, StoreFault, faults_by_chance
 
 MODEL = "deepseek2"
 PARTS = 3
@@ -57,7 +55,8 @@ def network(
     monkeypatch.setattr(remote_store, "PAUSES", (0.01,) * 5)
     monkeypatch.setattr(remote_store, "UPLOAD_LENGTH", 5 << 20)
     network = server[1]
-    network.requests.clear()
+    network.traffic.requests.clear()
+    network.faults.clear()
     yield network
     network.fault, network.status = lambda method, path: None, 503
 
@@ -96,24 +95,7 @@ def test_a_network_that_fails_all_the_time_changes_no_byte(
             where = opened.locate(*key)
             data = alone[where.path.name][where.offset :][: where.length]
             assert bytes(reader.read(*key)) == data
-    assert network.faults() == {"refused", "request cut", "answer cut", "answer lost", "slow"}
-    assert without_records(objects(network, target)) == alone
-
-
-def test_parts_and_their_commits_meet_in_it_as_well(
-    alone: dict[str, bytes], bucket: str, network: FaultyStore
-) -> None:
-    target = f"{bucket}/parts.moepack"
-    network.fault = faults_by_chance(3, 0.08)
-    with ThreadPoolExecutor(PARTS) as threads:
-        list(threads.map(lambda n: pack(target, part=(n, PARTS)), range(1, PARTS + 1)))
-        commits = [threads.submit(pack, target, commit=True) for _ in range(2)]
-    problems = [str(one.exception()) for one in commits if one.exception()]
-    expected = ("a whole pack is here already", "cannot write: 404")  # moto, while two commit
-    assert not [problem for problem in problems if not any(map(problem.count, expected))]
-    network.fault = lambda method, path: None
-    with contextlib.suppress(RequestError):  # it is a pack already
-        pack(target, commit=True)
+    assert network.faults == {"status", "request cut", "cut", "lost", "slow"}
     assert without_records(objects(network, target)) == alone
 
 
@@ -128,7 +110,7 @@ def test_a_commit_whose_answer_is_lost_is_a_commit(
         if method != "PUT" or name not in ("input.json", "manifest.json") or name in lost:
             return None
         lost.append(name)
-        return "answer lost"
+        return "lost"
 
     network.fault = fault
     summary = pack(target)
@@ -163,7 +145,7 @@ def test_a_process_killed_between_two_writes_is_gone_on_with(
             killed.append(run.pid)
             os.kill(run.pid, signal.SIGKILL)
             run.wait()
-            return "refused"
+            return "status"
         return None
 
     network.fault = kill
@@ -178,52 +160,34 @@ def test_a_process_killed_between_two_writes_is_gone_on_with(
     assert objects(network, target) == alone
 
 
-def test_an_upload_that_is_interrupted_leaves_nothing_to_see(
-    bucket: str, network: FaultyStore, tmp_path: Path
-) -> None:
+def test_uploads_are_whole_or_errors(bucket: str, network: FaultyStore, tmp_path: Path) -> None:
+    """A part that is refused, an error inside the last answer, and a last answer that is cut."""
     data = random.Random(4).randbytes(12 << 20)
     (tmp_path / "file").write_bytes(data)
     store = store_of(RemotePath(bucket))
-
-    def fault(method: str, path: str) -> StoreFault:
-        return "refused" if "partNumber=2" in path else None
-
-    network.fault, network.status = fault, 400
+    network.status = 400
+    network.fault = lambda method, path: "status" if "partNumber=2" in path else None
     with pytest.raises(RemoteError, match="400"):
-        store.upload("interrupted/file", tmp_path / "file")
-    assert not objects(network, f"{bucket}/interrupted")
-    store.upload("interrupted/file", tmp_path / "file")
-    assert objects(network, f"{bucket}/interrupted") == {"file": data}
-
-
-def test_an_upload_whose_last_answer_is_cut_off_is_one(
-    bucket: str, network: FaultyStore, tmp_path: Path
-) -> None:
-    data = random.Random(5).randbytes(12 << 20)
-    (tmp_path / "file").write_bytes(data)
+        store.upload("upload/file", tmp_path / "file")
     ends: list[str] = []
 
-    def fault(method: str, path: str) -> StoreFault:
-        if method == "POST" and "uploadId" in path:
-            ends.append(path)
-            return "answer cut" if len(ends) == 1 else None
-        return None
+    def last(fault: StoreFault) -> Callable[[str, str], StoreFault]:
+        def step(method: str, path: str) -> StoreFault:
+            is_last = method == "POST" and "uploadId" in path
+            ends.extend([path] * is_last)
+            return fault if is_last and (fault != "cut" or len(ends) == 1) else None
 
-    network.fault = fault
-    store_of(RemotePath(bucket)).upload("cut/file", tmp_path / "file")
-    assert len(ends) == 2
-    assert objects(network, f"{bucket}/cut") == {"file": data}
+        return step
 
-
-def test_an_error_inside_the_answer_to_an_upload_is_said(
-    bucket: str, network: FaultyStore, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_bytes(bytes(12 << 20))
-    network.fault = lambda method, path: (
-        "error" if method == "POST" and "uploadId" in path else None
-    )
+    network.fault = last("error inside")
     with pytest.raises(RemoteError, match="200 OK with an error inside: InternalError"):
-        store_of(RemotePath(bucket)).upload("refused/file", tmp_path / "file")
+        store.upload("upload/file", tmp_path / "file")
+    assert not objects(network, f"{bucket}/upload")
+    ends.clear()
+    network.fault = last("cut")
+    store.upload("upload/file", tmp_path / "file")
+    assert len(ends) == 2
+    assert objects(network, f"{bucket}/upload") == {"file": data}
 
 
 @pytest.mark.parametrize("name", ["dense.bin", "experts-00002.bin"])
@@ -249,8 +213,8 @@ def test_an_object_that_was_changed_before_the_commit_is_written_anew(
 ) -> None:
     target = f"{bucket}/changed.moepack"
     pack(target, part=(1, 1))
-    read = [path for method, path, _ in network.requests if method == "GET" and ".bin" in path]
-    assert not [path for path in read if not path.endswith(".json")]
+    read = [path for _, path, _ in network.traffic.gets() if ".bin" in path]
+    assert all(path.endswith(".json") for path in read)
     changed = RemotePath(target) / "experts-00002.bin"
     data = alone["experts-00002.bin"]
     store_of(changed).put(changed.key, bytes([data[0] ^ 1]) + data[1:])
@@ -283,7 +247,7 @@ def test_a_store_that_keeps_refusing_is_given_up_with_a_hint(
     network.status = 403
 
     def refuse(method: str, path: str) -> StoreFault:
-        return "refused" if method == "PUT" else None
+        return "status" if method == "PUT" else None
 
     network.fault = refuse
     with pytest.raises(MachineError, match="cannot write: 403 Forbidden") as failure:
