@@ -56,7 +56,9 @@ def measure_bandwidth(
     def speeds(threads: int, least: int, end: float) -> list[float]:
         return _read_speeds(buffer, threads, least, end, clock, progress)
 
-    trials = {threads: speeds(threads, _TRIALS, 0) for threads in thread_counts(cpu_count())}
+    most = cpu_count()
+    counts = [*(1 << power for power in range((most - 1).bit_length())), most]
+    trials = {threads: speeds(threads, _TRIALS, 0) for threads in counts}
     fastest = max(trials, key=lambda threads: measured(trials[threads]).value)
     return measured(speeds(fastest, _LEAST_ROUNDS, end), BYTE_UNITS)
 
@@ -87,11 +89,6 @@ def buffer_length(cache_length: int, available: int) -> int | None:
     """Return the buffer's length in bytes; None if memory is hardly larger than the caches."""
     length = min(max(_CACHES * cache_length, _LEAST_LENGTH), available // 4)
     return length if length >= max(2 * cache_length, _LEAST_LENGTH // 4) else None
-
-
-def thread_counts(cpu_count: int) -> list[int]:
-    """List the powers of two below the number of CPUs, and that number."""
-    return [*(1 << n for n in range((cpu_count - 1).bit_length())), cpu_count]
 
 
 def _last_cache_length() -> int:

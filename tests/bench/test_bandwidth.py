@@ -5,29 +5,10 @@ import itertools
 import pytest
 
 from moepack.bench import bandwidth
-from moepack.bench.bandwidth import buffer_length, measure_bandwidth
+from moepack.bench.bandwidth import measure_bandwidth
 from moepack.planning.machine.model import Figure
 
-MIB, GIB = 1 << 20, 1 << 30
-
-
-@pytest.mark.parametrize(
-    ("caches", "available", "length"),
-    [
-        (0, 64 * GIB, 256 * MIB),
-        (32 * MIB, 64 * GIB, 256 * MIB),
-        (100 * MIB, 64 * GIB, 800 * MIB),
-        (GIB, 16 * GIB, 4 * GIB),
-        (GIB, 8 * GIB, 2 * GIB),
-        (GIB, 8 * GIB - 4, None),
-        (0, 256 * MIB, 64 * MIB),
-        (0, 256 * MIB - 4, None),
-    ],
-)
-def test_the_buffer_is_longer_than_the_caches_and_leaves_memory_to_others(
-    caches: int, available: int, length: int | None
-) -> None:
-    assert buffer_length(caches, available) == length
+MIB = 1 << 20
 
 
 def test_a_round_is_all_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
