@@ -46,7 +46,7 @@ DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *(
         path
-        for name in ("docs", "layouts", "fixtures", "conformance")
+        for name in ("docs", "layouts", "fixtures", "conformance", "tests/support")
         for path in sorted(ROOT.glob(f"{name}/*.md"))
     ),
 ]
@@ -101,8 +101,12 @@ def test_every_link_within_the_project_leads_somewhere(path: Path) -> None:
         assert not anchor or anchor in anchors(linked), target
 
 
-def test_the_documents_are_linked_from_the_readme() -> None:
-    linked = {(ROOT / target.partition("#")[0]).resolve() for target in links(ROOT / "README.md")}
+def test_the_documents_are_linked_from_the_readme_or_the_page_for_developers() -> None:
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in (ROOT / "README.md", ROOT / "docs" / "development.md")
+        for target in links(page)
+    }
     assert linked >= set(DOCUMENTS) - {ROOT / "README.md"}
 
 
@@ -390,6 +394,13 @@ def test_every_room_and_every_target_is_explained_to_developers() -> None:
         assert f"| `{room}/` | " in DEVELOPMENT, room
     for target in make_targets():
         assert f"\n| `make {target}` | " in DEVELOPMENT, target
+
+
+def test_a_page_says_what_lies_in_the_support_of_tests() -> None:
+    folder = ROOT / "tests" / "support"
+    named = re.findall(r"`(\w+\.(?:py|c|mjs))`", (folder / "README.md").read_text())
+    present = {path.name for path in folder.iterdir() if path.is_file()}
+    assert sorted(named) == sorted(present - {"README.md", "__init__.py"})
 
 
 def test_no_target_is_documented_that_does_not_exist() -> None:

@@ -1,4 +1,4 @@
-"""Packs for tests: odd ones, their pieces, damage to these, and a mended manifest."""
+"""Packs for tests: odd ones, their pieces, damage to these, a mended manifest, and mirrors."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -73,3 +73,10 @@ def same_bytes(paths: list[Path], folder: Path) -> bool:
     """Return whether a folder has files of these names and bytes, and nothing else."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     return files == {path.name: path.read_bytes() for path in paths}
+
+
+def mirror(pack: Path, *, hottest: int | None = None) -> Path:
+    """Mirror a pack in a folder beside it; return the folder with the copies."""
+    target = pack.parent / "second drive"
+    target.mkdir(exist_ok=True)
+    return Path(moepack.mirror_pack(pack, target, hottest=hottest).path)

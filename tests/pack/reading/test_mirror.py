@@ -21,8 +21,8 @@ from moepack.pack.reading.mirror_use import MirrorUse
 from moepack.storage.ranges import RangeSet
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
 from tests.support.gguf_builder import moe
-from tests.support.mirrors import mirror
 from tests.support.models import first_shard, flip, keys_of, on_disk, reads_right
+from tests.support.packs import mirror
 from tests.support.ways import WAYS, Reading
 
 pytestmark = pytest.mark.long

@@ -16,8 +16,8 @@ from moepack.storage.lock import lock
 from moepack.storage.ranges import RangeSet
 from tests.support.interruptions import CrashError, crash_after, fail_at, record_calls
 from tests.support.machine_faults import Room
-from tests.support.mirrors import mirror
 from tests.support.models import contents, first_shard, flip, keys_of, on_disk, reads_right
+from tests.support.packs import mirror
 
 pytestmark = pytest.mark.long
 
