@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from moepack.running.programs.learned import forget_learned as forget_learned
     from moepack.running.programs.learned import learned_facts as learned_facts
     from moepack.running.programs.learned import learned_hotness as learned_hotness
+    from moepack.running.programs.recording import record_trace as record_trace
     from moepack.running.programs.sampling import Sampling as Sampling
-    from moepack.running.recording.recording import record_trace as record_trace
     from moepack.storage.buffers import BufferPool as BufferPool
     from moepack.traces.analysis.concentration import concentration as concentration
     from moepack.traces.analysis.statistics import trace_statistics as trace_statistics
@@ -114,7 +114,7 @@ _NAMES = {
     "running.programs.calls": "run serve",
     "running.programs.learned": "forget_learned learned_facts learned_hotness",
     "running.programs.sampling": "Sampling",
-    "running.recording.recording": "record_trace",
+    "running.programs.recording": "record_trace",
     "storage.buffers": "BufferPool",
     "traces.analysis.concentration": "concentration",
     "traces.analysis.statistics": "trace_statistics",

@@ -45,7 +45,7 @@ os.environ["MOEPACK_LEARN"] = "0"
 measurements.shorten()
 
 LONG_FOLDERS = {
-    *("faults", "hostile", "c_header", "recording", "formats", "analysis", "bench"),
+    *("faults", "hostile", "c_header", "formats", "analysis", "bench"),
     *("running", "simulation", "programs", "pager"),
 }
 

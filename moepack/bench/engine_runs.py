@@ -27,8 +27,8 @@ from moepack.planning.footprint.context import MOEPACK_RUN, ContextOptions
 from moepack.planning.footprint.model import footprint_of
 from moepack.running.programs.answer import Answer, AnswerFacts, PhaseFacts
 from moepack.running.programs.command import single_text_options
-from moepack.running.programs.micro_batch import floor_length, micro_batches
 from moepack.running.programs.sampling import Sampling
+from moepack.running.programs.server_memory import floor_length, micro_batches
 from moepack.running.programs.server_process import ServerProcess
 
 MAPPED = "llama.cpp, mapped"

@@ -112,7 +112,7 @@ def _model_words(
     from moepack.host.processors import limited_threads
     from moepack.running.programs.chat_template import has_chat_template
     from moepack.running.programs.command import CONTEXT, TEMPLATES, THREADS
-    from moepack.running.programs.context import choose_context
+    from moepack.running.programs.server_memory import choose_context
 
     words: list[str] = []
     if not CONTEXT.is_set(command, os.environ if length is None else {}):

@@ -27,7 +27,7 @@ from moepack.cli.shared.options import (
 from moepack.cli.shared.parameters import STANDARD_STREAM, ModelName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import next_line, show, sum_up
-from moepack.running.programs.bounds import MAX_CONTEXT, MAX_THREADS
+from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
 
 
 @click.command("record")

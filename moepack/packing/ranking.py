@@ -29,8 +29,7 @@ from moepack.pack.format import manifest, records
 from moepack.pack.format.index import Index
 from moepack.pack.reading.directory import read_manifest
 from moepack.pack.reading.pack import Pack
-from moepack.packing.plan.blob_hotness import count_of, is_measured
-from moepack.packing.plan.chosen_hotness import load_hotness
+from moepack.packing.plan.blob_hotness import count_of, is_measured, load_hotness
 from moepack.packing.writing.commit import TEMPORARY_NAME, commit
 from moepack.packing.writing.line_log import LineLog
 from moepack.storage.atomic import sync_directory

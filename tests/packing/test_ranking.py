@@ -14,7 +14,7 @@ import pytest
 import moepack
 from moepack.common.errors import MoepackError, PackError
 from moepack.pack.format import manifest
-from moepack.packing.plan.chosen_hotness import load_hotness
+from moepack.packing.plan.blob_hotness import load_hotness
 from moepack.packing.plan.layout import load
 from moepack.packing.writing.line_log import LineLog
 from moepack.storage.atomic import write_synced

@@ -14,7 +14,7 @@ from moepack.cli.shared.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.shared.progress import watched_progress
 from moepack.cli.shared.terminal import is_quiet, say
 from moepack.common.errors import MoepackError, RequestError
-from moepack.running.programs.cancellation import Cancellation
+from moepack.running.programs.client import Cancellation
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -14,7 +14,7 @@ from moepack.cli.shared.options import (
     size_option,
 )
 from moepack.cli.shared.parameters import PathName
-from moepack.running.programs.bounds import MAX_CONTEXT, MAX_THREADS
+from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
 
 pager_options = options(
     size_option(

@@ -49,9 +49,9 @@ def run_program_command(
         llama_variables,
         micro_batch,
     )
-    from moepack.running.programs.micro_batch import server_options
     from moepack.running.programs.process import end_like
     from moepack.running.programs.runner import Listener, run_program
+    from moepack.running.programs.server_memory import server_options
 
     if not command:
         raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")

@@ -42,11 +42,14 @@ def start_server(
     """
     from moepack.planning.footprint.model import footprint_of
     from moepack.running.pager.pager import PagerOptions
-    from moepack.running.programs.beside_experts import beside_length, limit_earlier_texts
     from moepack.running.programs.command import single_text_options
-    from moepack.running.programs.context import choose_context
-    from moepack.running.programs.micro_batch import choose_micro_batch
     from moepack.running.programs.model_server import ModelServer
+    from moepack.running.programs.server_memory import (
+        beside_length,
+        choose_context,
+        choose_micro_batch,
+        limit_earlier_texts,
+    )
 
     length = choose_context(pack, context, note)
     threads = _usual_threads(options) if threads is None else threads

@@ -1,12 +1,31 @@
-"""The hotness of a blob, from the counts of experts."""
+"""The hotness that orders a pack, and that of a blob by the counts of experts."""
+
+import os
 
 from moepack.common.keys import ExpertKey
-from moepack.common.shape import CHUNK_FAMILY, ROUTED_FAMILY
+from moepack.common.shape import CHUNK_FAMILY, ROUTED_FAMILY, ModelShape
 from moepack.pack.format.tables import PackedFamily
 from moepack.source.experts import SourceFamily
 from moepack.traces.hotness.model import Hotness
 
 Family = SourceFamily | PackedFamily
+
+
+def load_hotness(
+    hotness: str | os.PathLike[str] | Hotness | None, shape: ModelShape
+) -> Hotness | None:
+    """Return the hotness to pack with; None without one.
+
+    Raises TraceError if it is another model's.
+    """
+    if hotness is None:
+        return None
+    if not isinstance(hotness, Hotness):
+        from moepack.traces.hotness import measure  # here, since it brings numpy
+
+        hotness = measure.load(os.fspath(hotness), shape)
+    hotness.check_fits(shape)
+    return hotness
 
 
 def is_measured(family: Family, routed_count: int | None, hotness: Hotness | None) -> bool:

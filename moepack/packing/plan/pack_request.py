@@ -11,7 +11,7 @@ from moepack.common.errors import RequestError
 from moepack.common.paths import PathOrPaths
 from moepack.common.shape import ModelShape
 from moepack.common.sizes import parse_ranges
-from moepack.packing.plan.chosen_hotness import load_hotness
+from moepack.packing.plan.blob_hotness import load_hotness
 from moepack.packing.plan.layout import Layout, load
 from moepack.packing.plan.plan import Plan, make
 from moepack.source.dense import find_dense

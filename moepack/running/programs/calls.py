@@ -16,9 +16,9 @@ from moepack.packing.fetched import fetch_model
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.command import llama_variables, micro_batch
 from moepack.running.programs.learner import make_learner
-from moepack.running.programs.micro_batch import server_options
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.runner import ProgramEnd, run_program
+from moepack.running.programs.server_memory import server_options
 from moepack.running.programs.trace_writer import TraceWriter
 from moepack.storage.backend import Backend
 

@@ -8,10 +8,8 @@ from typing import Any
 
 from moepack.common.errors import RequestError
 from moepack.running.programs.answer import Answer
-from moepack.running.programs.bounds import MAX_SEED
-from moepack.running.programs.cancellation import Cancellation
-from moepack.running.programs.client import ServerClient
-from moepack.running.programs.sampling import Sampling
+from moepack.running.programs.client import Cancellation, ServerClient
+from moepack.running.programs.sampling import MAX_SEED, Sampling
 
 Message = dict[str, str]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse
@@ -10,13 +11,36 @@ from urllib.parse import urlsplit
 
 from moepack.common.errors import MachineError, MoepackError, RequestError
 from moepack.running.programs.answer import Answer, error_from
-from moepack.running.programs.cancellation import Cancellation
 from moepack.running.programs.sampling import Sampling
 
 _SECONDS_BETWEEN_TRIES = 0.03
 _PROGRESS = {"stream": True, "timings_per_token": True, "return_progress": True}
 
 Fields = Mapping[str, Any]
+
+
+class Cancellation:
+    """Cancels a request, also one that is yet to begin, without an exception.
+
+    A signal's handler may call it at any moment.
+    """
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._socket: socket.socket | None = None
+
+    def cancel(self) -> None:
+        """Cancel the request: its connection with the server ends."""
+        self.is_cancelled = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def attach(self, connection: socket.socket) -> None:
+        """Set the connection of the request."""
+        self._socket = connection
+        if self.is_cancelled:
+            self.cancel()
 
 
 class ServerClient:

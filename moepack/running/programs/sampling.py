@@ -1,9 +1,19 @@
-"""Sampling of tokens, in the words of llama.cpp's server."""
+"""Sampling of tokens, in the words of llama.cpp's server, and the limits of its numbers.
+
+Beyond these it aborts the process or takes all memory.
+"""
 
 import secrets
 from typing import NamedTuple
 
-from moepack.running.programs.bounds import MAX_SEED, MAX_TEMPERATURE, check_bounds
+from moepack.common.errors import RequestError
+
+MAX_THREADS = 512
+"""ggml aborts when asked for more."""
+MAX_CONTEXT = 1 << 24
+MAX_TEMPERATURE = 100
+MAX_SEED = (1 << 32) - 2
+"""The next one stands for a random seed."""
 
 
 def random_seed() -> int:
@@ -33,3 +43,10 @@ class Sampling(NamedTuple):
         check_bounds("min-p", self.min_p, 0, 1)
         check_bounds("repeat penalty", self.repeat_penalty, 0.1, 100)
         check_bounds("seed", self.seed, 0, MAX_SEED)
+
+
+def check_bounds(name: str, number: float, least: float, most: float) -> None:
+    """Raise RequestError for a number out of bounds, or that is not a number."""
+    if not least <= number <= most:
+        expected = f"{least:,} to {most:,}"
+        raise RequestError(f"{name} out of bounds", expected=expected, found=number)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from moepack.planning.footprint.model import Footprint, footprint_of
-from moepack.running.programs import beside_experts
-from moepack.running.programs.beside_experts import beside_length, limit_earlier_texts
+from moepack.running.programs import server_memory
+from moepack.running.programs.server_memory import beside_length, limit_earlier_texts
 from tests.support import large_models
 from tests.support.needs import needs_llama
 from tests.support.values import some
@@ -18,7 +18,7 @@ FREE = 16 << 30
 
 @pytest.fixture(autouse=True)
 def free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside_experts, "available_memory", lambda: FREE)
+    monkeypatch.setattr(server_memory, "available_memory", lambda: FREE)
 
 
 def footprint(model: str, folder: Path) -> Footprint:

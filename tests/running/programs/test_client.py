@@ -12,9 +12,8 @@ import pytest
 
 from moepack.common.errors import MachineError, RequestError
 from moepack.running.programs.answer import Answer
-from moepack.running.programs.cancellation import Cancellation
 from moepack.running.programs.chat import Conversation
-from moepack.running.programs.client import ServerClient
+from moepack.running.programs.client import Cancellation, ServerClient
 from moepack.running.programs.sampling import Sampling
 from moepack.running.programs.server_process import ServerProcess
 from tests.support.children import wait_until

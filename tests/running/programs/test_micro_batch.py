@@ -7,8 +7,8 @@ import pytest
 from moepack.common.errors import RequestError
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import Pager, PagerOptions
-from moepack.running.programs import micro_batch
-from moepack.running.programs.micro_batch import (
+from moepack.running.programs import server_memory
+from moepack.running.programs.server_memory import (
     MICRO_BATCHES,
     choose_micro_batch,
     floor_length,
@@ -61,9 +61,9 @@ def test_the_floor_is_the_least_of_all(pack: Pack) -> None:
 
 
 def test_computing_leaves_memory_to_experts(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(micro_batch, "available_memory", lambda: 300 << 20)
+    monkeypatch.setattr(server_memory, "available_memory", lambda: 300 << 20)
     assert chosen(pack, context=8192) == 1024
-    monkeypatch.setattr(micro_batch, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(server_memory, "available_memory", lambda: 1 << 20)
     assert chosen(pack, context=8192) == 512
 
 

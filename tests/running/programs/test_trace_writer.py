@@ -12,10 +12,10 @@ from moepack.common.errors import MachineError, RequestError
 from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.model_server import ModelServer
+from moepack.running.programs.recording import record_trace
 from moepack.running.programs.run_facts import measure
 from moepack.running.programs.sampling import Sampling
 from moepack.running.programs.trace_writer import TraceWriter
-from moepack.running.recording.recording import record_trace
 from moepack.traces.file_writer import Writer
 from moepack.traces.model import Phase, Tokens, Unknown
 from tests.support.models import first_shard

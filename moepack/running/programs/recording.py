@@ -4,11 +4,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from moepack.common import digest
-from moepack.common.errors import MachineError, RequestError
+from moepack.common.errors import MachineError, RequestError, TraceError
 from moepack.common.extras import require
 from moepack.common.sizes import Size
 from moepack.host.memory_limits import memory_length
@@ -17,14 +17,13 @@ from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.answer import AnswerFacts
-from moepack.running.programs.bounds import MAX_CONTEXT, MAX_THREADS, check_bounds
 from moepack.running.programs.command import micro_batch
-from moepack.running.programs.micro_batch import server_options
 from moepack.running.programs.model_server import ModelServer
-from moepack.running.programs.sampling import Sampling
+from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS, Sampling, check_bounds
+from moepack.running.programs.server_memory import server_options
 from moepack.running.programs.trace_writer import origin_of
-from moepack.running.recording.prompts import read_prompts
 from moepack.traces.choices import tokens_of
+from moepack.traces.compressed import TraceStream
 from moepack.traces.file import CUT
 from moepack.traces.file_records import encode_origin, join
 from moepack.traces.file_writer import Writer, check_target
@@ -33,6 +32,9 @@ from moepack.traces.summary import TraceCounter, TraceSummary
 
 _BATCH_COUNT = "256"
 """Tokens computed at once, whatever memory there is: other batches round otherwise."""
+MAX_PROMPTS_LENGTH = 1 << 28
+"""Most bytes of a file of prompts."""
+_PROMPTS_HINT = 'give one prompt a line, or JSON lines: a string or {"prompt": string}'
 
 
 def record_trace(
@@ -58,7 +60,7 @@ def record_trace(
     computes only tokens that have an output, so the trace lacks that layer for all tokens of a
     prompt but its last.
 
-    `prompts` are texts, or the path of a file of them (`prompts.read_prompts`). Each is a request
+    `prompts` are texts, or the path of a file of them (`read_prompts`). Each is a request
     of its own, and is kept when it is finished: a process that is killed, interrupted, or out of
     space only loses the current request; the exception has a note with the number of kept ones.
     With `resume`, the same call records the prompts that are missing, or all if there is no file.
@@ -92,6 +94,51 @@ def record_trace(
                     for request in _record(server, missing, sampling, progress):
                         recording.add(request)
     return recording.summary()
+
+
+def read_prompts(path: str) -> list[str]:
+    """Read prompts: a text with one a line, or JSON lines, each a string or {"prompt": string}.
+
+    Blank lines are skipped. The first other line decides: one that begins with `{` or is a
+    JSON string is JSON. May be compressed. Raises TraceError for a file without prompts or a line
+    that is none, with its number, and for another encoding than UTF-8; MachineError for a file
+    that cannot be read.
+    """
+    with TraceStream(path) as stream:
+        data = stream.read_whole(MAX_PROMPTS_LENGTH + 1)
+    if len(data) > MAX_PROMPTS_LENGTH:
+        raise TraceError("too long", path=path, expected=f"up to {MAX_PROMPTS_LENGTH} bytes")
+    try:
+        # Not splitlines: the line ends that only Unicode knows are part of a prompt.
+        lines = data.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise TraceError("not UTF-8 text", path=path, place=f"byte {error.start}") from None
+    numbered = [
+        (number, line.removesuffix("\r")) for number, line in enumerate(lines, 1) if line.strip()
+    ]
+    if not numbered:
+        raise TraceError("no prompts", path=path, hint=_PROMPTS_HINT)
+    if _is_json(numbered[0][1]):
+        return [_json_prompt(line, path, f"line {number}") for number, line in numbered]
+    return [line for _, line in numbered]
+
+
+def _is_json(line: str) -> bool:
+    with suppress(ValueError, RecursionError):
+        return line.lstrip().startswith("{") or isinstance(json.loads(line), str)
+    return False
+
+
+def _json_prompt(line: str, path: str, place: str) -> str:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"not JSON: {error}", path=path, place=place) from None
+    prompt = value.get("prompt") if isinstance(value, dict) else value
+    if not isinstance(prompt, str) or not prompt.strip():
+        problem = "an empty prompt" if isinstance(prompt, str) else "not a prompt"
+        raise TraceError(problem, path=path, place=place, hint=_PROMPTS_HINT)
+    return prompt
 
 
 def _open_server(pack: Pack, memory: Size | None, context: int, threads: int | None) -> ModelServer:

@@ -12,9 +12,9 @@ from gguf import GGUFReader
 import moepack
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.packing.shard_index import index_model
+from moepack.running.programs import recording
 from moepack.running.programs.model_server import ModelServer
-from moepack.running.recording import recording
-from moepack.running.recording.recording import record_trace
+from moepack.running.programs.recording import record_trace
 from moepack.traces.model import Phase
 from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.models import FIXTURES, first_shard, flip, shards_of

@@ -1,1 +1,0 @@
-"""Record a trace: run a model under llama.cpp and watch its routers."""
