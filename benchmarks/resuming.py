@@ -62,7 +62,7 @@ def rows(name: str, pack: Path, rounds: int) -> Iterator[Row]:
             tokens = client.tokenize(reference_text())[:_PROMPT_TOKENS]
             prompt = client.detokenize(tokens)
             begun = _turn(client, prompt, restores=False)
-            client.save_slot(0, _STATE)
+            client.request("/slots/0?action=save", {"filename": _STATE})
             prompt += begun.text + _NEXT
             expected = _turn(client, prompt, restores=False).text
         length = Path(folder, _STATE).stat().st_size
@@ -92,7 +92,7 @@ def _seconds(turns: list[Turn]) -> float:
 def _turn(client: ServerClient, prompt: str, restores: bool) -> Turn:
     began = time.monotonic()
     if restores:
-        client.restore_slot(0, _STATE)
+        client.request("/slots/0?action=restore", {"filename": _STATE})
     restored = time.monotonic()
     with client.complete(prompt, count=_TOKENS, sampling=_GREEDY) as answer:
         for _ in answer:

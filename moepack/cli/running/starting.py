@@ -40,30 +40,17 @@ def start_server(
 
     `options` are llama-server's; `other_work` has watched other programs for a while.
     """
-    from moepack.planning.footprint.model import footprint_of
     from moepack.running.pager.pager import PagerOptions
-    from moepack.running.programs.command import single_text_options
     from moepack.running.programs.model_server import ModelServer
-    from moepack.running.programs.server_memory import (
-        beside_length,
-        choose_context,
-        choose_micro_batch,
-        limit_earlier_texts,
-    )
+    from moepack.running.programs.server_memory import choose_context, single_text_server
 
     length = choose_context(pack, context, note)
     threads = _usual_threads(options) if threads is None else threads
-    footprint = footprint_of(pack)
-    few = [*single_text_options(length, threads, micro_batch or 1), *options]
-    limits = limit_earlier_texts(footprint, few)
-    beside = beside_length(footprint, [*few, *limits])
-    if micro_batch is None:
-        sizes: Any = {"context": length, "pinned": pin or 0, "beside": beside}
-        micro_batch = choose_micro_batch(pack, memory=memory, options=options, **sizes)
-    words = [*single_text_options(length, threads, micro_batch), *limits, *options]
-    pager_options = PagerOptions(
-        memory=memory, pinned=pin, micro_batch=micro_batch, beside=beside, **pager
+    words, count, beside = single_text_server(
+        pack, options, memory, pin or 0, context=length, threads=threads, micro_batch=micro_batch
     )
+    sizes: Any = {"pinned": pin, "micro_batch": count, "beside": beside}
+    pager_options = PagerOptions(memory, **sizes, **pager)
     serve: Callable[..., ModelServer] = partial(
         ModelServer,
         pack,

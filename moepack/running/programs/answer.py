@@ -12,8 +12,8 @@ from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, RequestError
 
 End = Literal["stop", "length", "context", "left"]
-"""Why a text ends: the model ended it, or a stop text did; as many tokens as asked; the context is
-full; nobody wanted more of it."""
+"""Why a text ends: by the model or a stop text; it has the requested tokens; the context is full;
+it was cancelled."""
 
 _THOUGHTS_BEGIN, _THOUGHTS_END = "<think>\n", "\n</think>\n\n"
 _TEMPLATE_ERROR = "Jinja Exception: "
@@ -38,10 +38,10 @@ class PhaseFacts:
 class AnswerFacts(PhaseFacts):
     """A text and its figures. Besides `prompt`, phases are about the tokens after its first.
 
-    `kept_count` tokens of the prompt were there from before, and `processed_count` are there now.
-    `token_count` are those of the text, of which the last needs no step. `thoughts` are what the
-    model wrote before its answer. `first_token_seconds` went by from the request until the first
-    token was here. `seed` is the one that tokens were sampled with.
+    `processed_count` tokens of the prompt are processed so far, of which `kept_count` were kept
+    from an earlier text. The last of the text's `token_count` tokens needs no step. `thoughts`
+    precede the answer. `first_token_seconds` is from the request to the first token, `seed` the
+    sampler's.
     """
 
     text: str = ""
@@ -57,15 +57,15 @@ class AnswerFacts(PhaseFacts):
 
 
 class Answer(Closing):
-    """A text piece by piece; to be iterated over once. A context manager, which leaves it.
+    """A text piece by piece, for one iteration. A context manager, which cancels the text.
 
-    `response` is None if the request was cancelled before it was answered. `count` is the number of
-    tokens that were asked for, at `began` (`time.monotonic`) with `seed`; `read_event` returns an
-    event's addition to the thoughts and to the text, and why it ends. Thoughts come between
-    `<think>` and `</think>`.
+    `response` is None if the request was cancelled before it was answered. It asked for `count`
+    tokens at `began` (`time.monotonic`) with `seed`. `read_event` returns an event's addition to
+    the thoughts and to the text, and why the text ends. Thoughts come between `<think>` and
+    `</think>`.
 
-    While iterating, raises RequestError or MachineError with the server's own words, and the error
-    that `lost` returns if the connection ends; None is for one that was cancelled.
+    While iterating, raises RequestError or MachineError with the server's own words, and if the
+    connection ends, the error that `lost` returns, None after a cancellation.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Answer(Closing):
         """Called with the facts so far, whenever the server has sent something."""
 
     def close(self) -> None:
-        """Leave the text; the server stops computing it."""
+        """Cancel the text: the server stops computing it."""
         if self._response is not None:
             self._response.close()
         self._close()
@@ -111,13 +111,17 @@ class Answer(Closing):
         for event in self._events():
             thought, text, ended = self._read_event(event)
             reason = ended or reason
-            piece = self._with_marks(thought, text)
+            begins, ends = "", ""
+            if thought and not self.facts.thoughts:
+                begins = _THOUGHTS_BEGIN
+            if text and not self.facts.text and (thought or self.facts.thoughts):
+                ends = _THOUGHTS_END
             facts = _with_timings(self.facts, event)
             if facts.token_count and facts.first_token_seconds is None:
                 facts = replace(facts, first_token_seconds=time.monotonic() - self._began)
             self.facts = replace(facts, text=facts.text + text, thoughts=facts.thoughts + thought)
             self.on_event(self.facts)
-            if piece:
+            if piece := begins + thought + ends + text:
                 yield piece
         if self.facts.thoughts and not self.facts.text:
             yield _THOUGHTS_END
@@ -127,15 +131,7 @@ class Answer(Closing):
                 end = "length" if self.facts.token_count == self._count else "context"
             self.facts = replace(self.facts, end=end)
 
-    def _with_marks(self, thought: str, text: str) -> str:
-        """Return the next piece, with marks before the first thought and behind the last."""
-        facts = self.facts
-        begins = _THOUGHTS_BEGIN if thought and not facts.thoughts else ""
-        ends = _THOUGHTS_END if text and not facts.text and (thought or facts.thoughts) else ""
-        return begins + thought + ends + text
-
     def _events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the server-sent events, until the last one."""
         try:
             while self._response and (line := self._response.readline(_MAX_LINE_LENGTH)):
                 name, _, value = line.rstrip(b"\r\n").partition(b": ")

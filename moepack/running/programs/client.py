@@ -20,7 +20,7 @@ Fields = Mapping[str, Any]
 
 
 class Cancellation:
-    """Cancels a request, also one that is yet to begin, without an exception.
+    """Cancels a request without an exception, even before it begins.
 
     A signal's handler may call it at any moment.
     """
@@ -33,7 +33,7 @@ class Cancellation:
         """Cancel the request: its connection with the server ends."""
         self.is_cancelled = True
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # it has ended by itself
+            with contextlib.suppress(OSError):  # the connection has ended by itself
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def attach(self, connection: socket.socket) -> None:
@@ -46,9 +46,9 @@ class Cancellation:
 class ServerClient:
     """Talks to the server at `url`, with its API key.
 
-    `problem` returns why the server is gone, None while it is there; it is called if a connection
-    fails. `on_request` is called before each request. All requests raise RequestError if the server
-    refuses, and MachineError if it fails or is gone.
+    If a connection fails, `problem` returns why the server is gone. `on_request` is called before
+    each request. All requests raise RequestError if the server refuses, and MachineError if it
+    fails or is gone.
     """
 
     def __init__(
@@ -68,39 +68,23 @@ class ServerClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._problem, self._on_request = problem, on_request
 
-    def properties(self) -> dict[str, Any]:
-        """Return the properties of the server and its model (`/props`)."""
-        return dict(self._json("GET", "/props"))
-
-    def slots(self) -> list[dict[str, Any]]:
-        """Return the state of the texts that the server can compute at once (`/slots`)."""
-        return list(self._json("GET", "/slots"))
-
-    def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the text that the model's template makes of messages."""
-        return str(self._json("POST", "/apply-template", {"messages": messages})["prompt"])
-
-    def save_slot(self, slot: int, name: str) -> int:
-        """Save the state of a slot to a file in the folder of `--slot-save-path`.
-
-        Returns its tokens. Raises RequestError if the server has no such folder.
-        """
-        path = f"/slots/{slot}?action=save"
-        return int(self._json("POST", path, {"filename": name})["n_saved"])
-
-    def restore_slot(self, slot: int, name: str) -> int:
-        """Restore the state of a slot of the same model; return its tokens."""
-        path = f"/slots/{slot}?action=restore"
-        return int(self._json("POST", path, {"filename": name})["n_restored"])
+    def request(self, path: str, fields: Fields | None = None) -> Any:
+        """Return the server's answer to a request, from JSON: a GET, or with `fields` a POST."""
+        connection = HTTPConnection(self._host, self._port)
+        with contextlib.closing(connection):
+            try:
+                return json.loads(self._send(connection, path, fields).read())
+            except (OSError, HTTPException, ValueError):
+                raise self._lost() from None
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the tokens of a text; with `special` those too that a prompt begins with."""
+        """Return the tokens of a text; `special` adds the tokens that begin a prompt."""
         fields = {"content": text, "add_special": special}
-        return list(self._json("POST", "/tokenize", fields)["tokens"])
+        return list(self.request("/tokenize", fields)["tokens"])
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
-        return str(self._json("POST", "/detokenize", {"tokens": list(tokens)})["content"])
+        return str(self.request("/detokenize", {"tokens": list(tokens)})["content"])
 
     def complete(
         self,
@@ -112,10 +96,10 @@ class ServerClient:
         more: Mapping[str, Any] = {},
         cancellation: Cancellation | None = None,
     ) -> Answer:
-        """Go on with a text or its tokens, up to `count` tokens and up to the first of `stops`.
+        """Continue a text or its tokens, up to `count` tokens and up to the first of `stops`.
 
-        `more` are fields of the request besides, in the server's own words: `json_schema`.
-        `cancellation` may end it; then the rest of it is not waited for.
+        `more` are other fields of the request, in the server's own words: `json_schema`.
+        `cancellation` may end the answer before its end.
         """
         if not prompt:
             raise RequestError("the prompt is empty")
@@ -132,7 +116,7 @@ class ServerClient:
         more: Mapping[str, Any] = {},
         cancellation: Cancellation | None = None,
     ) -> Answer:
-        """Answer the last of `messages`; else as `complete`."""
+        """Answer the last of `messages`; the other arguments are those of `complete`."""
         fields = {**more, "messages": messages, **_options(count, sampling, stops)}
         fields["stream_options"] = {"include_usage": True}
         return self._answer("/v1/chat/completions", fields, _read_chat, count, cancellation)
@@ -156,24 +140,14 @@ class ServerClient:
         try:
             connection.connect()
             ending.attach(connection.sock)
-            response = self._send(connection, "POST", path, fields)
+            response = self._send(connection, path, fields)
         except (OSError, HTTPException):
             if (error := lost()) is not None:
                 raise error from None
         seed = int(fields["seed"])
         return Answer(response, connection.close, lost, read_event, count, seed, began)
 
-    def _json(self, method: str, path: str, fields: Fields | None = None) -> Any:
-        connection = HTTPConnection(self._host, self._port)
-        with contextlib.closing(connection):
-            try:
-                return json.loads(self._send(connection, method, path, fields).read())
-            except (OSError, HTTPException, ValueError):
-                raise self._lost() from None
-
-    def _send(
-        self, connection: HTTPConnection, method: str, path: str, fields: Fields | None
-    ) -> HTTPResponse:
+    def _send(self, connection: HTTPConnection, path: str, fields: Fields | None) -> HTTPResponse:
         """Send a request; a long prompt may take hours until its answer begins.
 
         Raises the errors of http.client. After any error the connection is closed.
@@ -181,7 +155,9 @@ class ServerClient:
         body = None if fields is None else json.dumps(fields).encode()
         self._on_request()
         try:
-            connection.request(method, f"{self._path}{path}", body, self._headers)
+            connection.request(
+                "GET" if body is None else "POST", f"{self._path}{path}", body, self._headers
+            )
             response = connection.getresponse()
             if response.status != 200:
                 raise error_from(response.status, response.read())
@@ -191,7 +167,6 @@ class ServerClient:
         return response
 
     def _lost(self) -> MoepackError:
-        """Return the error for a connection that ended or failed."""
         # A program that dies loses its connections before its parent can know that it did.
         deadline = time.monotonic() + 1
         while (problem := self._problem()) is None and time.monotonic() < deadline:

@@ -9,9 +9,9 @@ import re
 import shlex
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from moepack.common.errors import RequestError
 from moepack.running.programs.compiling import MACHINES
@@ -29,7 +29,7 @@ _DYNAMIC_LINKER = re.compile(r"ld(-linux|-musl|64)?[-.\w]*\.so(\.\d+)?")
 
 
 class CommandError(RequestError):
-    """A command cannot be started; `exit_code` is the one that a shell would end with."""
+    """A command cannot be started; a shell would end with `exit_code`."""
 
     def __init__(
         self, problem: str, *, path: str | os.PathLike[str], exit_code: int, hint: str | None = None
@@ -43,7 +43,10 @@ def find_executable(command: str, environment: Mapping[str, str] = os.environ) -
 
     Raises CommandError.
     """
-    candidates = [Path(command)] if "/" in command else list(_on_path(command, environment))
+    folders = environment.get("PATH", os.defpath).split(os.pathsep) if command else []
+    candidates = [Path(folder or ".", command) for folder in folders]
+    if "/" in command:
+        candidates = [Path(command)]
     existing = [path for path in candidates if os.path.lexists(path)]
     for path in existing:
         if path.is_file() and os.access(path, os.X_OK):
@@ -60,12 +63,6 @@ def find_executable(command: str, environment: Mapping[str, str] = os.environ) -
     elif not path.exists():
         problem, hint = "a link to nothing", ""
     raise CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint or None)
-
-
-def _on_path(command: str, environment: Mapping[str, str]) -> Iterator[Path]:
-    if command:
-        for folder in environment.get("PATH", os.defpath).split(os.pathsep):
-            yield Path(folder or ".", command)
 
 
 def check_executable(path: Path, environment: Mapping[str, str] = os.environ) -> None:
@@ -95,7 +92,6 @@ def check_executable(path: Path, environment: Mapping[str, str] = os.environ) ->
 
 
 def _interpreter(start: bytes, script: Path, environment: Mapping[str, str]) -> Path | None:
-    """Return the path of the interpreter that a script's first line names; None without."""
     name, _, rest = os.fsdecode(start[2:].split(b"\n")[0]).strip(" \t\r\0").partition(" ")
     if not name:
         return None
@@ -125,35 +121,31 @@ def _started_by_env(argument: str) -> str | None:
     return next((word for word in words if not word.startswith("-") and "=" not in word), None)
 
 
-class _Elf(NamedTuple):
-    """An ELF header: bits, the machine's number, and the dynamic linker's path."""
-
-    bits: int
-    machine: int
-    interpreter: str | None
+_Elf = tuple[int, int, str | None]
+"""An ELF header: bits, the machine's number, and the dynamic linker's path."""
 
 
 def _check_binary(path: Path, file: BinaryIO) -> None:
     elf = _read_elf(file)
     if elf is None:
         return
-    ours = platform.machine()
-    if (elf.bits, elf.machine) != (64, MACHINES.get(ours, elf.machine)):
-        name = _NAMES.get(elf.machine, f"machine {elf.machine}")
+    (bits, machine, interpreter), ours = elf, platform.machine()
+    if (bits, machine) != (64, MACHINES.get(ours, machine)):
+        name = _NAMES.get(machine, f"machine {machine}")
         raise _refusal(
             path,
-            f"a program of {elf.bits} bits for {name}, on {ours}",
+            f"a program of {bits} bits for {name}, on {ours}",
             f"use a build for {ours} with 64 bits",
         )
     is_linker = _DYNAMIC_LINKER.fullmatch(path.name) is not None
-    if elf.interpreter is None and not is_linker:
+    if interpreter is None and not is_linker:
         raise _refusal(
             path,
             "linked statically: no library can be loaded into it",
             "use a build that is linked dynamically, as llama.cpp's own releases are",
         )
-    if elf.interpreter is not None and _is_musl(elf.interpreter) != _is_musl(_our_interpreter()):
-        kinds = ("musl", "glibc") if _is_musl(elf.interpreter) else ("glibc", "musl")
+    if interpreter is not None and _is_musl(interpreter) != _is_musl(_our_interpreter()):
+        kinds = ("musl", "glibc") if _is_musl(interpreter) else ("glibc", "musl")
         raise _refusal(
             path,
             f"linked with {kinds[0]}, while moepack's library is with {kinds[1]}",
@@ -172,7 +164,7 @@ def _refusal(path: Path, problem: str, hint: str) -> CommandError:
 
 
 def _read_elf(file: BinaryIO) -> _Elf | None:
-    """Read an ELF file's header; None for other files, and a cut or senseless one."""
+    """Read an ELF file's header; None for a cut or senseless one too."""
     file.seek(0)
     header = file.read(64)
     if len(header) < 52 or header[:4] != b"\x7fELF" or not {header[4], header[5]} <= {1, 2}:
@@ -180,7 +172,7 @@ def _read_elf(file: BinaryIO) -> _Elf | None:
     bits, order = header[4] * 32, "<>"[header[5] - 1]
     machine = struct.unpack_from(f"{order}H", header, 18)[0]
     if (bits, order) != (64, "<"):
-        return _Elf(bits, machine, None)  # of another machine than those that ours is written for
+        return bits, machine, None  # of another machine than those that ours is written for
     if len(header) < 64:
         return None
     offset = struct.unpack_from("<Q", header, 32)[0]
@@ -191,8 +183,8 @@ def _read_elf(file: BinaryIO) -> _Elf | None:
     for kind, _, start, _, _, length, _, _ in struct.iter_unpack("<IIQQQQQQ", table or b""):
         if kind == _PT_INTERP:
             text = _read_at(file, start, length) if length <= _INTERPRETER_LENGTH else None
-            return None if text is None else _Elf(64, machine, os.fsdecode(text.rstrip(b"\0")))
-    return None if table is None else _Elf(64, machine, None)
+            return None if text is None else (64, machine, os.fsdecode(text.rstrip(b"\0")))
+    return None if table is None else (64, machine, None)
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes | None:
@@ -214,14 +206,11 @@ def _our_interpreter() -> str:
             elf = _read_elf(file)
     except OSError:
         elf = None
-    return (elf and elf.interpreter) or ""
+    return (elf and elf[2]) or ""
 
 
 def _privilege(path: Path) -> str | None:
-    """Return the program's rights beyond those of its user; None without any.
-
-    The dynamic linker does not heed LD_PRELOAD then.
-    """
+    """Return rights with which the dynamic linker ignores LD_PRELOAD: those its user lacks."""
     status = path.stat()
     if os.statvfs(path).f_flag & os.ST_NOSUID:
         return None

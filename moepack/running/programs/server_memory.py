@@ -23,16 +23,22 @@ from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN
 from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.running.pager.budget import step_length
-from moepack.running.programs.command import CONTEXT, Option, experts_used, says_micro_batch
+from moepack.running.programs.command import (
+    CONTEXT,
+    Option,
+    experts_used,
+    says_micro_batch,
+    single_text_options,
+)
 
 USUAL_CONTEXT = 4096
-"""The default, of models that were trained for as much."""
+"""The default."""
 MICRO_BATCHES = tuple(2048 >> shift for shift in range(12))
 """Candidates, the largest first: more than 2,048 tokens gain little on processors."""
 _USUAL = 512
 """llama.cpp's default."""
 _MOST_COMPUTING = 8
-"""For more than that default, computing may take an eighth of the memory."""
+"""Above that default, computing may take an eighth of the memory."""
 _CACHE = Option(frozenset({"-cram", "--cache-ram"}), "LLAMA_ARG_CACHE_RAM")
 _CHECKPOINTS = Option(
     frozenset({"-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"}), "LLAMA_ARG_CTX_CHECKPOINTS"
@@ -51,10 +57,10 @@ _SHARE = 16
 def choose_context(
     pack: Pack, length: int | None, notice: Callable[[str], None] = lambda text: None
 ) -> int:
-    """Return the tokens of a context: `length`, or those of the model's training for 0.
+    """Return the tokens of a context: `length`, or for 0 the context of the model's training.
 
-    None is the usual one, or that of the training if that is less. `notice` is called with a
-    sentence about a context that is longer. Raises RequestError for 0 if the training is unknown.
+    None is `USUAL_CONTEXT`, or the training's if it is shorter. `notice` is called with a sentence
+    about a context that is longer. Raises RequestError for 0 if the training's is unknown.
     """
     trained = pack.manifest.source.context_length or None
     if length is None:
@@ -85,6 +91,32 @@ def server_options(
     return words, beside
 
 
+def single_text_server(
+    pack: Pack,
+    options: Sequence[str],
+    memory: Size | None,
+    pinned: Size,
+    *,
+    context: int,
+    threads: int | None,
+    micro_batch: int | None,
+) -> tuple[list[str], int, int]:
+    """Return options of llama-server for one text at a time, before its other `options`.
+
+    With them come the micro-batch, which is chosen by memory if None, and the most bytes that the
+    server takes beside experts.
+    """
+    footprint = footprint_of(pack)
+    few = [*single_text_options(context, threads, micro_batch or 1), *options]
+    limits = limit_earlier_texts(footprint, few)
+    beside = beside_length(footprint, [*few, *limits])
+    if micro_batch is None:
+        sizes: Any = {"context": context, "pinned": pinned, "beside": beside}
+        micro_batch = choose_micro_batch(pack, memory=memory, options=options, **sizes)
+    words = [*single_text_options(context, threads, micro_batch), *limits, *options]
+    return words, micro_batch, beside
+
+
 def choose_micro_batch(
     pack: Pack,
     *,
@@ -94,11 +126,11 @@ def choose_micro_batch(
     options: Sequence[str] = (),
     beside: int = 0,
 ) -> int:
-    """Return the largest micro-batch that a context of so many tokens and memory allow.
+    """Return the largest micro-batch that memory allows with a context of `context` tokens.
 
-    Without `context` it is the one that the model was trained for. `memory` is the bytes for
-    experts, as in `PagerOptions`; `pinned` of them stay. `options` are llama-server's. The least
-    memory, `floor`, is that of one token. Of the free memory `beside` bytes are not for experts.
+    By default the context is the one of the model's training. `memory` is the bytes for experts,
+    as in `PagerOptions`, of which `pinned` stay; `floor` is enough for one token. `options` are
+    llama-server's. `beside` bytes of the free memory are not for experts.
     """
     available, limit = available_memory() - beside, memory_length(memory)
     if limit == "floor":
@@ -112,9 +144,9 @@ def choose_micro_batch(
 
 
 def micro_batches(footprint: Footprint, context: int | None, memory: int) -> Iterator[int]:
-    """Yield micro-batches to try, the largest first, for a context of so many tokens.
+    """Yield micro-batches to try for a context of `context` tokens, the largest first.
 
-    Those are left out whose computing would take too much of `memory` bytes, or an unknown part.
+    Above llama.cpp's default, computing must take no more than a fixed share of `memory` bytes.
     """
     for count in MICRO_BATCHES:
         if context is not None and count // 2 >= context:
@@ -130,28 +162,25 @@ def floor_length(
 ) -> int:
     """Return the bytes that a pager needs: for a step, for a token beside it, and for pins.
 
-    A token uses `experts_used` in each layer, by default as many as the model states.
+    A token uses `experts_used` in each layer, by default the model's own number.
     """
-    shape, lengths = pack.shape.using(experts_used), dict(_slot_lengths(pack))
+    shape = pack.shape.using(experts_used)
+    lengths: dict[ExpertKey, int] = {}
+    for layer, family in pack.shape.routed.items():  # whole pages, wherever a part begins in a page
+        parts = pack.parts(layer)
+        length = sum(align(part.length, mmap.PAGESIZE) + mmap.PAGESIZE for part in parts)
+        lengths |= {ExpertKey(layer, expert): length for expert in range(family.expert_count)}
     options: Any = {"family": ROUTED_FAMILY, "layers": shape.without_mtp().routed}
     keys = pack.hottest(pack.budget_length(pinned, "pin", **options), **options)
     steps = step_length(shape, lengths, micro_batch) + step_length(shape, lengths, 1)
     return steps + sum(lengths[key] for key in keys)
 
 
-def _slot_lengths(pack: Pack) -> Iterator[tuple[ExpertKey, int]]:
-    """Yield the most bytes of each expert, in whole pages wherever it begins in a page."""
-    for layer, family in pack.shape.routed.items():
-        parts = pack.parts(layer)
-        length = sum(align(part.length, mmap.PAGESIZE) + mmap.PAGESIZE for part in parts)
-        yield from ((ExpertKey(layer, expert), length) for expert in range(family.expert_count))
-
-
 def limit_earlier_texts(footprint: Footprint, command: Sequence[str]) -> list[str]:
     """Return options of llama-server that limit what it keeps of earlier texts.
 
-    Those are left out that the command or a variable sets. The cache has space for texts that
-    fill a context together, and so for a conversation while another prompt takes its place.
+    Options that the command or a variable sets are left out. The cache has space for texts that
+    fill one context together: for a conversation while another prompt takes its place.
     """
     share = max(_LEAST_CACHE, available_memory() // _SHARE)
     whole, checkpoint = _lengths(footprint, command)
@@ -167,9 +196,9 @@ def limit_earlier_texts(footprint: Footprint, command: Sequence[str]) -> list[st
 
 
 def beside_length(footprint: Footprint, command: Sequence[str]) -> int:
-    """Return the bytes that a server takes at most beside experts and does not have at its start.
+    """Return the most bytes, beside experts, by which a server grows after its start.
 
-    These are the dense weights that each token reads, in the page cache, which counts as free, and
+    They are the dense weights that each token reads, in the page cache, which counts as free, and
     earlier texts.
     """
     whole, checkpoint = _lengths(footprint, command)
@@ -184,7 +213,7 @@ def beside_length(footprint: Footprint, command: Sequence[str]) -> int:
 
 
 def _lengths(footprint: Footprint, command: Sequence[str]) -> tuple[int, int]:
-    """Return the bytes of a text that fills the context, and of a checkpoint; 0 if unknown."""
+    """Return the bytes of a full context, and of a checkpoint; 0 if unknown."""
     count = CONTEXT.number(command, os.environ)
     context = footprint.context(MOEPACK_RUN._replace(token_count=count))
     if context is None:

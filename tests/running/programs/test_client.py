@@ -41,7 +41,7 @@ def client(server: ServerProcess) -> ServerClient:
 
 
 def test_a_chat_is_the_templates_text_gone_on_with(client: ServerClient) -> None:
-    assert client.prompt(MESSAGES) == PROMPT
+    assert client.request("/apply-template", {"messages": MESSAGES})["prompt"] == PROMPT
     with client.complete(PROMPT, count=12, sampling=GREEDY) as completion:
         pieces = list(completion)
     with client.chat(MESSAGES, count=12, sampling=GREEDY) as answer:
@@ -117,7 +117,9 @@ def test_a_text_that_is_left_is_computed_no_further(chat_path: Path) -> None:
             for _ in zip(range(500), answer, strict=False):
                 pass
         assert answer.facts.end == "left"
-        wait_until(lambda: not any(slot["is_processing"] for slot in endless.client.slots()))
+        wait_until(
+            lambda: not any(slot["is_processing"] for slot in endless.client.request("/slots"))
+        )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_the_cause_of_a_servers_end_is_no_error_of_a_request_before(chat_path: P
                 list(answer)
         assert not server.is_running
         with pytest.raises(MachineError, match="ended by SIGKILL"):
-            client.properties()
+            client.request("/props")
 
 
 def test_a_request_is_cancelled_before_it_begins_and_while_it_is_answered(

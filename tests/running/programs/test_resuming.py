@@ -18,6 +18,7 @@ from tests.support.needs import needs_llama
 pytestmark = needs_llama
 
 STATE = "conversation.bin"
+SAVE = "/slots/0?action=save"
 PROMPT = Path("fixtures/prompt.txt").read_text()[:500]
 NEXT = " And then?"
 MOST_AGAIN = 64
@@ -48,12 +49,13 @@ def test_a_conversation_goes_on_after_a_restart_and_is_not_computed_again(
     options = ("--slot-save-path", str(tmp_path))
     with serving(packs[name], *options) as client:
         begun = go_on(client, PROMPT)
-        count = client.save_slot(0, STATE)
+        count = client.request(SAVE, {"filename": STATE})["n_saved"]
         prompt = PROMPT + begun.text + NEXT
         expected = go_on(client, prompt)
     assert count >= begun.prompt_count > 100
     with serving(packs[name], *options) as client:
-        assert client.restore_slot(0, STATE) == count
+        restored = client.request("/slots/0?action=restore", {"filename": STATE})
+        assert restored["n_restored"] == count
         resumed = go_on(client, prompt)
     assert resumed.text == expected.text
     assert resumed.kept_count >= begun.prompt_count - MOST_AGAIN
@@ -66,4 +68,4 @@ def test_saving_without_a_folder_is_refused_with_the_option_that_gives_one(
     packs: dict[str, Path],
 ) -> None:
     with serving(packs["qwen3moe"]) as client, pytest.raises(RequestError, match="slot-save-path"):
-        client.save_slot(0, STATE)
+        client.request(SAVE, {"filename": STATE})

@@ -122,8 +122,8 @@ def test_what_clients_are_told_is_the_servers_own(chat_path: Path) -> None:
         assert ask(server.url, *fields)[0] == 401
         assert ask(server.url, *fields, key)[0] == 200
         assert ask(server.url, "Host: chat.example", "Origin: http://localhost", key)[0] == 403
-        assert server.client.properties()["total_slots"] == 2
-        assert server.client.properties()["model_alias"] == "tiny"
+        assert server.client.request("/props")["total_slots"] == 2
+        assert server.client.request("/props")["model_alias"] == "tiny"
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
