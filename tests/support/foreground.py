@@ -5,8 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from moepack.running.programs.process import Process, end_like
-from moepack.running.programs.signals import SignalRelay
+from moepack.running.programs.process import Process, SignalRelay, end_like
 
 MODULE = (sys.executable, "-m", "tests.support.foreground")
 

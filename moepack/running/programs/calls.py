@@ -39,11 +39,11 @@ def serve(
     """Serve a model that may be larger than memory by llama.cpp's own server.
 
     `path` is a pack, or any shard of a GGUF, whose experts are then read from the shards; a model
-    that is elsewhere is fetched first, as by `fetch_model`. `memory` and `pin` are bytes for
-    experts or a text such as `8GiB`. `memory` may be `floor`, or `50%` of the memory of this
-    machine or its container, `pin` `10%` of the experts. `options` are those of llama-server: `-c
-    8192`, `-np 4`, `--port 8080`. Without a port it is a free one. All clients must send `api_key`.
-    The routing is recorded to `trace`.
+    at an address is fetched first, as by `fetch_model`. `memory` and `pin` are bytes for experts or
+    a text such as `8GiB`. `memory` may be `floor`, or `50%` of the memory of this machine or its
+    container, `pin` `10%` of the experts. `options` are llama-server's: `-c 8192`, `-np 4`, `--port
+    8080`; the default port is a free one. All clients must send `api_key`. The routing is recorded
+    to `trace`.
 
     Raises what fetching and opening raise, and what `ModelServer` raises.
     """
@@ -102,7 +102,6 @@ def _warn(text: str) -> None:
 
 
 def _as_list(words: Sequence[str], argument: str) -> list[str]:
-    """Return words as a list. Raises RequestError for a text, which a shell would split."""
     if not isinstance(words, str):
         return list(words)
     try:

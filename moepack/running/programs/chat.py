@@ -18,8 +18,7 @@ class Conversation:
     """The messages of a chat: the user's, and the model's answers.
 
     `system` is the system prompt; `options` are those of `ServerClient.chat`. If it `is_raw`, each
-    text is continued as it is, without a template: by itself, since nothing would tell it from the
-    texts before.
+    text is continued alone and without a template: nothing would separate it from earlier texts.
     """
 
     def __init__(
@@ -37,31 +36,30 @@ class Conversation:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all messages but the system prompt."""
+        """Drop all messages but the system prompt."""
         self._messages: list[Message] = []
         self._retry_count = 0
 
     @property
     def has_past(self) -> bool:
-        """Whether answers depend on messages before."""
+        """Whether answers depend on earlier messages."""
         return bool(self._messages) and not self.is_raw
 
     def ask(
         self, text: str, cancellation: Cancellation | None = None
     ) -> AbstractContextManager[Answer]:
-        """Ask something; the part of the answer that was read when this is left is kept.
+        """Ask something; the context manager's end keeps the part of the answer that was read.
 
-        Without any, the question is forgotten as well. Raises what `ServerClient.chat` raises.
+        Without an answer the question is dropped as well. Raises what `ServerClient.chat` raises.
         """
         question = {"role": "user", "content": text}
         past = [] if self.is_raw else self._messages
         return self._answer([*past, question], self._sampling, cancellation)
 
     def ask_again(self, cancellation: Cancellation | None = None) -> AbstractContextManager[Answer]:
-        """Regenerate the last answer, with another seed.
+        """Regenerate the last answer with another seed, and replace it once there is a new one.
 
-        The answer that it had is kept until there is another. Raises RequestError if nothing was
-        answered yet, and what `ask` raises.
+        Raises RequestError if nothing was answered yet, and what `ask` raises.
         """
         if not self._messages:
             raise RequestError("nothing has been answered yet")
@@ -73,7 +71,6 @@ class Conversation:
     def _answer(
         self, messages: list[Message], sampling: Sampling, cancellation: Cancellation | None
     ) -> Iterator[Answer]:
-        """Answer the last of messages; they become the history, with the answer."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         message: Message = {}
         options: Any = {"sampling": sampling, "cancellation": cancellation, **self._options}

@@ -27,7 +27,7 @@ _RUNS_TEXT = re.compile("-[A-Za-z]*c[A-Za-z]*")
 _LLAMA_PROGRAM = re.compile("llama-[a-z]+(-[a-z]+)*")
 _OTHER_SOURCES = {"-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo"}
 _OTHER_SOURCES |= {"--models-dir", "--models-preset", "-h", "--help", "--version"}
-"""Options with which llama.cpp's programs need no path of a model, or find it themselves."""
+"""Options with which llama.cpp's programs need no path of a model."""
 _INTEGER = re.compile("-?[0-9]+")
 _LEAST_BATCH = 32
 """With a batch of one token llama.cpp's server aborts."""
@@ -48,12 +48,12 @@ class Option(NamedTuple):
         return bool(names & self.words) or self.variable in environment
 
     def number(self, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
-        """Return the number of the option, or else of the variable; None for none, and for 0."""
+        """Return a positive number of the option, or else of the variable."""
         number = self.integer(command, environment)
         return number if number is not None and number > 0 else None
 
     def integer(self, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
-        """Return the integer of the option, or else of the variable, also 0 or below; or None."""
+        """Return the integer of the option, or else of the variable, 0 and negative ones too."""
         values = [value for name, value in _options(command) if name in self.words]
         numbers = [value for value in values if _INTEGER.fullmatch(value)]
         value = numbers[-1] if numbers else environment.get(self.variable, "")
@@ -78,8 +78,8 @@ _BATCHES = {
 def fill_in(arguments: Sequence[str], model_path: str) -> list[str]:
     """Return `arguments` with the model's path for `{}`: a whole argument, or all behind a `=`.
 
-    `{}` anywhere else stays, since code and JSON are full of it; shells' and programs' own code
-    finds the path in the variable MOEPACK_MODEL. An argument `{}` that is meant is written `{{}}`.
+    `{}` anywhere else stays, since code and JSON are full of it; such code finds the path in the
+    variable MOEPACK_MODEL. A literal argument `{}` is written `{{}}`.
     """
     filled = []
     for argument in arguments:
@@ -96,7 +96,7 @@ def find_misled_program(
 ) -> str | None:
     """Return the program of llama.cpp in a command that surely gets no path of the model.
 
-    `paths` are the model's files. None for any other program, which may read MOEPACK_MODEL.
+    `paths` are the model's files. Other programs may read MOEPACK_MODEL.
     """
     words = [*_words(command), environment.get("LLAMA_ARG_MODEL", "")]
     program = next(filter(_is_llama_program, words), None)
@@ -110,7 +110,7 @@ def find_misled_program(
 
 
 def _is_llama_program(word: str) -> bool:
-    """Return whether a word is an executable of llama.cpp's, and no script of that name."""
+    # Not a script of that name, which may pass on the model's path.
     path = shutil.which(word) if _LLAMA_PROGRAM.fullmatch(os.path.basename(word)) else None
     if path is None:
         return False
@@ -122,7 +122,6 @@ def _is_llama_program(word: str) -> bool:
 
 
 def _file_at(path: str | Path) -> tuple[int, int] | None:
-    """Return the device and the inode of a file; None without one."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -144,9 +143,9 @@ def extend_environment(
 def llama_variables(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables that make llama.cpp's programs map a model, and repack none of its weights.
 
-    None is among them about which the user said anything, by an option or a variable. Programs
-    older than a variable do not read it: LLAMA_ARG_LOAD_MODE is of July 2026 (before, mapping was
-    the default), LLAMA_ARG_REPACK of December 2025.
+    What the user set by an option or a variable is left out. Programs older than a variable do not
+    read it: LLAMA_ARG_LOAD_MODE is of July 2026 (before, mapping was the default), LLAMA_ARG_REPACK
+    of December 2025.
     """
     names = {name for name, _ in _options(command)}
     variables = {}
@@ -158,22 +157,22 @@ def llama_variables(command: Sequence[str], environment: Mapping[str, str]) -> d
 
 
 def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with which threads that wait leave the processor to who reads experts.
+    """Return variables with which waiting threads leave the processor to the pager.
 
-    Those of OpenMP spin by default, for milliseconds: as long as an expert takes to be read. With
-    so few turns they meet each other between two products without sleep, and sleep while experts
-    are read; a policy alone, which other libraries than libgomp know, has them sleep at once. None
-    if the user said how they wait (libgomp's documentation).
+    Threads of OpenMP spin for milliseconds by default: as long as an expert takes to be read. With
+    1,000 turns they meet each other between two products without sleep, and sleep while experts are
+    read; the policy alone, which other libraries than libgomp know, makes them sleep at once.
+    Variables that the user set are left as they are (libgomp's documentation).
     """
     variables = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
     return {} if environment.keys() & variables.keys() else variables
 
 
 def single_text_options(context: int, threads: int | None, micro_batch: int) -> list[str]:
-    """Return options of llama-server for one text at a time, and no memory of those before it.
+    """Return options of llama-server for one text at a time, without a cache of earlier texts.
 
-    `context` is tokens, `micro_batch` those of a prompt that are computed at once. Batches are no
-    longer than needed: a prompt that is left is computed up to the end of its batch.
+    `context` is tokens, `micro_batch` a prompt's tokens that are computed at once. Batches are no
+    longer than needed: a cancelled prompt is computed up to the end of its batch.
     """
     words = ["-c", str(context), "-np", "1", "--cache-ram", "0"]
     words += ["-b", str(max(micro_batch, _LEAST_BATCH)), "-ub", str(micro_batch)]
@@ -181,9 +180,9 @@ def single_text_options(context: int, threads: int | None, micro_batch: int) -> 
 
 
 def micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Return how many tokens a command of llama.cpp computes at once, as far as that is known.
+    """Return the tokens that a command of llama.cpp computes at once.
 
-    It is the least of the batch and the micro-batch, each by default llama.cpp's.
+    They are the lesser of the batch and the micro-batch, which have llama.cpp's defaults.
     """
     return min(
         option.number(command, environment) or default for option, default in _BATCHES.items()
@@ -198,8 +197,7 @@ def says_micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> 
 def experts_used(command: Sequence[str], architecture: str) -> int | None:
     """Return the experts that a token uses in each layer by a command's `--override-kv`.
 
-    None if the model's own metadata decides. llama.cpp has no variable for it, and takes the first
-    of several.
+    llama.cpp has no variable for it, and takes the first of several.
     """
     overrides = [
         override
@@ -216,10 +214,7 @@ def experts_used(command: Sequence[str], architecture: str) -> int | None:
 
 
 def find_reading_option(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Return the option or variable by which llama.cpp reads or locks the whole model.
-
-    None without one. `--load-mode mmap` in its place helps.
-    """
+    """Return the option or variable by which llama.cpp reads or locks the whole model."""
     options = list(_options(command))
     for name, value in options:
         if name in _READING_WORDS:

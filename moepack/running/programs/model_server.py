@@ -27,12 +27,11 @@ from moepack.running.programs.trace_writer import TraceWriter
 class ModelServer(Closing):
     """Serves the model of `pack`, which has to stay open. A context manager, which ends the server.
 
-    `options` are those of llama-server: `-c 8192`, `-np 4`, `--port 8080`. Without a port it is
-    a free one. `api_key` is asked of all clients, by default that of the variable LLAMA_API_KEY,
-    if any. `trace` and `learner` get the routed experts, or with `records` the pager keeps them for
-    `pop_calls`. `failed` is called, in another thread,
-    with each error for which the server could not compute; without it `take_failure` returns the
-    last one. `pinning` is as for `Pager`.
+    `options` are llama-server's: `-c 8192`, `-np 4`, `--port 8080`; the default port is a free one.
+    All clients must send `api_key`, by default the value of LLAMA_API_KEY. `trace` and `learner`
+    get the routed experts, or with `records` the pager keeps them for `pop_calls`. `failed` is
+    called, in another thread, with each error that stopped a computation; without it `take_failure`
+    returns the last one. `pinning` is as for `Pager`.
 
     Raises what `Pager` and `ServerProcess` raise.
     """
@@ -103,10 +102,10 @@ class ModelServer(Closing):
 
     @property
     def usage(self) -> PagerUsage:
-        """The experts that the server has needed so far."""
+        """The lookups and reads of experts so far."""
         return self.pager.usage
 
     def take_failure(self) -> MoepackError | None:
-        """Return once why the last text could not be computed; None if that is unknown."""
+        """Return once the error that stopped the last text."""
         failure, self._failure = self._failure, None
         return failure

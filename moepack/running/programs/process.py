@@ -1,4 +1,4 @@
-"""A program that runs in the foreground, and its end."""
+"""A program that runs in the foreground: its start, the signals that it gets, and its end."""
 
 import os
 import resource
@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from select import poll
-from typing import Self
+from threading import Thread, current_thread, main_thread
+from typing import Any, Self
 
 from moepack.common.errors import MachineError
 from moepack.host.memory_limits import kill_count
@@ -17,6 +18,11 @@ PARENT_VARIABLE = "MOEPACK_PARENT"
 """The variable with this process's id: the preloaded library of a child asks the system by it to
 end the child when this process ends."""
 _GRACE = 2.0
+_OF_TERMINALS = {signal.SIGINT, signal.SIGQUIT}
+_HANDLED = _OF_TERMINALS | {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+_WATCHED = _HANDLED | {signal.SIGCONT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGCHLD}
+_ALARM = signal.SIGURG  # otherwise unused, and ignored by default
+_JOB_CONTROL = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 
 
 class Process:
@@ -35,9 +41,9 @@ class Process:
     ) -> None:
         """Start `executable`; the first of `arguments` is its name.
 
-        `signal_mask` are the signals that it finds blocked: those that are blocked here, if None.
-        The thread that calls this is to live as long as the program, which PARENT_VARIABLE
-        binds to it. Raises CommandError if the system starts no such file.
+        `signal_mask` are the signals that are blocked in it, by default those of this thread. The
+        calling thread must live as long as the program, which PARENT_VARIABLE binds to it. Raises
+        CommandError if the system starts no such file.
         """
         if signal_mask is None:
             signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -81,7 +87,7 @@ class Process:
         return self.poll()
 
     def find_stop(self) -> int | None:
-        """Return the signal that stopped the program, once for each stop; None without one."""
+        """Return the signal that stopped the program, once for each stop."""
         if self._returncode is not None:
             return None
         try:
@@ -97,7 +103,7 @@ class Process:
                 signal.pidfd_send_signal(self.descriptor, number)
 
     def end(self) -> None:
-        """End the program: it is asked to, and killed if it does not within two seconds."""
+        """End the program by SIGTERM, and two seconds later by SIGKILL."""
         if self.poll() is None:
             self.send(signal.SIGTERM)
             self.send(signal.SIGCONT)  # a stopped program gets no other signal
@@ -113,8 +119,107 @@ class Process:
         os.close(self.descriptor)
 
 
+class SignalRelay:
+    """Forwards signals to a program, and stops when it stops, in a thread of its own.
+
+    Enter it in the main thread before others are started: then they leave signals to it. Until a
+    program is attached, signals act on this process as always. `inherited_mask` are the signals
+    that were blocked before, for the program.
+
+    The terminal signals the whole process group (Ctrl-C, Ctrl-Z, a new size), so the program has
+    these already; signals that others send to this process are forwarded. One that is sent to the
+    process group or the control group as a whole reaches the program twice: in a unit of systemd,
+    `KillMode=mixed` avoids that.
+
+    Threads that a library started earlier, as numpy's does, block nothing: a signal that reaches
+    one of them comes by a handler of Python's.
+
+    A stopped program stops this process as well, for which the shell waits. Both continue together.
+    """
+
+    def __init__(self) -> None:
+        self._process: Process | None = None
+        self._is_closed = False
+        self._handlers: dict[int, Any] = {}
+        self._thread = Thread(target=self._relay, name="signals", daemon=True)
+
+    def __enter__(self) -> Self:
+        assert current_thread() is main_thread()
+        # A process that ignores the ends of children, which is inherited, gets no signal of them.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._on_alarm = signal.signal(_ALARM, lambda *_: None)
+        self.inherited_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+        self._thread.start()
+        return self
+
+    def attach(self, process: Process) -> None:
+        """Forward signals to `process` from now on."""
+        self._process = process
+        for number in _HANDLED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._handlers[number] = signal.signal(number, self._handle)
+        self._wake()  # it may have stopped already
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_closed = True
+        self._wake()
+        self._thread.join()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.inherited_mask)
+        signal.signal(_ALARM, self._on_alarm)
+
+    def _handle(self, number: int, frame: object) -> None:
+        # Python does not tell whether it is the terminal's.
+        if self._process is not None and not (number in _OF_TERMINALS and _is_in_foreground()):
+            self._process.send(number)
+
+    def _wake(self) -> None:
+        signal.pthread_kill(self._thread.ident or 0, signal.SIGCHLD)
+
+    def _relay(self) -> None:
+        while not self._is_closed:
+            received = signal.sigwaitinfo(_WATCHED)
+            is_from_kernel = received.si_code > 0  # the terminal's, or about a child
+            if received.si_signo == signal.SIGCHLD:
+                self._follow()
+            elif self._process is None:
+                _deliver(received.si_signo)
+            elif not is_from_kernel:
+                self._process.send(received.si_signo)
+
+    def _follow(self) -> None:
+        """Stop if the program was stopped as a shell would have stopped it."""
+        number = None if self._process is None else self._process.find_stop()
+        if number in _JOB_CONTROL or (number is not None and _is_in_foreground()):
+            _deliver(number)
+
+
+def _deliver(number: int) -> None:
+    """Deliver a signal to this process as ever: a handler of Python's runs in the main thread."""
+    signal.sigtimedwait({number}, 0)  # one from the terminal may wait, which would be another
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    # A handler of Python's waits for the main thread, which may wait for something else.
+    signal.pthread_kill(main_thread().ident or 0, _ALARM)
+
+
+def _is_in_foreground() -> bool:
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
 def is_out_of_memory(returncode: int, kills_before: int) -> bool:
-    """Return whether a program that ended so was killed to free memory.
+    """Return whether a program with this exit code was killed to free memory.
 
     `kills_before` is `kill_count` before it started. A shell ends with 137 after a killed program.
     """
@@ -125,8 +230,8 @@ def is_out_of_memory(returncode: int, kills_before: int) -> bool:
 def end_like(returncode: int) -> int:
     """End this process by the signal that killed a program, or return the exit code it ended with.
 
-    A shell script that is interrupted goes on if what it called ends otherwise than by the signal.
-    To be called last, when all output was written: nothing is cleaned up.
+    An interrupted shell script continues unless the program that it called ends by the signal. Call
+    it last, when all output is written: nothing is cleaned up.
     """
     if returncode >= 0:
         return returncode

@@ -18,10 +18,9 @@ from moepack.running.programs.model_server import ModelServer
 class RunPhase:
     """Figures of one phase: computing a prompt, or the tokens after it one by one.
 
-    `step_count` is tokens that were computed; `hits` and `misses` are lookups of experts,
-    `read_length` the bytes of the misses, `read_seconds` how long the model waited for them.
-    `hits` and `hit_rate` are None if not all lookups were counted: they are not while all
-    experts stay in memory.
+    `step_count` is computed tokens; `hits` and `misses` are lookups of experts, `read_length` the
+    bytes of the misses, `read_seconds` the model's wait for them. While all experts stay in memory
+    lookups are not counted: then `hits` and `hit_rate` are None.
     """
 
     step_count: int
@@ -40,12 +39,12 @@ class RunPhase:
 
     @property
     def read_share(self) -> float | None:
-        """The share of the time in which the model waited for experts."""
+        """The share of the time that the model waited for experts."""
         return min(1.0, self.read_seconds / self.seconds) if self.seconds else None
 
     @property
     def length_per_token(self) -> float | None:
-        """The bytes that were read for each token; None without tokens."""
+        """The bytes that were read for each token, on average."""
         return self.read_length / self.step_count if self.step_count else None
 
 
@@ -60,12 +59,11 @@ class ExpertMemory(NamedTuple):
 class RunFacts(RunPhase):
     """A text and its figures. Besides `prompt`, phases are about the tokens after its first.
 
-    `kept_count` tokens of the prompt were there from before, the others were computed in batches of
-    up to `batch_count`; the first token was here `first_token_seconds` after it was asked for.
-    `token_count` are those of the text, of which the last needs no step, sampled with `seed`.
-    `thoughts` are what the model wrote before its answer. `model_length` is the bytes of all
-    tensors, `held_length` of the experts in memory, `fault_count` page faults on experts that
-    were not announced.
+    `kept_count` tokens of the prompt were kept from an earlier text, the others were computed in
+    batches of up to `batch_count`; `first_token_seconds` is from the request to the first token.
+    The last of the text's `token_count` tokens, sampled with `seed`, needs no step. `thoughts`
+    precede the answer. `model_length` is the bytes of all tensors, `held_length` of the experts in
+    memory, `fault_count` page faults on experts that no router had announced.
     """
 
     text: str
@@ -91,7 +89,7 @@ def measure(
 ) -> Iterator[MeasuredAnswer]:
     """Ask `server` something, and measure the answer.
 
-    If experts could not be read, raises that error; else what `ask` and its answer raise.
+    Raises the error for experts that could not be read, and what `ask` and its answer raise.
     """
     server.take_failure()
     server.pager.begin_request()
@@ -104,17 +102,16 @@ def measure(
 
 
 class MeasuredAnswer:
-    """An answer of `server` with its figures; to be iterated over once.
+    """An answer of `server` with its figures, for one iteration.
 
-    `before` is the usage before the answer was asked for. The server's reads until its first token
-    has come here count for the prompt.
+    `before` is the usage before its request. Reads until its first token count for the prompt.
     """
 
     def __init__(self, answer: Answer, server: ModelServer, before: PagerUsage) -> None:
         self._answer, self._server, self._before = answer, server, before
         self._first: PagerUsage | None = None
         self._routed_before: int | None = None
-        """Tokens routed before the prompt's: a text that was left may have been computed yet."""
+        """Tokens routed before the prompt's: a cancelled text may still have been computed."""
         answer.on_event = self._note
 
     def _note(self, facts: AnswerFacts) -> None:
@@ -143,7 +140,7 @@ class MeasuredAnswer:
     def prompt_progress(self) -> tuple[int, int] | None:
         """The number of computed tokens of the prompt, and of all; None before it is known.
 
-        The server reports them after each batch; in between they are those that were routed.
+        The server reports them after each batch; in between the routed tokens are counted.
         """
         facts = self._answer.facts
         if not facts.prompt_count or self._routed_before is None:
@@ -180,7 +177,6 @@ class MeasuredAnswer:
 
 
 def _phase(phase: PhaseFacts, start: PagerUsage, end: PagerUsage) -> dict[str, Any]:
-    """Return the fields of a RunPhase."""
     hits = end.hit_count - start.hit_count
     misses = end.miss_count - start.miss_count
     lookups = hits + misses

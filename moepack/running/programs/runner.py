@@ -23,16 +23,15 @@ from moepack.running.programs.command import (
 from moepack.running.programs.executable import check_executable, find_executable
 from moepack.running.programs.learner import Learner
 from moepack.running.programs.library import find_library
-from moepack.running.programs.process import Process, is_out_of_memory
-from moepack.running.programs.signals import SignalRelay
+from moepack.running.programs.process import Process, SignalRelay, is_out_of_memory
 from moepack.running.programs.trace_writer import TraceWriter
 
 
 class ProgramEnd(NamedTuple):
     """The end of a program: `returncode` is its exit code, or -N if signal N killed it.
 
-    `has_mapped` is whether it, or a program that it started, ever mapped the model,
-    `is_out_of_memory` whether the system killed it to free memory.
+    `has_mapped` is whether the program, or one that it started, ever mapped the model;
+    `is_out_of_memory` is whether the system killed it to free memory.
     """
 
     returncode: int
@@ -44,8 +43,8 @@ class ProgramEnd(NamedTuple):
 class Listener(NamedTuple):
     """Callbacks while a program runs.
 
-    `begun` gets the pager before the program starts; `failed` each error for which it could not
-    compute; `tick` comes each second; `pinning` is as for `Pager`.
+    `begun` gets the pager before the program starts, `failed` each error that stopped a
+    computation; `tick` is called each second, `pinning` as by `Pager`.
     """
 
     begun: Callable[[Pager], None] = lambda pager: None
@@ -83,10 +82,10 @@ def run_program(
     """Run a command in the foreground, with the experts of `pack`; wait until it has ended.
 
     `{}` among its arguments is the model's path, as is the variable MOEPACK_MODEL; `variables` are
-    added to its environment; `trace` and `learner` get the routed experts. To be called in the
-    main thread: signals that reach this process go to the program. Raises CommandError for a
-    program that cannot be started, RequestError for options with which llama.cpp maps no model, and
-    what `Pager` raises.
+    added to its environment; `trace` and `learner` get the routed experts. Call it in the main
+    thread: signals to this process are passed on to the program. Raises CommandError for a program
+    that cannot be started, RequestError for options with which llama.cpp maps no model, and what
+    `Pager` raises.
     """
     executable = find_executable(command[0])
     check_executable(executable)
@@ -148,7 +147,7 @@ def write_selections(
 
 @contextmanager
 def serving(pager: Pager, tick: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Serve programs in a thread of its own until this is left; `tick` is called each second."""
+    """Serve programs in another thread until the block ends; call `tick` each second."""
     ending = os.eventfd(0, os.EFD_CLOEXEC)
 
     def serve() -> None:

@@ -20,7 +20,7 @@ from moepack.running.programs.client import ServerClient
 from moepack.running.programs.process import is_out_of_memory
 
 API_KEY = "LLAMA_API_KEY"
-"""llama-server's variable: unlike an option it is not seen by other users of the machine."""
+"""llama-server's variable: unlike an option, other users of the machine do not see it."""
 _LISTENING = "listening on "
 _SECONDS_TO_END = 5.0
 _FAULTS: Mapping[int, type[MoepackError]] = {1: RequestError, 2: RequestError, 3: SourceError}
@@ -34,12 +34,11 @@ _MAX_LOG_LENGTH = 1 << 20
 class ServerProcess:
     """llama.cpp's server for the model at `model_path`. A context manager, which ends it.
 
-    `options` are those of llama-server, `environment` is added to this process's. It listens on
-    this machine alone, on a free port unless `options` name one. `api_key` is asked of all clients,
-    by default that of the variable LLAMA_API_KEY, if any. `prefix` is a command that starts the one
-    behind it, such as `nice`.
+    `options` are llama-server's, `environment` is added to this process's. It listens on this
+    machine alone, on a free port unless `options` name one. All clients must send `api_key`, by
+    default the value of LLAMA_API_KEY. `prefix` is a command that starts another, such as `nice`.
 
-    Its process ends with this one, however that ends, and is out of reach of Ctrl-C.
+    The server ends with this process, even if that is killed, and Ctrl-C does not reach it.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class ServerProcess:
         return ServerClient(self.url, self.api_key, self.problem, self._begin_request)
 
     def processor_seconds(self) -> float:
-        """Return how long processors have worked for it; 0 if the system does not tell."""
+        """Return the processor time that it took; 0 if the system does not tell."""
         try:
             fields = Path(f"/proc/{self.process_id}/stat").read_text().rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -117,7 +116,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def problem(self) -> str | None:
-        """Return why the server is gone; None while it runs."""
+        """Return why the server has ended; None while it runs."""
         return None if self.is_running else str(self._failure())
 
     def log(self) -> str:
@@ -125,15 +124,12 @@ class ServerProcess:
         return self._log_since(0)
 
     def _begin_request(self) -> None:
-        """Keep errors of requests before from being taken for the end's cause."""
         with contextlib.suppress(ValueError):  # closed
-            self._request_start = self._log_length()
-
-    def _log_length(self) -> int:
-        return os.fstat(self._log.fileno()).st_size
+            # An error of an earlier request is not the cause of an end.
+            self._request_start = os.fstat(self._log.fileno()).st_size
 
     def _log_since(self, start: int) -> str:
-        start = max(start, self._log_length() - _MAX_LOG_LENGTH)
+        start = max(start, os.fstat(self._log.fileno()).st_size - _MAX_LOG_LENGTH)
         return os.pread(self._log.fileno(), _MAX_LOG_LENGTH, start).decode(errors="replace")
 
     def end(self) -> None:
@@ -150,7 +146,6 @@ class ServerProcess:
         self._log.close()
 
     def _failure(self) -> MoepackError:
-        """Return the error for a process that has ended: in llama.cpp's words, else in ours."""
         log, code = self._log_since(self._request_start), self._process.returncode
         if (template := _REFUSED_TEMPLATE.search(log)) is not None:
             return RequestError(
