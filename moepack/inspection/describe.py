@@ -122,12 +122,12 @@ def describe_mirror(pack: Pack) -> MirrorFacts | None:
     mirror = pack.mirror
     if mirror is None:
         return None
-    description = mirror.description
+    record = mirror.record
     return MirrorFacts(
         path=mirror.path,
-        length=None if description is None else description.length,
+        length=None if record is None else record.length,
         data_length=sum(file.length for file in pack.index.files),
-        hottest=None if description is None else description.hottest,
+        hottest=None if record is None or record.request.is_all else record.request.hottest,
         problem=mirror.problem,
     )
 
@@ -150,7 +150,7 @@ def describe_partial(pack: Pack) -> PartialFacts | None:
         all_expert_count=sum(all_counts.values()),
         layers=tuple(layer for layer in counts if counts[layer] == all_counts[layer]),
         missing_layers=tuple(layer for layer in counts if not counts[layer]),
-        length=pack.partial.length,
+        length=pack.partial.record.length,
     )
 
 

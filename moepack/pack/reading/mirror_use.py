@@ -102,13 +102,13 @@ class MirrorUse:
     """
 
     def __init__(self, mirror: Mirror, file_paths: Sequence[Path]) -> None:
-        assert mirror.description is not None
-        ranges = mirror.description.ranges
+        record = mirror.record
+        assert record is not None
         self.path = mirror.path
         self._files = {
-            path: (mirror.path / path.name, RangeSet(ranges[path.name]))
+            path: (mirror.path / path.name, RangeSet(record.ranges(path.name)))
             for path in file_paths
-            if path.name in ranges
+            if path.name in record.files
         }
         self._drives = _Drive(), _Drive()
         self._lock = threading.RLock()  # with which a signal's handler may come in again

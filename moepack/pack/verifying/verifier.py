@@ -242,11 +242,11 @@ class _Verification:
 
     def _mirrored(self, mirror: Mirror, items: Sequence[list[Item]]) -> list[Segment]:
         """List the chosen items that lie in the mirror."""
-        assert mirror.description is not None
+        assert mirror.record is not None
         segments: list[Segment] = []
         for file, of_file in enumerate(items):
             name = self.index.files[file].name
-            coverage = RangeSet(mirror.description.ranges.get(name, ()))
+            coverage = RangeSet(mirror.record.ranges(name))
             for start, end, number, ranges in of_file:
                 is_chosen = number is not None and (self.chosen is None or number in self.chosen)
                 if is_chosen and coverage.covers(start, end):

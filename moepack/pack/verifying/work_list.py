@@ -92,7 +92,7 @@ class WorkList:
 
     def _is_looked_at(self, file: DataFile) -> bool:
         """Return false if nothing of a file is here, in a partial pack."""
-        return self.partial is None or self.partial.has_bytes_of(file.name)
+        return self.partial is None or bool(self.partial.record.ranges(file.name))
 
     def _chosen_items(self, name: str, items: list[Item]) -> list[Item]:
         """Return the items of a file that are to be checked; in a partial pack, as far as here."""

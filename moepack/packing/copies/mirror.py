@@ -3,8 +3,8 @@
 The order of events is the promise:
 
 1. mirror.json is written with no ranges, unless the mirror that is there only lacks some;
-2. experts are copied in the order of the files, synced, and read back past the page cache: each
-   part has to have its digest;
+2. experts are copied in the order of the files, synced, and read back when they are dropped from
+   the page cache: each part has to have its digest, both times;
 3. mirror.json is written anew, with all ranges;
 4. the pack gets its link.
 
@@ -18,28 +18,45 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.common.digest_counts import DigestCounts
-from moepack.common.errors import MoepackError, PackError, RequestError, write_failure
-from moepack.common.phases import Progress
-from moepack.common.sizes import Size
+from moepack.common.errors import (
+    MachineError,
+    MoepackError,
+    PackError,
+    RequestError,
+    write_failure,
+)
+from moepack.common.phases import Phases, Progress
+from moepack.common.sizes import Size, gaps
 from moepack.pack.format import manifest
 from moepack.pack.format.names import MIRROR_NAME
-from moepack.pack.reading import mirror
+from moepack.pack.reading import copy_record, mirror
+from moepack.pack.reading.copy_record import CopiedFile, CopyRecord, CopyRequest
 from moepack.pack.reading.directory import pack_folder, read_manifest
-from moepack.pack.reading.mirror import Description
 from moepack.pack.reading.pack import Pack
-from moepack.packing.copies.mirror_copy import MirrorCopy, expert_reads
-from moepack.storage.atomic import make_folder, publish, sync_directory, write_synced
+from moepack.packing.copies.item_copy import ItemCopy, write_record
+from moepack.packing.copies.packed_items import (
+    PackedItem,
+    choose,
+    length_of,
+    packed_items,
+    ranges_of,
+)
+from moepack.packing.copies.present_items import PresentItems
+from moepack.storage import holes
+from moepack.storage.atomic import make_folder, sync_directory
 from moepack.storage.lock import locked_folder
+from moepack.storage.page_cache import drop
 from moepack.storage.ranges import RangeSet
-from moepack.storage.space import check_space
+from moepack.storage.regular_file import open_regular
 
 _SUFFIX = ".mirror"
-_PARTIAL_NAME = f"{mirror.NAME}.partial"
+_TEMPORARY_NAME = f"{mirror.NAME}.tmp"
+_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,33 +110,76 @@ def mirror_pack(
     with Pack(path) as opened:
         opened.require_files()
         opened.require_complete()
-        limit = None if hottest is None else opened.budget_length(hottest, "hottest")
-        copy = MirrorCopy(opened, folder, limit)
-        if not copy.experts:
+        limit = 0 if hottest is None else opened.budget_length(hottest, "hottest")
+        request = CopyRequest(is_all=hottest is None, hottest=limit)
+        items = packed_items(opened.index)
+        chosen = choose(opened, items, request)
+        if not chosen:
             raise RequestError("no expert fits", path=path, expected="more bytes", found=hottest)
+        if not all(opened.index.files[items[number].file].has_digests for number in chosen):
+            hint = "make the index anew, with digests: `moepack index --digests`"
+            raise PackError("has no digests to check a mirror by", path=path, hint=hint)
         _check_link(path, folder)
-        description = Description(copy.content, os.path.realpath(path), limit, copy.ranges)
+        ranges = ranges_of(opened.index, items, chosen)
+        files = {name: CopiedFile(0, ranges[name]) for name in sorted(ranges)}
+        content = opened.index.content_digest()
+        record = CopyRecord(os.path.realpath(path), content, request, files)
+        present = PresentItems(opened, folder, items)
         try:
             make_folder(folder)
             with locked_folder(folder):
-                _prepare(path, folder, copy, description)
-                kept_length = copy.run(progress)
-                _write(folder, description)
+                _prepare(path, folder, {one.name: one.length for one in opened.index.files}, record)
+                kept_length = _copy(opened, folder, items, chosen, present, Phases(progress))
+                _write(folder, record)
             _link(path, folder)
         except OSError as error:
             raise write_failure(error, folder, "run the same command again: it goes on") from error
-        all_length = sum(one.length for one in expert_reads(opened, None))
-    length = sum(one.length for one in copy.experts)
     return MirrorSummary(
         path=os.fspath(folder),
         pack=os.fspath(pack),
-        expert_count=len(copy.experts),
-        length=length,
-        all_length=all_length,
+        expert_count=len({items[number].key for number in chosen}),
+        length=length_of(items, chosen),
+        all_length=sum(item.length for item in items if item.key is not None),
         kept_length=kept_length,
         is_same_drive=os.stat(folder).st_dev == os.stat(path).st_dev,
-        digests=DigestCounts(known_length=length, compared_length=copy.compared_length),
+        digests=DigestCounts(
+            known_length=present.part_length(chosen),
+            compared_length=present.part_length(present.compared),
+        ),
     )
+
+
+def _copy(
+    pack: Pack,
+    folder: Path,
+    items: Sequence[PackedItem],
+    chosen: set[int],
+    present: PresentItems,
+    phases: Phases,
+) -> int:
+    """Copy the chosen items that are missing or wrong; return the bytes of the others.
+
+    Raises PackError for items that are damaged in the pack, MachineError for a drive that does not
+    give back the written bytes, and OSError.
+    """
+    numbers = sorted({items[number].file for number in chosen})
+    paths = [folder / pack.index.files[number].name for number in numbers]
+    drop(path for path in paths if path.is_file())  # what is read is then what is on the drive
+    present.find(chosen, _THREADS, phases.begin(later=present.part_length(chosen)))
+    kept_length = length_of(items, present.here)
+    missing = chosen - present.here
+    copy = ItemCopy(pack, folder, items, present, missing)
+    advance = phases.begin(later=present.part_length(missing))
+    copy.fetch(numbers, _THREADS, lambda done: advance(done, copy.length))
+    drop(paths)
+    for number in sorted(missing - present.compare(missing, _THREADS, phases.begin())):
+        raise MachineError(
+            "the drive returned other bytes than were written",
+            path=folder / pack.index.files[items[number].file].name,
+            place=items[number].extents[0].label,
+            hint="the drive or the memory is failing: the pack is as it was",
+        )
+    return kept_length
 
 
 def remove_mirror(pack: str | os.PathLike[str]) -> RemovedMirror:
@@ -170,62 +230,65 @@ def _link(pack: Path, folder: Path) -> None:
     sync_directory(pack)
 
 
-def _prepare(pack: Path, folder: Path, copy: MirrorCopy, description: Description) -> None:
-    """Remove files that cannot be added to, and check that there is room for the rest."""
-    old = _described(folder)
+def _prepare(pack: Path, folder: Path, lengths: Mapping[str, int], record: CopyRecord) -> None:
+    """Remove files and bytes that are not to be in a mirror, as far as no reader looks at them."""
+    old = _record_in(folder)
     _check_owner(pack, folder, old)
     if old is None and not (folder / mirror.NAME).exists():
-        if set(os.listdir(folder)) - {_PARTIAL_NAME}:
+        if set(os.listdir(folder)) - {_TEMPORARY_NAME}:
             hint = "choose another target, or remove it"
             raise RequestError("exists already, and is not a mirror", path=folder, hint=hint)
-        _write(folder, description, names=copy.ranges)
-    elif old is None or not _is_within(old, copy):
-        names = {*copy.ranges, *(old.ranges if old else ())}
-        _write(folder, description, names=names)
+        _write(folder, record, names=record.files)
+    elif old is None or not _is_within(old, record):
+        names = {*record.files, *(old.files if old else ())}
+        _write(folder, record, names=names)
         _remove(folder, names)
-    # A run for more that did not end may have left files.
-    _remove(folder, copy.file_lengths.keys() - copy.ranges.keys())
-    check_space(folder, copy.length - copy.length_on_disk())
+    # A run for more that did not end may have left files, and bytes in them.
+    _remove(folder, lengths.keys() - record.files.keys())
+    for name, file in record.files.items():
+        with contextlib.suppress(OSError):  # they take room, and nobody reads them
+            descriptor = open_regular(folder / name, os.O_RDWR | os.O_NOFOLLOW)
+            with open(descriptor, "rb+", buffering=0):
+                for start, end in gaps(0, lengths[name], file.ranges):
+                    holes.punch(descriptor, start, end - start)
 
 
-def _is_within(old: Description, copy: MirrorCopy) -> bool:
-    """Return whether a mirror is one of this pack, and has nothing but the experts to copy."""
-    return old.content == copy.content and all(
-        RangeSet(copy.ranges.get(name, ())).covers(start, end)
-        for name, ranges in old.ranges.items()
-        for start, end in ranges
+def _is_within(old: CopyRecord, new: CopyRecord) -> bool:
+    """Return whether a mirror is one of the same pack, and has nothing but what is to be there."""
+    return old.pack_digest == new.pack_digest and all(
+        RangeSet(new.ranges(name)).covers(start, end)
+        for name, file in old.files.items()
+        for start, end in file.ranges
     )
 
 
-def _described(folder: Path) -> Description | None:
+def _record_in(folder: Path) -> CopyRecord | None:
     try:
-        return mirror.load(folder)
+        return copy_record.load(folder / mirror.NAME)
     except PackError:
         return None
 
 
-def _check_owner(pack: Path, folder: Path, description: Description | None) -> None:
+def _check_owner(pack: Path, folder: Path, record: CopyRecord | None) -> None:
     """Raise RequestError if a folder is the mirror of another pack, which links to it."""
-    if description is None or description.pack == os.path.realpath(pack):
+    if record is None or record.origin == os.path.realpath(pack):
         return
-    other = Path(description.pack)
+    other = Path(record.origin)
     linked = mirror.linked_folder(other)
     if linked is not None and _is_same(linked, folder):
         hint = "choose another target"
         raise RequestError("the mirror of another pack", path=folder, found=other, hint=hint)
 
 
-def _write(folder: Path, description: Description, names: Iterable[str] | None = None) -> None:
+def _write(folder: Path, record: CopyRecord, names: Iterable[str] | None = None) -> None:
     """Write mirror.json; with `names` so that no reader looks for bytes in these files."""
     if names is not None:
-        description = description._replace(ranges=dict.fromkeys(sorted(names), ()))
-    partial = folder / _PARTIAL_NAME
-    write_synced(partial, mirror.encode(description))
-    publish(partial, folder / mirror.NAME)
+        record = record._replace(files=dict.fromkeys(sorted(names), CopiedFile(0, ())))
+    write_record(folder / mirror.NAME, record)
 
 
 def _remove_files(pack: Path, folder: Path) -> bool:
-    """Remove the files of a mirror, its description last; return whether that is a mirror.
+    """Remove the files of a mirror, its record last; return whether that is a mirror.
 
     Whoever made the pack may have let its link lead anywhere.
     """
@@ -235,20 +298,20 @@ def _remove_files(pack: Path, folder: Path) -> bool:
         with contextlib.suppress(OSError):  # left empty by a removal that was cut off
             folder.rmdir()
         return not folder.exists()
-    description = _described(folder)
+    record = _record_in(folder)
     try:
-        _check_owner(pack, folder, description)
+        _check_owner(pack, folder, record)
     except RequestError:
         return False
-    names = set(description.ranges) if description else set()
+    names = set(record.files) if record else set()
     with contextlib.suppress(MoepackError):
         name = str(pack / manifest.NAME)
         names |= {file.name for file in manifest.decode(read_manifest(pack), name).files}
     with locked_folder(folder):
-        if description is not None:
-            _write(folder, description, names=names)
+        if record is not None:
+            _write(folder, record, names=names)
         _remove(folder, names)
-        _remove(folder, [mirror.NAME, _PARTIAL_NAME])
+        _remove(folder, [mirror.NAME, _TEMPORARY_NAME])
     with contextlib.suppress(OSError):  # files that are not the mirror's stay
         folder.rmdir()
     sync_directory(folder.parent)

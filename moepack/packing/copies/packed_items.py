@@ -1,11 +1,11 @@
-"""The items of a pack: blobs, dense tensors and the other bytes of shards, where they lie in it.
+"""The items of a pack: experts, dense tensors and the other bytes of shards, where they lie in it.
 
 Pure: no file is opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
@@ -13,8 +13,11 @@ from typing import NamedTuple
 from moepack.common.errors import PackError
 from moepack.pack.format.index import Index
 from moepack.pack.format.tables import PackedFamily
+from moepack.pack.reading.copy_record import CopyRequest
+from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import part_extent, tensor_extent
 from moepack.storage.extents import Extent
+from moepack.storage.ranges import Ranges, merged
 
 ItemKey = tuple[int, int, str]
 """Layer, expert and family of a blob."""
@@ -23,7 +26,7 @@ ItemKey = tuple[int, int, str]
 class PackedItem(NamedTuple):
     """A range of file number `file` from `start` to `end`, with all that is not zero in `extents`.
 
-    `key` is that of a blob, None for the dense part.
+    `key` is that of a blob, or of a part in a shard; None for the dense part.
     """
 
     file: int
@@ -41,13 +44,8 @@ class PackedItem(NamedTuple):
 def packed_items(index: Index) -> list[PackedItem]:
     """List all items of a pack in the order of its files; none is empty.
 
-    Raises PackError for records that break the format, for an index over shards, and for files
-    without digests.
+    Raises PackError for records that break the format.
     """
-    for file in index.files:
-        if file.is_shard or not file.has_digests:
-            problem = "an index over shards" if file.is_shard else "has no digests"
-            raise PackError(problem, path=index.path, place=file.name, expected="a pack")
     items = [*_blobs(index), *_dense(index)]
     items.sort(key=attrgetter("file", "start"))
     for before, item in pairwise(items):
@@ -66,15 +64,15 @@ def _blobs(index: Index) -> Iterator[PackedItem]:
     for family in index.families:
         for expert in range(family.expert_count):
             start, length, _, _, file = index.blob(family.first_blob + expert)
+            key = (family.layer, expert, family.name)
             parts = list(_parts(index, family, expert))
+            if not length:  # an index over shards, in which they lie apart
+                for part in parts:
+                    yield PackedItem(part.input, part.offset, part.end, (part,), key)
+                continue
             parts.sort(key=attrgetter("offset"))
-            yield PackedItem(
-                file,
-                start,
-                start + length,
-                _inside(index, file, start, start + length, parts),
-                (family.layer, expert, family.name),
-            )
+            extents = _inside(index, file, start, start + length, parts)
+            yield PackedItem(file, start, start + length, extents, key)
 
 
 def _parts(index: Index, family: PackedFamily, expert: int) -> Iterator[Extent]:
@@ -112,3 +110,39 @@ def _dense(index: Index) -> Iterator[PackedItem]:
     for extent in extents:
         if extent.length:
             yield PackedItem(extent.input, extent.offset, extent.end, (extent,))
+
+
+def choose(pack: Pack, items: Sequence[PackedItem], request: CopyRequest) -> set[int]:
+    """Return the numbers of the items of the requested experts."""
+    keys = pack.hottest(request.hottest) if request.hottest else ()
+    hottest = {(*key, pack.families(key.layer)[0]) for key in keys}
+    return {
+        number
+        for number, item in enumerate(items)
+        if item.key is not None
+        and (request.is_all or item.key[0] in request.layers or item.key in hottest)
+    }
+
+
+def ranges_of(
+    index: Index, items: Sequence[PackedItem], numbers: Container[int]
+) -> Mapping[str, Ranges]:
+    """Return the ranges of some of all items by the names of their files.
+
+    Those of neighbours are one: between them there are only zeros, as in a hole.
+    """
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    before = None
+    for number, item in enumerate(items):
+        if number not in numbers:
+            before = None
+            continue
+        start = item.start if before is None or before.file != item.file else before.end
+        ranges.setdefault(index.files[item.file].name, []).append((start, item.end))
+        before = item
+    return {name: merged(pairs) for name, pairs in ranges.items()}
+
+
+def length_of(items: Sequence[PackedItem], numbers: Iterable[int]) -> int:
+    """Return the bytes of the items of these numbers, padding included."""
+    return sum(items[number].length for number in numbers)

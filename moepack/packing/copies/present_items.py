@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from moepack.common.phases import Progress
 from moepack.common.sizes import gaps
+from moepack.pack.reading.copy_record import CopyRecord
 from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.partial import PartialRecord
 from moepack.packing.copies.packed_items import PackedItem
 from moepack.storage.extents import digests_of, is_zero
 from moepack.storage.ranges import RangeSet
@@ -35,7 +36,7 @@ class PresentItems:
         self._names = [file.name for file in pack.index.files]
         self._lengths = [file.length for file in pack.index.files]
 
-    def named(self, record: PartialRecord | None) -> set[int]:
+    def named(self, record: CopyRecord | None) -> set[int]:
         """Return the items that a record names in files with the length and mtime of then."""
         if record is None:
             return set()
@@ -48,30 +49,40 @@ class PresentItems:
         }
         return self.named_before(record._replace(files=unchanged))
 
-    def named_before(self, record: PartialRecord) -> set[int]:
+    def named_before(self, record: CopyRecord) -> set[int]:
         """Return the items that a record names, whatever became of their files."""
-        ranges = {name: RangeSet(file.ranges) for name, file in record.files.items()}
+        ranges = [RangeSet(record.ranges(name)) for name in self._names]
         return {
             number
             for number, item in enumerate(self._items)
-            if (of_file := ranges.get(self._names[item.file])) is not None
-            and of_file.covers(item.start, item.end)
+            if ranges[item.file].covers(item.start, item.end)
         }
 
-    def compare(self, numbers: Collection[int], threads: int, progress: Progress) -> None:
-        """Read items, and add to `here` those with their digests. Raises OSError."""
+    def find(self, numbers: Collection[int], threads: int, progress: Progress) -> None:
+        """Compare those items whose files have any bytes. Raises OSError."""
+        lengths = [_allocated_length(self._folder / name) for name in self._names]
+        self.compare([n for n in numbers if lengths[self._items[n].file]], threads, progress)
+
+    def compare(self, numbers: Collection[int], threads: int, progress: Progress) -> set[int]:
+        """Read items, add to `here` those with their digests, and return them. Raises OSError."""
         by_file: dict[int, list[int]] = {}
         for number in sorted(numbers):
             by_file.setdefault(self._items[number].file, []).append(number)
 
         def compare(file: int, advance: Callable[[int], None]) -> list[int]:
-            return self._right(file, by_file[file], advance)
+            path = self._folder / self._names[file]
+            return [number for number in by_file[file] if self._is_right(path, number, advance)]
 
-        files = [f for f in by_file if _allocated_length(self._folder / self._names[f])]
-        total = sum(self.part_length(by_file[file]) for file in files)
-        for right in run_each(compare, files, threads, lambda done: progress(done, total)):
-            self.here.update(right)
-            self.compared.update(right)
+        total = self.part_length(numbers)
+        lists = run_each(compare, [*by_file], threads, lambda done: progress(done, total))
+        right = {number for one in lists for number in one}
+        self.here |= right
+        self.compared |= right
+        return right
+
+    def allocated_length(self) -> int:
+        """Return the bytes that the files take on their drive."""
+        return sum(_allocated_length(self._folder / name) for name in self._names)
 
     def part_length(self, numbers: Iterable[int]) -> int:
         """Return the bytes of items without their padding."""
@@ -101,19 +112,16 @@ class PresentItems:
                         wrong_length += end - start
         return wrong_length
 
-    def _right(
-        self, file: int, numbers: Sequence[int], advanced: Callable[[int], None]
-    ) -> list[int]:
-        """Return which items of a file have their digests there."""
-        path = self._folder / self._names[file]
-        extents = [extent for number in numbers for extent in self._items[number].extents]
-        computed = iter(digests_of(path, extents, advanced))
-        right = []
-        for number in numbers:
-            expected = [extent.digest for extent in self._items[number].extents]
-            if [next(computed) for _ in expected] == expected:
-                right.append(number)
-        return right
+    def _is_right(self, path: Path, number: int, advanced: Callable[[int], None]) -> bool:
+        """Return whether an item has its digests in a file; bytes that cannot be read are wrong."""
+        extents = self._items[number].extents
+        try:
+            computed = digests_of(path, extents, advanced)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+        return list(computed) == [extent.digest for extent in extents]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -36,13 +36,13 @@ from moepack.common.remote_path import is_remote
 from moepack.common.sizes import Size, parse_ranges, ranges_text
 from moepack.pack.format import manifest
 from moepack.pack.reading import partial as partials
+from moepack.pack.reading.copy_record import CopyRecord, CopyRequest
 from moepack.pack.reading.directory import read_manifest
 from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.partial import PartialRecord, PullRequest
-from moepack.packing.copies.packed_items import packed_items
+from moepack.packing.copies.item_copy import ItemCopy, write_record
+from moepack.packing.copies.packed_items import choose, length_of, packed_items
 from moepack.packing.copies.present_items import PresentItems
-from moepack.packing.copies.pull_copy import PullCopy, write
-from moepack.packing.copies.pull_summary import PullSummary, items_length, summarise
+from moepack.packing.copies.pull_summary import PullSummary, summarise
 from moepack.packing.writing.commit import (
     TEMPORARY_NAME,
     commit,
@@ -103,7 +103,7 @@ def pull(
         is_whole = (folder / manifest.NAME).exists()
         if is_whole:  # a record beside it was left by a pull that was killed when it was done
             record, request, hottest = None, None, None
-        work = _Pull(opened, folder, record, request or PullRequest(is_all=True), hottest)
+        work = _Pull(opened, folder, record, request or CopyRequest(is_all=True), hottest)
         if is_whole:
             work.check_same()
             if not check:
@@ -111,7 +111,7 @@ def pull(
         return work.run(threads, check, planned, progress)
 
 
-def _request(layers: str | Iterable[int] | None, hottest: Size | None) -> PullRequest | None:
+def _request(layers: str | Iterable[int] | None, hottest: Size | None) -> CopyRequest | None:
     """Return the layers that are asked for; None for neither layers nor the hottest."""
     if layers is None and hottest is None:
         return None
@@ -119,10 +119,10 @@ def _request(layers: str | Iterable[int] | None, hottest: Size | None) -> PullRe
         numbers = parse_ranges(layers) if isinstance(layers, str) else layers or ()
     except ValueError as error:
         raise RequestError(f"not a list of layers: {error}") from None
-    return PullRequest(is_all=False, layers=tuple(sorted(set(numbers))))
+    return CopyRequest(is_all=False, layers=tuple(sorted(set(numbers))))
 
 
-def _record_in(folder: Path) -> PartialRecord | None:
+def _record_in(folder: Path) -> CopyRecord | None:
     """Return the record of a partial pack; None for none, or a damaged one, which is made anew."""
     try:
         return partials.load(folder)
@@ -137,14 +137,18 @@ class _Pull:
         self,
         pack: Pack,
         folder: Path,
-        record: PartialRecord | None,
-        request: PullRequest,
+        record: CopyRecord | None,
+        request: CopyRequest,
         hottest: Size | None,
     ) -> None:
         self._pack = pack
         self._folder = folder
         self._record = record
-        self._manifest_digest = digest.xxh3(pack.manifest_bytes)
+        self._digest = digest.xxh3(pack.manifest_bytes)
+        for file in pack.index.files:
+            if file.is_shard or not file.has_digests:
+                problem = "an index over shards" if file.is_shard else "has no digests"
+                raise PackError(problem, path=pack.index.path, place=file.name, expected="a pack")
         self._items = packed_items(pack.index)
         if hottest is not None:
             length = pack.budget_length(hottest, "hottest")
@@ -160,25 +164,11 @@ class _Pull:
         if missing:
             hint = f"it has layers {ranges_text(self._pack.layers)}"
             raise RequestError(f"the pack has no layer {missing[0]}", argument="layers", hint=hint)
-        keys = set(self._hottest(request.hottest)) if request.hottest else set()
-        return [
-            number
-            for number, item in enumerate(self._items)
-            if item.key is None
-            or request.is_all
-            or item.key[0] in request.layers
-            or item.key in keys
-        ]
-
-    def _hottest(self, length: int) -> Iterator[tuple[int, int, str]]:
-        pack = self._pack
-        if not any(family.hotness_measured for family in pack.index.families):
-            hint = "choose layers instead"
-            raise RequestError(
-                "no hotness was measured for it", path=pack.path, argument="hottest", hint=hint
-            )
-        for layer, expert in pack.hottest(length):
-            yield layer, expert, pack.families(layer)[0]
+        if request.hottest and not any(one.hotness_measured for one in self._pack.index.families):
+            problem, hint = "no hotness was measured for it", "choose layers instead"
+            raise RequestError(problem, path=self._pack.path, argument="hottest", hint=hint)
+        experts = choose(self._pack, self._items, request)
+        return [n for n, item in enumerate(self._items) if item.key is None or n in experts]
 
     def check_same(self) -> None:
         """Raise RequestError if the pack that is whole here is another one."""
@@ -190,7 +180,7 @@ class _Pull:
         """Return the summary of a pack that is whole here, by its manifest alone."""
         self._remove_record()
         present = self._present(self._all)
-        return self._summary(present, kept=items_length(self._items, present.here))
+        return self._summary(present, kept=length_of(self._items, present.here))
 
     def run(
         self,
@@ -201,7 +191,7 @@ class _Pull:
     ) -> PullSummary:
         """Pull what is missing, and commit the pack if it is all here then."""
         self._check_target()
-        planned_length = items_length(self._items, self._chosen)
+        planned_length = length_of(self._items, self._chosen)
         if planned is not None:
             planned(self._summary(self._present(self._chosen), kept=0, fetched=None))
         if self._record is None and not self._folder.exists():  # so that nothing is left then
@@ -219,13 +209,13 @@ class _Pull:
         if self._is_committed:
             return
         record = self._record
-        if record is not None and record.manifest_digest != self._manifest_digest:
+        if record is not None and record.pack_digest != self._digest:
             raise PackError(
                 "a part of another pack is here, or of this one before it was made anew",
                 path=self._folder,
                 place=partials.NAME,
-                expected=digest.to_text(self._manifest_digest),
-                found=digest.to_text(record.manifest_digest),
+                expected=digest.to_text(self._digest),
+                found=digest.to_text(record.pack_digest),
                 hint="choose another directory, or remove this one",
             )
         if not self._folder.is_dir():
@@ -260,22 +250,24 @@ class _Pull:
         mended_length = self._find_present(present, threads, check, phases)
         missing = [number for number in self._chosen if number not in present.here]
         was_here = self._all if is_committed else present.named_before(record)
-        mended_length += items_length(self._items, was_here.intersection(missing))
-        kept_length = items_length(self._items, present.here)
+        mended_length += length_of(self._items, was_here.intersection(missing))
+        kept_length = length_of(self._items, present.here)
         if is_committed:
             if not missing and not mended_length:
                 return self._summary(present, kept=kept_length)
             self._withdraw(record)
-        copy = PullCopy(self._pack, self._folder, self._items, record, present)
-        runs = list(copy.runs(missing))
-        length = sum(run.length for run in runs)
-        check_space(self._folder, length)
+        copy = ItemCopy(self._pack, self._folder, self._items, present, missing)
         advance = phases.begin()
-        copy.fetch(runs, threads, lambda done: advance(done, length))
+        copy.fetch(
+            range(len(self._pack.index.files)),
+            threads,
+            lambda done: advance(done, copy.length),
+            lambda files: self._write(record._replace(files=files)),
+        )
         if present.here >= self._all:
             assert present.here <= present.compared, "what is kept is read before the commit"
             self._commit()
-        return self._summary(present, kept=kept_length, fetched=length, mended=mended_length)
+        return self._summary(present, kept=kept_length, fetched=copy.length, mended=mended_length)
 
     def _find_present(
         self, present: PresentItems, threads: int, check: bool, phases: Phases
@@ -286,11 +278,11 @@ class _Pull:
         """
         later = present.part_length(self._chosen)
         named = present.named(self._record)
-        present.compare(self._all - named, threads, phases.begin(later=later))
+        present.find(self._all - named, threads, phases.begin(later=later))
         if not check and not present.here.union(named, self._chosen) >= self._all:
             present.here |= named
             return 0
-        present.compare(named, threads, phases.begin(later=later))
+        present.find(named, threads, phases.begin(later=later))
         entry, index_bytes = self._pack.manifest.index_entry, self._pack.index_bytes
         is_right = is_on_drive(self._folder / entry.name, index_bytes)
         return present.find_wrong_padding() + (0 if is_right else len(index_bytes))
@@ -299,15 +291,18 @@ class _Pull:
     def _is_committed(self) -> bool:
         return (self._folder / manifest.NAME).exists()
 
-    def _describe(self, record: PartialRecord) -> None:
+    def _describe(self, record: CopyRecord) -> None:
         """Write what makes the folder a partial pack."""
         if self._record is None or self._record.request != record.request:
-            write(self._folder, record)
+            self._write(record)
         entry = self._pack.manifest.index_entry
         description = {partials.MANIFEST_NAME: self._pack.manifest_bytes}
         write_proven(self._folder, {**description, entry.name: self._pack.index_bytes})
 
-    def _withdraw(self, record: PartialRecord) -> None:
+    def _write(self, record: CopyRecord) -> None:
+        write_record(self._folder / partials.NAME, record)
+
+    def _withdraw(self, record: CopyRecord) -> None:
         """Make a damaged pack a partial one, of which nothing is trusted yet."""
         self._describe(record)
         (self._folder / manifest.NAME).unlink()
@@ -318,18 +313,18 @@ class _Pull:
         present.here.update(here)
         return present
 
-    def _new_record(self) -> PartialRecord:
+    def _new_record(self) -> CopyRecord:
         """Return the record with this request added to the earlier ones."""
         request, record = self._request, self._record
         if record is not None:
             before = record.request
-            request = PullRequest(
+            request = CopyRequest(
                 is_all=request.is_all or before.is_all,
                 layers=tuple(sorted({*request.layers, *before.layers})),
                 hottest=max(request.hottest, before.hottest),
             )
         files = {} if record is None else record.files
-        return PartialRecord(str(self._pack.path), self._manifest_digest, request, files)
+        return CopyRecord(str(self._pack.path), self._digest, request, files)
 
     def _commit(self) -> None:
         for file in self._pack.index.files:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.common.digest_counts import DigestCounts
 from moepack.pack.reading.pack import Pack
-from moepack.packing.copies.packed_items import PackedItem
+from moepack.packing.copies.packed_items import PackedItem, length_of
 from moepack.packing.copies.present_items import PresentItems
 
 
@@ -64,8 +64,8 @@ def summarise(
         missing_layers=tuple(layer for layer, (some, _) in counts.items() if not some),
         expert_count=sum(some for some, _ in counts.values()),
         all_expert_count=sum(every for _, every in counts.values()),
-        length=items_length(items, present.here),
-        all_length=items_length(items, range(len(items))),
+        length=length_of(items, present.here),
+        all_length=length_of(items, range(len(items))),
         kept_length=kept_length,
         fetched_length=fetched_length,
         mended_length=mended_length,
@@ -74,8 +74,3 @@ def summarise(
             compared_length=present.part_length(present.compared),
         ),
     )
-
-
-def items_length(items: Sequence[PackedItem], numbers: Iterable[int]) -> int:
-    """Return the bytes of the items of these numbers, padding included."""
-    return sum(items[number].length for number in numbers)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 import moepack
 from moepack.common.errors import MirrorWarning, PackError
-from moepack.pack.reading import mirror as descriptions
+from moepack.pack.reading import copy_record
+from moepack.pack.reading.copy_record import CopiedFile, CopyRecord, CopyRequest
 from moepack.pack.reading.expert_read import ExpertRead, FileRead
-from moepack.pack.reading.mirror import Description, Mirror
+from moepack.pack.reading.mirror import Mirror
 from moepack.pack.reading.mirror_use import MirrorUse
 from moepack.storage.ranges import RangeSet
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
@@ -167,13 +168,13 @@ def test_a_mirror_of_a_pack_that_was_made_anew_is_noticed(tmp_path: Path) -> Non
     assert "of another pack" in str(problem_of(pack))
 
 
-def test_a_description_with_any_byte_changed_or_cut_off_is_noticed(mirrored: Path) -> None:
+def test_a_record_with_any_byte_changed_or_cut_off_is_noticed(mirrored: Path) -> None:
     path = folder_of(mirrored) / "mirror.json"
     data = path.read_bytes()
     for number in range(len(data)):
         for bad in (data[:number], data[:number] + bytes([data[number] ^ 1]) + data[number + 1 :]):
             with pytest.raises(PackError, match=r"mirror\.json is damaged"):
-                descriptions.decode(bad, path)
+                copy_record.decode(bad, path)
     path.write_bytes(data[:-1])
     assert "damaged" in str(problem_of(mirrored))
     path.unlink()
@@ -189,28 +190,36 @@ paths = st.text(st.characters(blacklist_characters="\0"), min_size=1).filter(
 @given(
     st.integers(0, (1 << 64) - 1),
     paths,
-    st.none() | st.integers(0, 1 << 60),
+    st.builds(CopyRequest, st.booleans(), st.tuples(st.integers(0, 99)), st.integers(0, 1 << 60)),
     st.dictionaries(
         st.from_regex(r"[a-z][a-z0-9]{0,9}\.bin", fullmatch=True),
         st.lists(st.integers(0, 1 << 40), unique=True).map(sorted),
     ),
 )
-def test_a_description_is_read_as_it_was_written(
-    content: int, pack: str, hottest: int | None, edges: dict[str, list[int]]
+def test_a_record_is_read_as_it_was_written(
+    digest: int, origin: str, request: CopyRequest, edges: dict[str, list[int]]
 ) -> None:
-    ranges = {name: tuple(zip(of[::2], of[1::2], strict=False)) for name, of in edges.items()}
-    written = Description(content, os.fsdecode(os.fsencode(pack)), hottest, ranges)
-    assert descriptions.decode(descriptions.encode(written), Path("m")) == written
+    files = {
+        name: CopiedFile(len(of), tuple(zip(of[::2], of[1::2], strict=False)))
+        for name, of in edges.items()
+    }
+    written = CopyRecord(os.fsdecode(os.fsencode(origin)), digest, request, files)
+    assert copy_record.decode(copy_record.encode(written), Path("m")) == written
 
 
-def test_ranges_that_touch_or_fall_are_no_description() -> None:
-    for of in (((5, 5),), ((0, 4), (4, 9)), ((9, 12), (1, 3)), ((-1, 3),)):
-        data = descriptions.encode(Description(1, "p", None, {"a.bin": of}))
+def test_ranges_that_touch_or_fall_are_no_record() -> None:
+    everything = CopyRequest(is_all=True)
+    for name, ranges in (
+        ("a.bin", [(5, 5)]),
+        ("a.bin", [(0, 4), (4, 9)]),
+        ("a.bin", [(9, 12), (1, 3)]),
+        ("a.bin", [(-1, 3)]),
+        ("../a", [(0, 1)]),
+    ):
+        record = CopyRecord("p", 1, everything, {name: CopiedFile(0, ranges)})
+        data = copy_record.encode(record)
         with pytest.raises(PackError):
-            descriptions.decode(data, Path("m"))
-    data = descriptions.encode(Description(1, "p", None, {"../a": ((0, 1),)}))
-    with pytest.raises(PackError):
-        descriptions.decode(data, Path("m"))
+            copy_record.decode(data, Path("m"))
 
 
 @given(st.lists(st.integers(0, 60), unique=True).map(sorted), st.integers(0, 60), st.integers(1, 9))
@@ -230,7 +239,7 @@ Damage = Callable[[Path], list[Fault]]
 def _flipped(folder: Path) -> list[Fault]:
     flipped = bytes(byte ^ 1 for byte in range(256))
     for path in folder.iterdir():
-        if path.name != descriptions.NAME:
+        if path.name != "mirror.json":
             path.write_bytes(path.read_bytes().translate(flipped))
     return []
 
@@ -357,8 +366,9 @@ def drives(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Drives, Mirro
     def make_drives(*speeds: float) -> tuple[Drives, MirrorUse]:
         made = Drives(*speeds)
         monkeypatch.setattr("moepack.pack.reading.mirror_use.time.perf_counter", lambda: made.now)
-        description = Description(0, "/p", None, {"a.bin": ((0, 1 << 40),)})
-        return made, MirrorUse(Mirror(Path("/m"), description, None), [Path("/p/a.bin")])
+        files = {"a.bin": CopiedFile(0, ((0, 1 << 40),))}
+        record = CopyRecord("/p", 0, CopyRequest(is_all=True), files)
+        return made, MirrorUse(Mirror(Path("/m"), record, None), [Path("/p/a.bin")])
 
     return make_drives
 

@@ -11,7 +11,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, MirrorWarning, PackError, RequestError
-from moepack.packing.copies import mirror_copy
+from moepack.packing.copies import item_copy
 from moepack.storage.lock import lock
 from moepack.storage.ranges import RangeSet
 from tests.support.interruptions import CrashError, crash_after, fail_at, record_calls
@@ -45,11 +45,11 @@ def mirrored(pack: Path) -> set[tuple[int, int]]:
         folder = opened.mirror
         assert folder is not None
         assert folder.problem is None
-        assert folder.description is not None
+        assert folder.record is not None
         experts = set()
         for key in keys_of(opened):
             where = opened.locate(*key)
-            ranges = folder.description.ranges.get(where.path.name, ())
+            ranges = folder.record.ranges(where.path.name)
             if RangeSet(ranges).covers(where.offset, where.offset + where.length):
                 experts.add(key)
                 copy = where._replace(path=folder.path / where.path.name)
@@ -72,8 +72,8 @@ def test_all_experts_are_copied_and_the_pack_is_as_it_was(pack: Path, target: Pa
     folder = target / "pack.mirror"
     assert summary.path == str(folder)
     assert (summary.expert_count, summary.kept_length, summary.is_same_drive) == (32, 0, True)
-    assert summary.length == summary.all_length == sum(length for length, _ in done)
-    assert {total for _, total in done} == {summary.length}
+    assert summary.length == summary.all_length
+    assert {total for _, total in done} == {sum(length for length, _ in done)}
     assert {name: (pack / name).read_bytes() for name in before} == before
     assert os.readlink(pack / ".mirror") == str(folder)
     assert set(os.listdir(pack)) == {*before, ".mirror"}
@@ -143,8 +143,8 @@ def test_whatever_ends_it_leaves_what_was_there_and_the_next_run_goes_on(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     """At each call that writes: what readers are told of is right at any moment."""
-    monkeypatch.setattr(mirror_copy, "_GROUP_LENGTH", 200_000)
-    monkeypatch.setattr(mirror_copy, "_PIECE_LENGTH", 50_000)
+    monkeypatch.setattr(item_copy, "RUN_LENGTH", 50_000)
+    monkeypatch.setattr(item_copy, "_SYNC_LENGTH", 200_000)
     steps = 0
     while True:
         target = tmp_path / f"second {steps}"
@@ -250,8 +250,7 @@ def test_a_drive_that_is_full_is_said_to_be(pack: Path, target: Path, room: Room
 def test_a_drive_that_becomes_full_leaves_what_can_be_gone_on_with(
     pack: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror_copy, "_PIECE_LENGTH", 50_000)
-    monkeypatch.setattr(mirror_copy, "_GROUP_LENGTH", 50_000)
+    monkeypatch.setattr(item_copy, "RUN_LENGTH", 50_000)
     fail_at(monkeypatch, 4, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), (os, "pwrite"))
     with pytest.raises(MachineError, match="no space left") as caught:
         moepack.mirror_pack(pack, target)

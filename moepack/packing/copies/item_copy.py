@@ -1,7 +1,7 @@
-"""The files of a partial pack: ranges that come from a store, each part checked as it arrives.
+"""Items of a pack, copied into the files of a folder: each part is checked as it arrives.
 
 Long ranges are asked for, many at a time, and written where they belong as they come, so memory
-does not depend on their lengths. What has come is synced, and then named in `.pull.json`.
+does not depend on their lengths. What has come is synced, and then may be named in a record.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,30 +17,30 @@ from typing import NamedTuple
 
 from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, PackError, remedy
-from moepack.pack.reading import partial
+from moepack.pack.reading import copy_record
+from moepack.pack.reading.copy_record import CopiedFile, CopyRecord
 from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.partial import PartialFile, PartialRecord
-from moepack.packing.copies.packed_items import PackedItem
+from moepack.packing.copies.packed_items import PackedItem, length_of, ranges_of
 from moepack.packing.copies.present_items import PresentItems
 from moepack.storage.atomic import publish, sync_directory, write_synced
 from moepack.storage.extents import Extent
 from moepack.storage.input_file import InputFile, open_input
-from moepack.storage.ranges import merged
 from moepack.storage.regular_file import open_regular, write_at
+from moepack.storage.space import check_space
 from moepack.storage.thread_pool import SharedProgress, ThreadPool
 
 RUN_LENGTH = 32 << 20
 """About how many bytes are asked for at a time: the hub limits the count of requests."""
 _MAX_GAP = 64 << 10
 """Bytes between two items that are asked for and dropped."""
-_RECORD_LENGTH = 1 << 30
+_SYNC_LENGTH = 1 << 30
 """Bytes after which what has come is synced and named."""
 _PIECE_LENGTH = 512 << 10
 _ATTEMPTS = 3
 """How often bytes are asked for that have the wrong digest."""
 
 
-class PullRun(NamedTuple):
+class ItemRun(NamedTuple):
     """Items of one file that are asked for at once, by their numbers, and their extents."""
 
     file: int
@@ -53,10 +53,11 @@ class PullRun(NamedTuple):
         return self.extents[-1].end - self.extents[0].offset
 
 
-class PullCopy:
-    """The copy in `folder` of the pack that is open as `pack`; `items` are all of that.
+class ItemCopy:
+    """A copy in `folder` of the items numbered `missing` of the open `pack`, whose are all `items`.
 
-    `record` is written with the items that are `present`, to which those are added that come.
+    Those that are `present` stay; the others are added to them as they come. `length` is the bytes
+    to read. Raises MachineError if there is no room for them.
     """
 
     def __init__(
@@ -64,45 +65,63 @@ class PullCopy:
         pack: Pack,
         folder: Path,
         items: Sequence[PackedItem],
-        record: PartialRecord,
         present: PresentItems,
+        missing: Collection[int],
     ) -> None:
         self._present = present
-        self._record = record
         self._pack = pack
         self._folder = folder
         self._items = items
-        self._names = [file.name for file in pack.index.files]
         self._inputs: dict[int, InputFile] = {}
         self._opening = threading.Lock()
+        self._runs = list(self._gathered(sorted(missing)))
+        self.length = sum(run.length for run in self._runs)
+        # Wrong bytes are written over.
+        all_length = length_of(items, {*present.here, *missing})
+        check_space(folder, min(self.length, all_length - present.allocated_length()))
 
-    def fetch(self, runs: Iterable[PullRun], threads: int, advanced: Callable[[int], None]) -> None:
-        """Pull items, and make them present; however it ends, name in the record what has come.
+    def fetch(
+        self,
+        files: Iterable[int],
+        threads: int,
+        advanced: Callable[[int], None],
+        synced: Callable[[Mapping[str, CopiedFile]], None] | None = None,
+    ) -> None:
+        """Copy the missing items into these `files`, by their numbers, which are made if needed.
 
-        Raises PackError for wrong bytes, MachineError if the store fails, and OSError.
+        However it ends, `synced` is called with what is there; so it is now and then before.
+        Raises PackError for wrong bytes, MachineError if they cannot be read, and OSError.
         """
         shared = SharedProgress(advanced)
         with ExitStack() as stack:
             stack.callback(self._close_inputs)
-            descriptors = self._open_files(stack)
+            descriptors = self._open_files(files, stack)
             self._clear_padding(descriptors)
+
+            def sync() -> None:
+                for descriptor in descriptors.values():
+                    os.fsync(descriptor)
+                if synced is not None:
+                    synced(self._present_files(descriptors))
+
             try:
                 with ThreadPool(max_workers=threads) as executor:
                     try:
-                        self._fetch_runs(executor, threads, runs, descriptors, shared)
+                        self._fetch_runs(executor, threads, descriptors, shared, sync)
                     except BaseException:
                         shared.stop()
                         raise
             except BaseException:
                 with contextlib.suppress(OSError):
-                    self.write_record(descriptors)
+                    sync()
                 raise
-            self.write_record(descriptors)
+            sync()
 
-    def _open_files(self, stack: ExitStack) -> dict[int, int]:
-        """Open the files, and make those that are missing; return their descriptors."""
+    def _open_files(self, files: Iterable[int], stack: ExitStack) -> dict[int, int]:
+        """Open files, and make those that are missing; return their descriptors."""
         descriptors = {}
-        for number, file in enumerate(self._pack.index.files):
+        for number in files:
+            file = self._pack.index.files[number]
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             descriptor = open_regular(self._folder / file.name, flags)
             stack.callback(os.close, descriptor)
@@ -121,24 +140,24 @@ class PullCopy:
         self,
         executor: ThreadPool,
         threads: int,
-        runs: Iterable[PullRun],
         descriptors: Mapping[int, int],
         advance: SharedProgress,
+        sync: Callable[[], None],
     ) -> None:
-        in_flight: dict[Future[None], PullRun] = {}
-        unnamed_length = 0
-        for run in runs:
+        in_flight: dict[Future[None], ItemRun] = {}
+        unsynced_length = 0
+        for run in self._runs:
             future = executor.submit(self._fetch, run, descriptors[run.file], advance)
             in_flight[future] = run
             if len(in_flight) == threads:
-                unnamed_length += self._end_some(in_flight)
-            if unnamed_length >= _RECORD_LENGTH:
-                self.write_record(descriptors)
-                unnamed_length = 0
+                unsynced_length += self._end_some(in_flight)
+            if unsynced_length >= _SYNC_LENGTH:
+                sync()
+                unsynced_length = 0
         while in_flight:
             self._end_some(in_flight)
 
-    def _end_some(self, in_flight: dict[Future[None], PullRun]) -> int:
+    def _end_some(self, in_flight: dict[Future[None], ItemRun]) -> int:
         """Wait for some runs to end, add their items to `here`, and return their bytes."""
         length = 0
         for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
@@ -149,36 +168,16 @@ class PullCopy:
             length += run.length
         return length
 
-    def write_record(self, descriptors: Mapping[int, int]) -> None:
-        """Sync the open files, and name what is there. Raises OSError."""
-        for descriptor in descriptors.values():
-            os.fsync(descriptor)
-        ranges = self._ranges()
-        self._record = self._record._replace(
-            files={
-                self._names[file]: PartialFile(
-                    os.fstat(descriptor).st_mtime_ns, ranges.get(file, ())
-                )
-                for file, descriptor in descriptors.items()
-            }
-        )
-        write(self._folder, self._record)
+    def _present_files(self, descriptors: Mapping[int, int]) -> dict[str, CopiedFile]:
+        index = self._pack.index
+        ranges = ranges_of(index, self._items, self._present.here)
+        names = {number: index.files[number].name for number in descriptors}
+        return {
+            names[number]: CopiedFile(os.fstat(one).st_mtime_ns, ranges.get(names[number], ()))
+            for number, one in descriptors.items()
+        }
 
-    def _ranges(self) -> dict[int, Sequence[tuple[int, int]]]:
-        """Return the ranges that are there, by file: those of neighbours are one."""
-        ranges: dict[int, list[tuple[int, int]]] = {}
-        before = None
-        for number, item in enumerate(self._items):
-            if number not in self._present.here:
-                before = None
-                continue
-            # Between two neighbours there are only zeros, as in a hole.
-            start = item.start if before is None or before.file != item.file else before.end
-            ranges.setdefault(item.file, []).append((start, item.end))
-            before = item
-        return {file: merged(pairs) for file, pairs in ranges.items()}
-
-    def runs(self, numbers: Sequence[int]) -> Iterator[PullRun]:
+    def _gathered(self, numbers: Sequence[int]) -> Iterator[ItemRun]:
         """Gather items to runs; those of the dense part first, since one may be long."""
         gathered: list[int] = []
         for is_blob in (False, True):
@@ -199,11 +198,11 @@ class PullCopy:
         is_near = last.file == item.file and item.start - last.end <= _MAX_GAP
         return is_near and item.end - first.start <= RUN_LENGTH
 
-    def _run(self, numbers: Sequence[int]) -> PullRun:
+    def _run(self, numbers: Sequence[int]) -> ItemRun:
         extents = tuple(extent for number in numbers for extent in self._items[number].extents)
-        return PullRun(self._items[numbers[0]].file, tuple(numbers), extents)
+        return ItemRun(self._items[numbers[0]].file, tuple(numbers), extents)
 
-    def _fetch(self, run: PullRun, descriptor: int, advance: SharedProgress) -> None:
+    def _fetch(self, run: ItemRun, descriptor: int, advance: SharedProgress) -> None:
         """Write the extents of a run as they come; ask again for those that are wrong."""
         left = list(run.extents)
         attempt = 0
@@ -289,7 +288,7 @@ class PullCopy:
             place=f"{extent.label} at byte {extent.offset:,}",
             expected=digest.to_text(extent.digest),
             found=digest.to_text(computed),
-            hint=f"the pack there may be damaged: see with `moepack verify {self._pack.path}`",
+            hint=f"the pack may be damaged: see with `moepack verify {self._pack.path}`",
         )
 
 
@@ -302,11 +301,11 @@ class _WrongBytesError(Exception):
         self.computed = computed
 
 
-def write(folder: Path, record: PartialRecord) -> None:
-    """Write .pull.json, whole and synced. Raises OSError."""
-    temporary = folder / f"{partial.NAME}.tmp"
-    write_synced(temporary, partial.encode(record))
-    publish(temporary, folder / partial.NAME)
+def write_record(path: Path, record: CopyRecord) -> None:
+    """Write a record to `path`, whole and synced. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    write_synced(temporary, copy_record.encode(record))
+    publish(temporary, path)
 
 
 def _cannot_read(error: OSError, path: Path, place: str | None) -> MachineError:
