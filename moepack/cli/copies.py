@@ -42,7 +42,7 @@ from moepack.common.sizes import Size
 
 if TYPE_CHECKING:
     from moepack.pack.mounting.mount import MountFacts
-    from moepack.packing.copies.pull_summary import PullSummary
+    from moepack.packing.copies.pull import PullSummary
 
 
 @click.command()

@@ -10,7 +10,7 @@ from moepack.report import digest_text
 
 if TYPE_CHECKING:
     from moepack.inspection.facts import PartialFacts
-    from moepack.packing.copies.pull_summary import PullSummary
+    from moepack.packing.copies.pull import PullSummary
     from moepack.packing.fetched import FetchPlan
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import moepack
 from moepack.pack.reading.pack import Pack
-from moepack.packing.copies import item_copy
+from moepack.packing.copies import packed_items
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.stores import forget_stores
 from tests.support.models import keys_of, tree
@@ -23,8 +23,8 @@ def store_of_packs(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[FileServ
     """Serve a folder of packs; nothing is waited for, and ranges are short."""
     pytest.importorskip("obstore")
     patch.setattr(remote_store, "PAUSES", (0.0,) * 4)
-    patch.setattr(item_copy, "RUN_LENGTH", 100_000)
-    patch.setattr(item_copy, "_MAX_GAP", 8 << 10)
+    patch.setattr(packed_items, "RUN_LENGTH", 100_000)
+    patch.setattr(packed_items, "_MAX_GAP", 8 << 10)
     patch.setenv("XDG_CACHE_HOME", str(folder.parent / "cache"))
     forget_stores()
     with file_server(folder) as server:

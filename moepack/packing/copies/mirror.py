@@ -38,7 +38,6 @@ from moepack.pack.reading import copy_record, mirror
 from moepack.pack.reading.copy_record import CopiedFile, CopyRecord, CopyRequest
 from moepack.pack.reading.directory import pack_folder, read_manifest
 from moepack.pack.reading.pack import Pack
-from moepack.packing.copies.item_copy import ItemCopy, write_record
 from moepack.packing.copies.packed_items import (
     PackedItem,
     choose,
@@ -46,7 +45,7 @@ from moepack.packing.copies.packed_items import (
     packed_items,
     ranges_of,
 )
-from moepack.packing.copies.present_items import PresentItems
+from moepack.packing.copies.subset_copy import SubsetCopy, write_record
 from moepack.storage import holes
 from moepack.storage.atomic import make_folder, sync_directory
 from moepack.storage.lock import locked_folder
@@ -124,12 +123,12 @@ def mirror_pack(
         files = {name: CopiedFile(0, ranges[name]) for name in sorted(ranges)}
         content = opened.index.content_digest()
         record = CopyRecord(os.path.realpath(path), content, request, files)
-        present = PresentItems(opened, folder, items)
+        copy = SubsetCopy(opened, folder, items)
         try:
             make_folder(folder)
             with locked_folder(folder):
                 _prepare(path, folder, {one.name: one.length for one in opened.index.files}, record)
-                kept_length = _copy(opened, folder, items, chosen, present, Phases(progress))
+                kept_length = _fill(opened, folder, items, chosen, copy, Phases(progress))
                 _write(folder, record)
             _link(path, folder)
         except OSError as error:
@@ -143,18 +142,18 @@ def mirror_pack(
         kept_length=kept_length,
         is_same_drive=os.stat(folder).st_dev == os.stat(path).st_dev,
         digests=DigestCounts(
-            known_length=present.part_length(chosen),
-            compared_length=present.part_length(present.compared),
+            known_length=copy.part_length(chosen),
+            compared_length=copy.part_length(copy.compared),
         ),
     )
 
 
-def _copy(
+def _fill(
     pack: Pack,
     folder: Path,
     items: Sequence[PackedItem],
     chosen: set[int],
-    present: PresentItems,
+    copy: SubsetCopy,
     phases: Phases,
 ) -> int:
     """Copy the chosen items that are missing or wrong; return the bytes of the others.
@@ -165,14 +164,12 @@ def _copy(
     numbers = sorted({items[number].file for number in chosen})
     paths = [folder / pack.index.files[number].name for number in numbers]
     drop(path for path in paths if path.is_file())  # what is read is then what is on the drive
-    present.find(chosen, _THREADS, phases.begin(later=present.part_length(chosen)))
-    kept_length = length_of(items, present.here)
-    missing = chosen - present.here
-    copy = ItemCopy(pack, folder, items, present, missing)
-    advance = phases.begin(later=present.part_length(missing))
-    copy.fetch(numbers, _THREADS, lambda done: advance(done, copy.length))
+    copy.find(chosen, _THREADS, phases.begin(later=copy.part_length(chosen)))
+    kept_length = length_of(items, copy.here)
+    missing = chosen - copy.here
+    copy.fetch(missing, numbers, _THREADS, phases.begin(later=copy.part_length(missing)))
     drop(paths)
-    for number in sorted(missing - present.compare(missing, _THREADS, phases.begin())):
+    for number in sorted(missing - copy.compare(missing, _THREADS, phases.begin())):
         raise MachineError(
             "the drive returned other bytes than were written",
             path=folder / pack.index.files[items[number].file].name,

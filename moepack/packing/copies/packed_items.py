@@ -19,6 +19,11 @@ from moepack.pack.reading.shard_map import part_extent, tensor_extent
 from moepack.storage.extents import Extent
 from moepack.storage.ranges import Ranges, merged
 
+RUN_LENGTH = 32 << 20
+"""About how many bytes are asked for at a time: the hub limits the count of requests."""
+_MAX_GAP = 64 << 10
+"""Bytes between two items that are asked for and dropped."""
+
 ItemKey = tuple[int, int, str]
 """Layer, expert and family of a blob."""
 
@@ -39,6 +44,19 @@ class PackedItem(NamedTuple):
     def length(self) -> int:
         """The bytes of the range, padding included."""
         return self.end - self.start
+
+
+class ItemRun(NamedTuple):
+    """Items of one file that are asked for at once, by their numbers, and their extents."""
+
+    file: int
+    numbers: tuple[int, ...]
+    extents: tuple[Extent, ...]
+
+    @property
+    def length(self) -> int:
+        """The bytes from the first extent to the last."""
+        return self.extents[-1].end - self.extents[0].offset
 
 
 def packed_items(index: Index) -> list[PackedItem]:
@@ -141,6 +159,28 @@ def ranges_of(
         ranges.setdefault(index.files[item.file].name, []).append((start, item.end))
         before = item
     return {name: merged(pairs) for name, pairs in ranges.items()}
+
+
+def runs_of(items: Sequence[PackedItem], numbers: Iterable[int]) -> Iterator[ItemRun]:
+    """Gather items to runs; those of the dense part first, since one may be long."""
+    gathered: list[int] = []
+    for number in sorted(numbers, key=lambda number: (items[number].key is not None, number)):
+        if gathered and not _is_next(items[gathered[0]], items[gathered[-1]], items[number]):
+            yield _run(items, gathered)
+            gathered = []
+        gathered.append(number)
+    if gathered:
+        yield _run(items, gathered)
+
+
+def _is_next(first: PackedItem, last: PackedItem, item: PackedItem) -> bool:
+    is_near = last.file == item.file and 0 <= item.start - last.end <= _MAX_GAP
+    return is_near and item.end - first.start <= RUN_LENGTH
+
+
+def _run(items: Sequence[PackedItem], numbers: Sequence[int]) -> ItemRun:
+    extents = tuple(extent for number in numbers for extent in items[number].extents)
+    return ItemRun(items[numbers[0]].file, tuple(numbers), extents)
 
 
 def length_of(items: Sequence[PackedItem], numbers: Iterable[int]) -> int:

@@ -19,9 +19,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.common import digest
+from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import (
     MachineError,
     MoepackError,
@@ -39,10 +41,8 @@ from moepack.pack.reading import partial as partials
 from moepack.pack.reading.copy_record import CopyRecord, CopyRequest
 from moepack.pack.reading.directory import read_manifest
 from moepack.pack.reading.pack import Pack
-from moepack.packing.copies.item_copy import ItemCopy, write_record
 from moepack.packing.copies.packed_items import choose, length_of, packed_items
-from moepack.packing.copies.present_items import PresentItems
-from moepack.packing.copies.pull_summary import PullSummary, summarise
+from moepack.packing.copies.subset_copy import SubsetCopy, write_record
 from moepack.packing.writing.commit import (
     TEMPORARY_NAME,
     commit,
@@ -56,6 +56,31 @@ from moepack.storage.space import check_space
 
 DEFAULT_THREADS = 16
 _GO_ON = "run the same command again: it goes on from what is there"
+
+
+@dataclass(frozen=True, slots=True)
+class PullSummary:
+    """The pack at `origin` as far as it is at `path` now; lengths are bytes.
+
+    If it `is_whole`, it is that pack. Else `layers` are those with all their experts here, and
+    `missing_layers` those without any. `kept_length` was there before, `fetched_length` came now,
+    None if that is only planned. `mended_length` was there, damaged, and is right again. `digests`
+    counts the bytes of parts that are here.
+    """
+
+    path: str
+    origin: str
+    is_whole: bool
+    layers: tuple[int, ...]
+    missing_layers: tuple[int, ...]
+    expert_count: int
+    all_expert_count: int
+    length: int
+    all_length: int
+    kept_length: int
+    fetched_length: int | None
+    mended_length: int
+    digests: DigestCounts
 
 
 def pull(
@@ -179,8 +204,8 @@ class _Pull:
     def unread(self) -> PullSummary:
         """Return the summary of a pack that is whole here, by its manifest alone."""
         self._remove_record()
-        present = self._present(self._all)
-        return self._summary(present, kept=length_of(self._items, present.here))
+        copy = self._copy(self._all)
+        return self._summary(copy, kept=length_of(self._items, copy.here))
 
     def run(
         self,
@@ -193,7 +218,7 @@ class _Pull:
         self._check_target()
         planned_length = length_of(self._items, self._chosen)
         if planned is not None:
-            planned(self._summary(self._present(self._chosen), kept=0, fetched=None))
+            planned(self._summary(self._copy(self._chosen), kept=0, fetched=None))
         if self._record is None and not self._folder.exists():  # so that nothing is left then
             check_space(self._folder, planned_length)
         try:
@@ -246,46 +271,43 @@ class _Pull:
         record, is_committed = self._new_record(), self._is_committed
         if not is_committed:
             self._describe(record)
-        present = self._present()
-        mended_length = self._find_present(present, threads, check, phases)
-        missing = [number for number in self._chosen if number not in present.here]
-        was_here = self._all if is_committed else present.named_before(record)
+        copy = self._copy()
+        mended_length = self._find_present(copy, threads, check, phases)
+        missing = [number for number in self._chosen if number not in copy.here]
+        was_here = self._all if is_committed else copy.named_before(record)
         mended_length += length_of(self._items, was_here.intersection(missing))
-        kept_length = length_of(self._items, present.here)
+        kept_length = length_of(self._items, copy.here)
         if is_committed:
             if not missing and not mended_length:
-                return self._summary(present, kept=kept_length)
+                return self._summary(copy, kept=kept_length)
             self._withdraw(record)
-        copy = ItemCopy(self._pack, self._folder, self._items, present, missing)
-        advance = phases.begin()
-        copy.fetch(
+        fetched_length = copy.fetch(
+            missing,
             range(len(self._pack.index.files)),
             threads,
-            lambda done: advance(done, copy.length),
+            phases.begin(),
             lambda files: self._write(record._replace(files=files)),
         )
-        if present.here >= self._all:
-            assert present.here <= present.compared, "what is kept is read before the commit"
+        if copy.here >= self._all:
+            assert copy.here <= copy.compared, "what is kept is read before the commit"
             self._commit()
-        return self._summary(present, kept=kept_length, fetched=copy.length, mended=mended_length)
+        return self._summary(copy, kept=kept_length, fetched=fetched_length, mended=mended_length)
 
-    def _find_present(
-        self, present: PresentItems, threads: int, check: bool, phases: Phases
-    ) -> int:
+    def _find_present(self, copy: SubsetCopy, threads: int, check: bool, phases: Phases) -> int:
         """Find what is here already; return how many bytes other than parts are wrong.
 
         With `check`, or if nothing would be missing afterwards, everything is read.
         """
-        later = present.part_length(self._chosen)
-        named = present.named(self._record)
-        present.find(self._all - named, threads, phases.begin(later=later))
-        if not check and not present.here.union(named, self._chosen) >= self._all:
-            present.here |= named
+        later = copy.part_length(self._chosen)
+        named = copy.named(self._record)
+        copy.find(self._all - named, threads, phases.begin(later=later))
+        if not check and not copy.here.union(named, self._chosen) >= self._all:
+            copy.here |= named
             return 0
-        present.find(named, threads, phases.begin(later=later))
+        copy.find(named, threads, phases.begin(later=later))
         entry, index_bytes = self._pack.manifest.index_entry, self._pack.index_bytes
         is_right = is_on_drive(self._folder / entry.name, index_bytes)
-        return present.find_wrong_padding() + (0 if is_right else len(index_bytes))
+        return copy.find_wrong_padding() + (0 if is_right else len(index_bytes))
 
     @property
     def _is_committed(self) -> bool:
@@ -308,10 +330,10 @@ class _Pull:
         (self._folder / manifest.NAME).unlink()
         sync_directory(self._folder)
 
-    def _present(self, here: Collection[int] = ()) -> PresentItems:
-        present = PresentItems(self._pack, self._folder, self._items)
-        present.here.update(here)
-        return present
+    def _copy(self, here: Collection[int] = ()) -> SubsetCopy:
+        copy = SubsetCopy(self._pack, self._folder, self._items)
+        copy.here.update(here)
+        return copy
 
     def _new_record(self) -> CopyRecord:
         """Return the record with this request added to the earlier ones."""
@@ -343,15 +365,29 @@ class _Pull:
             sync_directory(self._folder)
 
     def _summary(
-        self, present: PresentItems, *, kept: int, fetched: int | None = 0, mended: int = 0
+        self, copy: SubsetCopy, *, kept: int, fetched: int | None = 0, mended: int = 0
     ) -> PullSummary:
-        return summarise(
-            self._pack,
-            self._folder,
-            self._items,
-            present,
-            is_whole=present.here >= self._all,
+        keys = [item.key for item in self._items if item.key is not None]
+        here = {self._items[number].key for number in copy.here}
+        counts = dict.fromkeys((key[0] for key in keys), 0)
+        missing_counts = dict.fromkeys(counts, 0)
+        for key in keys:
+            (counts if key in here else missing_counts)[key[0]] += 1
+        return PullSummary(
+            path=os.fspath(self._folder),
+            origin=str(self._pack.path),
+            is_whole=copy.here >= self._all,
+            layers=tuple(layer for layer in counts if not missing_counts[layer]),
+            missing_layers=tuple(layer for layer in counts if not counts[layer]),
+            expert_count=sum(counts.values()),
+            all_expert_count=len(keys),
+            length=length_of(self._items, copy.here),
+            all_length=length_of(self._items, self._all),
             kept_length=kept,
             fetched_length=fetched,
             mended_length=mended,
+            digests=DigestCounts(
+                known_length=copy.part_length(copy.here),
+                compared_length=copy.part_length(copy.compared),
+            ),
         )

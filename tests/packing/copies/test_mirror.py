@@ -11,7 +11,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, MirrorWarning, PackError, RequestError
-from moepack.packing.copies import item_copy
+from moepack.packing.copies import packed_items, subset_copy
 from moepack.storage.lock import lock
 from moepack.storage.ranges import RangeSet
 from tests.support.interruptions import CrashError, crash_after, fail_at, record_calls
@@ -143,8 +143,8 @@ def test_whatever_ends_it_leaves_what_was_there_and_the_next_run_goes_on(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     """At each call that writes: what readers are told of is right at any moment."""
-    monkeypatch.setattr(item_copy, "RUN_LENGTH", 50_000)
-    monkeypatch.setattr(item_copy, "_SYNC_LENGTH", 200_000)
+    monkeypatch.setattr(packed_items, "RUN_LENGTH", 50_000)
+    monkeypatch.setattr(subset_copy, "_SYNC_LENGTH", 200_000)
     steps = 0
     while True:
         target = tmp_path / f"second {steps}"
@@ -250,7 +250,7 @@ def test_a_drive_that_is_full_is_said_to_be(pack: Path, target: Path, room: Room
 def test_a_drive_that_becomes_full_leaves_what_can_be_gone_on_with(
     pack: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(item_copy, "RUN_LENGTH", 50_000)
+    monkeypatch.setattr(packed_items, "RUN_LENGTH", 50_000)
     fail_at(monkeypatch, 4, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), (os, "pwrite"))
     with pytest.raises(MachineError, match="no space left") as caught:
         moepack.mirror_pack(pack, target)

@@ -18,8 +18,8 @@ from moepack.common.pack_files import is_pack
 from moepack.common.remote_path import RemotePath
 from moepack.pack.mounting.mount import mount
 from moepack.pack.reading import copy_record
-from moepack.packing.copies import item_copy
-from moepack.packing.copies.pull_summary import PullSummary
+from moepack.packing.copies import packed_items, subset_copy
+from moepack.packing.copies.pull import PullSummary
 from moepack.storage.remote.stores import store_of
 from tests.support.buckets import bucket_of_moto
 from tests.support.damages import DAMAGES, Damage, change_a_byte
@@ -93,7 +93,7 @@ def test_every_kind_of_pack_can_be_pulled(
 def test_long_ranges_are_asked_for_never_one_an_expert(
     server: FileServer, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(item_copy, "RUN_LENGTH", 32 << 20)
+    monkeypatch.setattr(packed_items, "RUN_LENGTH", 32 << 20)
     moepack.pull(address, tmp_path / "here")
     assert len(server.traffic.gets()) == 5, "manifest and index, and each file"
 
@@ -321,7 +321,7 @@ def test_whatever_ends_it_leaves_a_part_that_is_right_and_it_goes_on(
     layers: str | None,
 ) -> None:
     """At each call that writes, in one thread and in several."""
-    monkeypatch.setattr(item_copy, "_SYNC_LENGTH", 300_000)
+    monkeypatch.setattr(subset_copy, "_SYNC_LENGTH", 300_000)
     steps, has_crashed = 0, True
     counts = set()
     while has_crashed:
@@ -364,8 +364,8 @@ def test_what_a_killed_pull_has_written_is_kept(
     """Killed before anything was named: the bytes themselves tell that they are right."""
     server.delay = 0.3
     code = (
-        "import sys; from moepack.packing.copies import item_copy; item_copy.RUN_LENGTH = 50_000\n"
-        "import moepack; moepack.pull(sys.argv[1], sys.argv[2], threads=1)"
+        "import sys, moepack; from moepack.packing.copies import packed_items\n"
+        "packed_items.RUN_LENGTH = 50_000; moepack.pull(sys.argv[1], sys.argv[2], threads=1)"
     )
     here = tmp_path / "here"
     process = subprocess.Popen([sys.executable, "-c", code, address, here])

@@ -1,38 +1,37 @@
-"""Items of a pack, copied into the files of a folder: each part is checked as it arrives.
+"""A copy of some items of a pack in a folder: what a pull and a mirror do alike.
 
-Long ranges are asked for, many at a time, and written where they belong as they come, so memory
-does not depend on their lengths. What has come is synced, and then may be named in a record.
+What is there already is found, by a record or by its digests; the rest is copied, each part checked
+as it arrives; all of it can be read back. Long ranges are read, many at a time, and written where
+they belong as they come, so memory does not depend on their lengths.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, PackError, remedy
+from moepack.common.phases import Progress
+from moepack.common.sizes import gaps
 from moepack.pack.reading import copy_record
 from moepack.pack.reading.copy_record import CopiedFile, CopyRecord
 from moepack.pack.reading.pack import Pack
-from moepack.packing.copies.packed_items import PackedItem, length_of, ranges_of
-from moepack.packing.copies.present_items import PresentItems
+from moepack.packing.copies.packed_items import ItemRun, PackedItem, length_of, ranges_of, runs_of
 from moepack.storage.atomic import publish, sync_directory, write_synced
-from moepack.storage.extents import Extent
+from moepack.storage.extents import Extent, digests_of, is_zero
 from moepack.storage.input_file import InputFile, open_input
+from moepack.storage.ranges import RangeSet
 from moepack.storage.regular_file import open_regular, write_at
 from moepack.storage.space import check_space
-from moepack.storage.thread_pool import SharedProgress, ThreadPool
+from moepack.storage.thread_pool import SharedProgress, ThreadPool, run_each
 
-RUN_LENGTH = 32 << 20
-"""About how many bytes are asked for at a time: the hub limits the count of requests."""
-_MAX_GAP = 64 << 10
-"""Bytes between two items that are asked for and dropped."""
 _SYNC_LENGTH = 1 << 30
 """Bytes after which what has come is synced and named."""
 _PIECE_LENGTH = 512 << 10
@@ -40,59 +39,128 @@ _ATTEMPTS = 3
 """How often bytes are asked for that have the wrong digest."""
 
 
-class ItemRun(NamedTuple):
-    """Items of one file that are asked for at once, by their numbers, and their extents."""
+class SubsetCopy:
+    """The copy in `folder` of some of the `items` of an open pack, by their numbers.
 
-    file: int
-    numbers: tuple[int, ...]
-    extents: tuple[Extent, ...]
-
-    @property
-    def length(self) -> int:
-        """The bytes from the first extent to the last."""
-        return self.extents[-1].end - self.extents[0].offset
-
-
-class ItemCopy:
-    """A copy in `folder` of the items numbered `missing` of the open `pack`, whose are all `items`.
-
-    Those that are `present` stay; the others are added to them as they come. `length` is the bytes
-    to read. Raises MachineError if there is no room for them.
+    `here` are the items that are there, and `compared` those that were found to have their digests
+    in this run. `wrong_padding` are ranges of files that have to be zeros, and are not.
     """
 
-    def __init__(
-        self,
-        pack: Pack,
-        folder: Path,
-        items: Sequence[PackedItem],
-        present: PresentItems,
-        missing: Collection[int],
-    ) -> None:
-        self._present = present
+    def __init__(self, pack: Pack, folder: Path, items: Sequence[PackedItem]) -> None:
+        self.here: set[int] = set()
+        self.compared: set[int] = set()
+        self.wrong_padding: list[tuple[int, int, int]] = []
         self._pack = pack
         self._folder = folder
         self._items = items
+        self._names = [file.name for file in pack.index.files]
+        self._lengths = [file.length for file in pack.index.files]
         self._inputs: dict[int, InputFile] = {}
         self._opening = threading.Lock()
-        self._runs = list(self._gathered(sorted(missing)))
-        self.length = sum(run.length for run in self._runs)
-        # Wrong bytes are written over.
-        all_length = length_of(items, {*present.here, *missing})
-        check_space(folder, min(self.length, all_length - present.allocated_length()))
+
+    def named(self, record: CopyRecord | None) -> set[int]:
+        """Return the items that a record names in files with the length and mtime of then."""
+        if record is None:
+            return set()
+        lengths = dict(zip(self._names, self._lengths, strict=True))
+        stamps = {name: _stamp(self._folder / name) for name in record.files}
+        unchanged = {
+            name: file
+            for name, file in record.files.items()
+            if stamps[name] == (lengths.get(name), file.mtime_ns)
+        }
+        return self.named_before(record._replace(files=unchanged))
+
+    def named_before(self, record: CopyRecord) -> set[int]:
+        """Return the items that a record names, whatever became of their files."""
+        ranges = [RangeSet(record.ranges(name)) for name in self._names]
+        return {
+            number
+            for number, item in enumerate(self._items)
+            if ranges[item.file].covers(item.start, item.end)
+        }
+
+    def find(self, numbers: Collection[int], threads: int, progress: Progress) -> None:
+        """Compare those items whose files have any bytes. Raises OSError."""
+        lengths = [_allocated_length(self._folder / name) for name in self._names]
+        self.compare([n for n in numbers if lengths[self._items[n].file]], threads, progress)
+
+    def compare(self, numbers: Collection[int], threads: int, progress: Progress) -> set[int]:
+        """Read items, add to `here` those with their digests, and return them. Raises OSError."""
+        by_file: dict[int, list[int]] = {}
+        for number in sorted(numbers):
+            by_file.setdefault(self._items[number].file, []).append(number)
+
+        def compare(file: int, advance: Callable[[int], None]) -> list[int]:
+            path = self._folder / self._names[file]
+            return [number for number in by_file[file] if self._is_right(path, number, advance)]
+
+        total = self.part_length(numbers)
+        lists = run_each(compare, [*by_file], threads, lambda done: progress(done, total))
+        right = {number for one in lists for number in one}
+        self.here |= right
+        self.compared |= right
+        return right
+
+    def part_length(self, numbers: Iterable[int]) -> int:
+        """Return the bytes of items without their padding."""
+        return sum(extent.length for n in numbers for extent in self._items[n].extents)
+
+    def find_wrong_padding(self) -> int:
+        """Find the bytes between parts that are not zeros; return how many, and those too many.
+
+        Raises OSError.
+        """
+        buffer = memoryview(bytearray(_PIECE_LENGTH))
+        parts: list[list[tuple[int, int]]] = [[] for _ in self._names]
+        for item in self._items:
+            parts[item.file] += [(extent.offset, extent.end) for extent in item.extents]
+        wrong_length = 0
+        for file, (name, length) in enumerate(zip(self._names, self._lengths, strict=True)):
+            path = self._folder / name
+            if not _allocated_length(path):
+                continue
+            descriptor = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
+            with open(descriptor, "rb", buffering=0):
+                actual_length = os.fstat(descriptor).st_size
+                wrong_length += abs(actual_length - length)
+                for start, end in gaps(0, min(length, actual_length), parts[file]):
+                    if not is_zero(descriptor, start, end, buffer):
+                        self.wrong_padding.append((file, start, end))
+                        wrong_length += end - start
+        return wrong_length
+
+    def _is_right(self, path: Path, number: int, advanced: Callable[[int], None]) -> bool:
+        """Return whether an item has its digests in a file; bytes that cannot be read are wrong."""
+        extents = self._items[number].extents
+        try:
+            computed = digests_of(path, extents, advanced)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+        return list(computed) == [extent.digest for extent in extents]
 
     def fetch(
         self,
+        missing: Collection[int],
         files: Iterable[int],
         threads: int,
-        advanced: Callable[[int], None],
+        progress: Progress,
         synced: Callable[[Mapping[str, CopiedFile]], None] | None = None,
-    ) -> None:
-        """Copy the missing items into these `files`, by their numbers, which are made if needed.
+    ) -> int:
+        """Copy missing items into these `files`, by their numbers; return the bytes that were read.
 
-        However it ends, `synced` is called with what is there; so it is now and then before.
-        Raises PackError for wrong bytes, MachineError if they cannot be read, and OSError.
+        The files are made if needed. However it ends, `synced` is called with what is there; so it
+        is now and then before. Raises PackError for wrong bytes, MachineError if they cannot be
+        read or there is no room for them, and OSError.
         """
-        shared = SharedProgress(advanced)
+        runs = list(runs_of(self._items, missing))
+        total = sum(run.length for run in runs)
+        allocated_length = sum(_allocated_length(self._folder / name) for name in self._names)
+        all_length = length_of(self._items, self.here.union(missing))
+        check_space(self._folder, min(total, all_length - allocated_length))
+        shared = SharedProgress(lambda done: progress(done, total))
         with ExitStack() as stack:
             stack.callback(self._close_inputs)
             descriptors = self._open_files(files, stack)
@@ -107,7 +175,7 @@ class ItemCopy:
             try:
                 with ThreadPool(max_workers=threads) as executor:
                     try:
-                        self._fetch_runs(executor, threads, descriptors, shared, sync)
+                        self._fetch_runs(executor, threads, runs, descriptors, shared, sync)
                     except BaseException:
                         shared.stop()
                         raise
@@ -116,23 +184,23 @@ class ItemCopy:
                     sync()
                 raise
             sync()
+        return total
 
     def _open_files(self, files: Iterable[int], stack: ExitStack) -> dict[int, int]:
         """Open files, and make those that are missing; return their descriptors."""
         descriptors = {}
         for number in files:
-            file = self._pack.index.files[number]
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            descriptor = open_regular(self._folder / file.name, flags)
+            descriptor = open_regular(self._folder / self._names[number], flags)
             stack.callback(os.close, descriptor)
-            if os.fstat(descriptor).st_size != file.length:
-                os.ftruncate(descriptor, file.length)
+            if os.fstat(descriptor).st_size != self._lengths[number]:
+                os.ftruncate(descriptor, self._lengths[number])
             descriptors[number] = descriptor
         sync_directory(self._folder)
         return descriptors
 
     def _clear_padding(self, descriptors: Mapping[int, int]) -> None:
-        for file, start, end in self._present.wrong_padding:
+        for file, start, end in self.wrong_padding:
             for offset in range(start, end, _PIECE_LENGTH):
                 write_at(descriptors[file], bytes(min(_PIECE_LENGTH, end - offset)), offset)
 
@@ -140,13 +208,14 @@ class ItemCopy:
         self,
         executor: ThreadPool,
         threads: int,
+        runs: Iterable[ItemRun],
         descriptors: Mapping[int, int],
         advance: SharedProgress,
         sync: Callable[[], None],
     ) -> None:
         in_flight: dict[Future[None], ItemRun] = {}
         unsynced_length = 0
-        for run in self._runs:
+        for run in runs:
             future = executor.submit(self._fetch, run, descriptors[run.file], advance)
             in_flight[future] = run
             if len(in_flight) == threads:
@@ -163,44 +232,18 @@ class ItemCopy:
         for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
             run = in_flight.pop(future)
             future.result()
-            self._present.here.update(run.numbers)
-            self._present.compared.update(run.numbers)
+            self.here.update(run.numbers)
+            self.compared.update(run.numbers)
             length += run.length
         return length
 
     def _present_files(self, descriptors: Mapping[int, int]) -> dict[str, CopiedFile]:
-        index = self._pack.index
-        ranges = ranges_of(index, self._items, self._present.here)
-        names = {number: index.files[number].name for number in descriptors}
+        ranges = ranges_of(self._pack.index, self._items, self.here)
         return {
-            names[number]: CopiedFile(os.fstat(one).st_mtime_ns, ranges.get(names[number], ()))
-            for number, one in descriptors.items()
+            name: CopiedFile(os.fstat(descriptors[number]).st_mtime_ns, ranges.get(name, ()))
+            for number, name in enumerate(self._names)
+            if number in descriptors
         }
-
-    def _gathered(self, numbers: Sequence[int]) -> Iterator[ItemRun]:
-        """Gather items to runs; those of the dense part first, since one may be long."""
-        gathered: list[int] = []
-        for is_blob in (False, True):
-            for number in numbers:
-                item = self._items[number]
-                if (item.key is not None) != is_blob:
-                    continue
-                if gathered and not self._is_next(gathered, item):
-                    yield self._run(gathered)
-                    gathered = []
-                gathered.append(number)
-            if gathered:
-                yield self._run(gathered)
-                gathered = []
-
-    def _is_next(self, numbers: Sequence[int], item: PackedItem) -> bool:
-        first, last = self._items[numbers[0]], self._items[numbers[-1]]
-        is_near = last.file == item.file and item.start - last.end <= _MAX_GAP
-        return is_near and item.end - first.start <= RUN_LENGTH
-
-    def _run(self, numbers: Sequence[int]) -> ItemRun:
-        extents = tuple(extent for number in numbers for extent in self._items[number].extents)
-        return ItemRun(self._items[numbers[0]].file, tuple(numbers), extents)
 
     def _fetch(self, run: ItemRun, descriptor: int, advance: SharedProgress) -> None:
         """Write the extents of a run as they come; ask again for those that are wrong."""
@@ -242,23 +285,22 @@ class ItemCopy:
                 left.pop(0)
             position = end
             yield position
+        if left:
+            path, place = self._pack.file_paths[file], f"byte {position:,}"
+            raise PackError("the file became shorter", path=path, place=place)
 
     def _pieces(self, file: int, offset: int, length: int) -> Iterator[bytes]:
-        path = self._path(file)
         try:
             yield from self._input(file).stream(offset, length)
         except OSError as error:
-            raise _cannot_read(error, path, f"byte {offset:,}") from None
-
-    def _path(self, file: int) -> Path:
-        return self._pack.file_paths[file]
+            raise _cannot_read(error, self._pack.file_paths[file], f"byte {offset:,}") from None
 
     def _input(self, file: int) -> InputFile:
         """Return an open file of the pack. Raises PackError for one of another length."""
         with self._opening:
             if file in self._inputs:
                 return self._inputs[file]
-            path, expected = self._path(file), self._pack.index.files[file].length
+            path, expected = self._pack.file_paths[file], self._lengths[file]
             try:
                 opened = open_input(path)
             except FileNotFoundError:
@@ -280,11 +322,10 @@ class ItemCopy:
             self._inputs.popitem()[1].close()
 
     def _wrong(self, extent: Extent, computed: int) -> MoepackError:
-        path = self._path(extent.input)
         assert extent.digest is not None
         return PackError(
             "the bytes do not have the digest in the index",
-            path=path,
+            path=self._pack.file_paths[extent.input],
             place=f"{extent.label} at byte {extent.offset:,}",
             expected=digest.to_text(extent.digest),
             found=digest.to_text(computed),
@@ -311,3 +352,20 @@ def write_record(path: Path, record: CopyRecord) -> None:
 def _cannot_read(error: OSError, path: Path, place: str | None) -> MachineError:
     problem = f"cannot read: {error.strerror}"
     return MachineError(problem, path=path, place=place, hint=remedy(error))
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return the length and the mtime of a file, None if there is none."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+        return status.st_size, status.st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _allocated_length(path: Path) -> int:
+    """Return the bytes that a file takes on its drive, 0 if there is none."""
+    try:
+        return os.stat(path, follow_symlinks=False).st_blocks * 512
+    except FileNotFoundError:
+        return 0
