@@ -3,10 +3,10 @@
     ~/.cache/moepack/models/hf/OWNER/NAME/COMMIT/UD-Q4_K_XL/MODEL.moepack
     ~/.cache/moepack/models/s3/BUCKET/VERSION/KEY.moepack
 
-A GGUF becomes a pack, which stores it once, and a pack is pulled; both go on after an interruption.
-A commit is the first digits of that on the hub. A version is made of the manifest of a pack, or of
-the stamps of shards. Where the hub's own cache has the shards already, these are used as they lie.
-A newer version takes the place of older ones, but for those that were named by their commit.
+A GGUF becomes a pack, which stores it once, and a pack is pulled; both resume after an
+interruption. COMMIT is the first digits of the hub's commit. VERSION is a digest of a pack's
+manifest, or of the stamps of shards. Shards in the hub's own cache are used as they lie. A newer
+version replaces older ones, unless they were named by their commit.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ _KEPT_SUFFIX = ".kept"
 """Of the mark beside a pack that was named by its commit."""
 _VERSION_LENGTH = 12
 _GO_ON = "run the same command again: it goes on from what is there"
+_FULL = ("not enough space", "no space left")
 _NO_SPACE = "free some space, or name a folder on another drive in XDG_CACHE_HOME"
 
 
 class FetchPlan(NamedTuple):
     """A model that is about to be fetched: its address, the new pack's path and its bytes.
 
-    `cache` is the folder of all fetched models, which take `cache_length` bytes of its drive now.
+    `cache` is the folder of all fetched models, which occupy `cache_length` bytes now.
     """
 
     address: str
@@ -64,52 +65,57 @@ def fetch_model(
     notice: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> PathOrPaths:
-    """Return where a model is on this machine; one that is elsewhere is fetched first.
+    """Return the path of a model on this machine; fetch a model at an address first.
 
-    A path is returned as it is. For the address of a GGUF or a pack it is a pack in the user's
-    cache (`XDG_CACHE_HOME`), or the shards in the hub's own cache. One that is there is not fetched
-    again: for an address with a commit nothing is asked of the network; for any other, its newest
-    version is, and if that cannot be reached the one that is here is taken, with a `notice`. A
-    version that came now replaces older ones of the same address, with a `notice` of each; those
-    stay that were named by their commit once, or that a program has open.
-    `planned` is called before anything is fetched, `progress` as for `pull`. After an interruption
-    the same call goes on.
+    A path is returned as it is. The address of a GGUF or a pack leads to a pack in the user's cache
+    (`XDG_CACHE_HOME`), or to shards in the hub's own cache. A model that is there is not fetched
+    again: an address with a commit needs no network; for any other the newest version is looked up,
+    and without a network the cached version is returned, with a `notice`. A fetched version
+    replaces older ones of the same address, with a `notice` of each, unless they were named by
+    their commit or a program has them open. `planned` is called before anything is fetched,
+    `progress` as for `pull`. After an interruption, call it again to resume.
 
     Raises SourceError, PackError or MachineError, as `pack_model` and `pull`.
     """
     names = path_list(model)
     if len(names) != 1 or not is_remote(names[0]):
         return model
-    place = _Place.of(os.fspath(names[0]))
-    if (pack := place.find_pinned()) is not None:
-        _keep(pack)
-        return pack
-    try:
-        source = _find(place)
-    except MachineError as error:
-        return _without_network(place, error, notice)
-    if isinstance(source, list):
-        return source
-    if not (source.target / manifest.NAME).exists():
-        source.target.parent.mkdir(parents=True, exist_ok=True)
-        with _going_on():
-            _fetch(source, planned, progress)
-        if not place.is_pinned:
-            _remove_older(place.folder, source.target, notice)
-    if place.is_pinned:
-        _keep(source.target)
-    return source.target
-
-
-def _keep(model: PathOrPaths) -> None:
-    """Mark a pack of the cache as named by its commit."""
-    if isinstance(model, Path):
+    cache = user_folder("XDG_CACHE_HOME", ".cache")
+    if cache is None:
+        hint = "name one in XDG_CACHE_HOME, or use `moepack pack`, `moepack pull`"
+        raise MachineError("there is no folder for models", hint=hint)
+    place = _Place.of(os.fspath(names[0]), cache / "models")
+    is_pinned = hub.is_commit(place.revision)
+    here: Path | list[Path] | None = None
+    if is_pinned:
+        here = place.find(place.revision[:_VERSION_LENGTH]) or place.cached_shards(place.revision)
+    if here is None:
+        try:
+            source = _find(place)
+        except MachineError as error:
+            here = place.find() or place.cached_shards(place.revision)
+            if here is None:
+                raise
+            if notice is not None:
+                path = here if isinstance(here, Path) else here[0]
+                notice(f"{error.problem}; the model is used as it is in {path}")
+            return here
+        if isinstance(source, list):
+            return source
+        address, here, is_pack = source
+        if not (here / manifest.NAME).exists():
+            here.parent.mkdir(parents=True, exist_ok=True)
+            with _advising_the_same_command():
+                _fetch(address, here, is_pack, cache / "models", planned, progress)
+            if not is_pinned:
+                _remove_older(place.folder, here, notice)
+    if is_pinned and isinstance(here, Path):
         with contextlib.suppress(OSError):
-            model.with_suffix(_KEPT_SUFFIX).touch()
+            here.with_suffix(_KEPT_SUFFIX).touch()
+    return here
 
 
 def _remove_older(folder: Path, target: Path, notice: Callable[[str], None] | None) -> None:
-    """Remove the other versions of the pack `target`, which is whole now."""
     key = target.relative_to(folder).as_posix().partition("/")[2]
     for older in folder.glob(f"*/{glob.escape(key)}"):
         if older == target or older.with_suffix(_KEPT_SUFFIX).exists() or _is_open(older):
@@ -123,7 +129,6 @@ def _remove_older(folder: Path, target: Path, notice: Callable[[str], None] | No
 
 
 def _is_open(folder: Path) -> bool:
-    """Return whether a program of this user has a file of a folder open."""
     prefix = os.path.realpath(folder) + os.sep
     for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # it was closed meanwhile, or is another user's
@@ -141,15 +146,6 @@ def _length_on_disk(folder: Path) -> int:
     return length
 
 
-def _models_folder() -> Path:
-    """Return the folder of all fetched models. Raises MachineError."""
-    cache = user_folder("XDG_CACHE_HOME", ".cache")
-    if cache is None:
-        hint = "name one in XDG_CACHE_HOME, or use `moepack pack`, `moepack pull`"
-        raise MachineError("there is no folder for models", hint=hint)
-    return cache / "models"
-
-
 class _Place(NamedTuple):
     """The folder in the cache for an address: `inner` names the model in it.
 
@@ -163,9 +159,8 @@ class _Place(NamedTuple):
     revision: str = ""
 
     @classmethod
-    def of(cls, address: str) -> _Place:
-        """Return the place for an address. Raises SourceError, MachineError."""
-        models = _models_folder()
+    def of(cls, address: str, models: Path) -> _Place:
+        """Return the place for an address. Raises SourceError."""
         address = named_on_hub(address)
         if address.lower().startswith("hf:"):
             named = hub.parse(address)
@@ -176,19 +171,8 @@ class _Place(NamedTuple):
         folder = models / scheme / host
         return cls(address, folder, path.key)
 
-    @property
-    def is_pinned(self) -> bool:
-        """Whether the address names a commit."""
-        return hub.is_commit(self.revision)
-
-    def find_pinned(self) -> PathOrPaths | None:
-        """Return the model if it is here and its address names a commit; None if it is not."""
-        if not self.is_pinned:
-            return None
-        return self.find(_short(self.revision)) or self.cached_shards(self.revision)
-
     def find(self, version: str = "*") -> Path | None:
-        """Return the newest whole pack here; None without one, and if several models fit."""
+        """Return the newest whole pack here; None if several models fit."""
         packs: dict[str, list[Path]] = {}
         for path in self.folder.glob(f"{version}/**/*{_SUFFIX}/{manifest.NAME}"):
             key = path.parent.relative_to(self.folder).as_posix().partition("/")[2]
@@ -223,116 +207,76 @@ class _Place(NamedTuple):
     def target(self, version: str, key: str) -> Path:
         """Return the path of a pack in the cache."""
         name = key.removesuffix(_SUFFIX) + _SUFFIX
-        return self.folder / _short(version) / name
+        return self.folder / version[:_VERSION_LENGTH] / name
 
 
-class _Source(NamedTuple):
-    """A model that is to be fetched to `target`: the address of a pack, or of a GGUF."""
-
-    address: str
-    target: Path
-    is_pack: bool
-
-
-def _find(place: _Place) -> _Source | list[Path]:
+def _find(place: _Place) -> tuple[str, Path, bool] | list[Path]:
     """Return the newest model at an address, or its shards in the hub's cache.
 
-    Raises SourceError for none, MachineError if it cannot be asked for.
+    A model is the address of a pack or a GGUF, the path of its pack here, and whether it is a pack.
     """
     path = resolve(place.address)
     commit = path.store.rpartition("@")[2] if place.repository else None
     pack = named_pack(path)
     if pack is not None:
         version = commit or f"{digest.xxh3(read_manifest(pack)):016x}"
-        return _Source(str(pack), place.target(version, path.key), is_pack=True)
+        return str(pack), place.target(version, path.key), True
     shards = find_remote_shards(str(path))
     if commit is not None and (cached := place.cached_shards(commit)) is not None:
         return cached
     match = SHARD_NAME.match(shards[0].key)
     key = match["prefix"] if match else shards[0].key.removesuffix(".gguf")
-    version = commit or _version(shards)
-    return _Source(str(shards[0]), place.target(version, key), is_pack=False)
-
-
-def _version(shards: list[RemotePath]) -> str:
-    """Return a text that is another one if a shard is replaced."""
-    try:
-        stamps = [open_input(shard).stamp for shard in shards]
-    except FileNotFoundError:
-        raise SourceError("no such model", path=shards[0]) from None
-    except OSError as error:
-        raise open_failure(error, shards[0]) from None
-    return f"{digest.xxh3(repr(stamps).encode()):016x}"
-
-
-def _without_network(
-    place: _Place, error: MachineError, notice: Callable[[str], None] | None
-) -> PathOrPaths:
-    """Return the model that is here, since its newest version cannot be asked for."""
-    model: PathOrPaths | None = place.find() or place.cached_shards(place.revision)
-    if model is None:
-        raise error
-    if notice is not None:
-        path = model if isinstance(model, Path) else path_list(model)[0]
-        notice(f"{error.problem}; the model is used as it is in {path}")
-    return model
+    if commit is None:
+        try:
+            stamps = [open_input(shard).stamp for shard in shards]
+        except FileNotFoundError:
+            raise SourceError("no such model", path=shards[0]) from None
+        except OSError as error:
+            raise open_failure(error, shards[0]) from None
+        commit = f"{digest.xxh3(repr(stamps).encode()):016x}"
+    return str(shards[0]), place.target(commit, key), False
 
 
 def _fetch(
-    source: _Source,
+    address: str,
+    target: Path,
+    is_pack: bool,
+    cache: Path,
     planned: Callable[[FetchPlan], None] | None,
     progress: Progress | None,
 ) -> None:
-    cache = _models_folder()
-
     def announce(length: int) -> None:
         if planned is not None:
-            path = str(source.target)
-            planned(FetchPlan(source.address, path, length, str(cache), _length_on_disk(cache)))
+            planned(FetchPlan(address, str(target), length, str(cache), _length_on_disk(cache)))
 
-    if source.is_pack:
-        pull(
-            source.address,
-            source.target,
-            planned=lambda summary: announce(summary.all_length),
-            progress=progress,
-        )
+    if is_pack:
+        pull(address, target, planned=lambda plan: announce(plan.all_length), progress=progress)
     else:
         pack_model(
-            source.address,
-            source.target,
-            resume=source.target.exists(),
+            address,
+            target,
+            resume=target.exists(),
             planned=lambda summary: announce(summary.data_length),
             progress=progress,
         )
 
 
 @contextlib.contextmanager
-def _going_on() -> Iterator[None]:
-    """Say after a failure or an interruption how to go on, in place of `pack_model`'s advice."""
+def _advising_the_same_command() -> Iterator[None]:
+    """Replace the hints of `pack_model` and `pull`, which name other commands to resume with."""
     try:
         yield
-    except MachineError as error:
-        is_full = error.problem in ("not enough space", "no space left")
-        error.hint = f"{_NO_SPACE}; then {_GO_ON}" if is_full else _after(error.hint)
-        raise
     except MoepackError as error:
-        error.hint = _after(error.hint)
+        hint = error.hint
+        if isinstance(error, MachineError) and error.problem in _FULL:
+            hint = _NO_SPACE
+        elif hint is not None and ("resume" in hint or _GO_ON in hint):
+            hint = None
+        error.hint = _GO_ON if hint is None else f"{hint}; then {_GO_ON}"
         raise
     except KeyboardInterrupt as stop:
         stop.__notes__ = [_GO_ON]
         raise
-
-
-def _after(hint: str | None) -> str:
-    """Return a hint, and then how to go on."""
-    if hint is None or "resume" in hint or _GO_ON in hint:
-        return _GO_ON
-    return f"{hint}; then {_GO_ON}"
-
-
-def _short(version: str) -> str:
-    return version[:_VERSION_LENGTH]
 
 
 def _is_named(inner: str, key: str, *, is_on_hub: bool) -> bool:

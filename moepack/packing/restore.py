@@ -41,10 +41,9 @@ _PIECE_LENGTH = 1 << 20
 class RestoreSummary:
     """The shards that were restored, and how; lengths in bytes.
 
-    `cloned_length` is shared with the pack, `kept_length` was there from an interrupted run.
-    `sha256_count` is how many shards were compared with a known SHA-256, and `digests` counts the
-    bytes that were compared with their digests. With `is_in_place` the pack was turned into the
-    shards, and is gone.
+    `cloned_length` is shared with the pack, `kept_length` is from an interrupted run.
+    `sha256_count` shards were compared with a known SHA-256; `digests` counts the bytes that were
+    compared with their digests. If it `is_in_place`, the pack was turned into the shards.
     """
 
     path: str
@@ -72,20 +71,19 @@ def restore(
 ) -> RestoreSummary:
     """Write the shards of a whole pack into the folder `target`.
 
-    Every part whose digest is known is compared with it on the way, each shard's header with its
-    SHA-256, and a shard whose SHA-256 is known with that. Ranges are shared with the pack if the
-    file system can. With `resume` an interrupted run is continued, with `force` files of the
-    shards' names are replaced. `progress` is called with the bytes done since its last call and
-    with those to do in all, from one thread at a time.
+    Parts, headers and whole shards are compared with the digests and SHA-256 that the pack records.
+    File systems that can share ranges with the pack do. With `resume` an interrupted run is
+    continued, with `force` files of the shards' names are replaced. `progress` is called with the
+    bytes done since its last call and the total, from one thread at a time.
 
-    With `in_place` the pack is turned into the shards, in little more extra space than a layer. So
-    is an unfinished pack made in place, in any case; without a `target` its shards go back to where
-    they were. So do those of a pack that is whole but for leftovers of its making. With `recover`
-    this works without its journal, but needs `target`.
+    With `in_place` the pack is turned into the shards, in little more extra space than a layer. An
+    unfinished pack made in place always is; without a `target` its shards return to their folder,
+    as do those of a pack that is whole but for leftovers of its making. With `recover` this works
+    without its journal, but needs `target`.
 
-    With `part`, such as `3/16` or (3, 16), only that share of the shards is written, so that a job
-    on each of many machines can write its own; with an `executor` its workers write them, a shard
-    in each task. Both must reach pack and folder by the same paths.
+    With `part`, such as `3/16` or (3, 16), only that share of the shards is written, for a job on
+    each of many machines; the workers of an `executor` write a shard in each task. Both must reach
+    pack and folder by the same paths.
 
     Raises PackError if the pack is not whole or its bytes are wrong, RequestError for existing
     files, MachineError for faults of the machine.
@@ -140,10 +138,10 @@ def restore(
 
 
 def _is_begun(pack: Path, threads: int, *, goes_back: bool) -> bool:
-    """Return whether shards are made in place because that was begun.
+    """Return whether an interrupted run in place is continued.
 
-    A pack that is whole but for leftovers, which know where its shards were, is so if it
-    `goes_back`. Raises RequestError if the shards are whole.
+    Leftovers beside a whole pack know where its shards were, which matters if it `goes_back`.
+    Raises RequestError if the shards are whole.
     """
     if is_unfinished(pack) and is_whole_pack(pack):
         return goes_back
@@ -184,7 +182,6 @@ def _submit(
     threads: int,
     progress: Progress | None,
 ) -> WholeFilesResult:
-    """Write shards by an executor's workers."""
     for mapped in maps:
         if not (resume or force):
             refuse_existing(Path(target, mapped.name), force=force)
@@ -207,9 +204,9 @@ def _submit(
 def _write_shard(
     path: Path, name: str, folder: Path, force: bool, threads: int
 ) -> WholeFilesResult:
-    """Write one shard. A task that is run again, since its worker died, goes on."""
     with Pack(path) as pack:
         maps = [mapped for mapped in map_shards(pack) if mapped.name == name]
+        # A task that is run again, since its worker died, resumes.
         return _write(pack, maps, folder, not force, force, threads, None)
 
 
@@ -232,24 +229,21 @@ def _extents(shard: ShardMap, index: Index) -> Iterable[Extent]:
 
 def _check_sha256(entry: ShardEntry, path: Path) -> None:
     """Compare a restored shard and its header with the manifest; raise PackError."""
-    _compare(path, "the header of the restored shard", entry.header_sha256, entry.header_length)
+    checks = [("the header of the restored shard", entry.header_sha256, entry.header_length)]
     if entry.sha256 is not None:
-        _compare(path, "the restored shard", entry.sha256, entry.length)
-
-
-def _compare(path: Path, name: str, expected: str, length: int) -> None:
-    """Compare the first `length` bytes of a restored shard with their SHA-256."""
-    sha256 = hashlib.sha256()
-    with open(path, "rb", buffering=0, opener=open_regular) as file:
-        while piece := file.read(min(length, _PIECE_LENGTH)):
-            sha256.update(piece)
-            length -= len(piece)
-    if sha256.hexdigest() != expected:
-        raise PackError(
-            f"{name} does not have the SHA-256 of the source",
-            path=path,
-            expected=expected,
-            found=sha256.hexdigest(),
-            hint="every part is as it was packed: the source was already damaged, or its stated"
-            f" SHA-256 was wrong; the shard is kept as {path.name}",
-        )
+        checks.append(("the restored shard", entry.sha256, entry.length))
+    for name, expected, length in checks:
+        sha256 = hashlib.sha256()
+        with open(path, "rb", buffering=0, opener=open_regular) as file:
+            while piece := file.read(min(length, _PIECE_LENGTH)):
+                sha256.update(piece)
+                length -= len(piece)
+        if sha256.hexdigest() != expected:
+            raise PackError(
+                f"{name} does not have the SHA-256 of the source",
+                path=path,
+                expected=expected,
+                found=sha256.hexdigest(),
+                hint="every part is as it was packed: the source was already damaged, or its stated"
+                f" SHA-256 was wrong; the shard is kept as {path.name}",
+            )
