@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from moepack.packing.copies.mirror import remove_mirror as remove_mirror
     from moepack.packing.copies.pull import pull as pull
     from moepack.packing.fetched import fetch_model as fetch_model
+    from moepack.packing.pack_model import pack_in_place as pack_in_place
     from moepack.packing.pack_model import pack_model as pack_model
     from moepack.packing.ranking import rank_pack as rank_pack
     from moepack.packing.restore import restore as restore
@@ -101,7 +102,7 @@ _NAMES = {
     "pack.verifying.verifier": "verify",
     "packing.fetched": "fetch_model",
     "packing.copies.mirror": "mirror_pack remove_mirror",
-    "packing.pack_model": "pack_model",
+    "packing.pack_model": "pack_in_place pack_model",
     "packing.copies.pull": "pull",
     "packing.ranking": "rank_pack",
     "packing.restore": "restore",

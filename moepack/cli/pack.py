@@ -28,6 +28,8 @@ from moepack.cli.shared.terminal import is_json, is_quiet, lay_out, next_line, s
 from moepack.common.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from moepack.packing.plan.pack_summary import PackSummary
 
 
@@ -86,14 +88,22 @@ def pack(
         if not is_json() and not is_quiet():
             lay_out(pack_text.plan(printable(summary)))
 
-    options |= {"mtp": not no_mtp, "in_place": in_place, "resume": resume, "recover": recover}
-    call = partial(moepack.pack_model, source, target, **options)
+    call: Callable[..., PackSummary]
+    if in_place:
+        _check_in_place(no_mtp, executor, options)
+        common = {name: options[name] for name in ("layout", "alignment", "hotness", "sha256")}
+        common |= {"threads": options["threads"], "resume": resume, "recover": recover}
+        call = partial(moepack.pack_in_place, source, target, **common)
+    else:
+        options |= {"mtp": not no_mtp, "resume": resume}
+        call = partial(moepack.pack_model, source, target, **options)
     if in_place and not (is_confirmed or dry_run or resume):
         summary = call(dry_run=True)
         if summary.in_place is not None and not summary.in_place.refusals:
             confirm(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
     with progress(None, "packing") as advance, opened_executor(executor) as workers:
-        call = partial(call, executor=workers)
+        if not in_place:
+            call = partial(call, executor=workers)
         summary = call(dry_run=dry_run, planned=print_plan, progress=advance)
     next_step = None
     if summary.written_length is not None and summary.missing_file_count is None:
@@ -102,3 +112,16 @@ def pack(
     sum_up(summary, pack_text.packed, next_step)
     if dry_run and summary.in_place and summary.in_place.refusals:
         raise RequestError("it would be refused", hint="see above")
+
+
+def _check_in_place(no_mtp: bool, executor: str | None, options: dict[str, Any]) -> None:
+    """Refuse options that do not go together with --in-place."""
+    if options["strong"]:
+        problem = "strong digests are not written in place"
+        raise RequestError(problem, hint="pack without one of them")
+    if options["experts_only"] or options["layers"] is not None or no_mtp:
+        problem = "`in_place` packs the whole model: anything left out would be lost"
+        hint = "leave out `experts_only`, `layers` and `mtp=False`, or `in_place`"
+        raise RequestError(problem, hint=hint)
+    if options["part"] is not None or options["commit"] or executor is not None:
+        raise RequestError("shards are turned into a pack by one process", argument="in_place")

@@ -1,4 +1,4 @@
-"""Pack a model in one call: open, plan, write, and summarise."""
+"""Pack a model in one call, or its shards in place: open, plan, write, and summarise."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from moepack.common.errors import ErrorCode, RequestError, SourceError
 from moepack.common.paths import AnyPath, PathOrPaths
@@ -16,7 +17,7 @@ from moepack.common.phases import Phases, Progress
 from moepack.common.remote_path import is_remote
 from moepack.pack.opening.source_identity import describe_shards, describe_source
 from moepack.packing.distributed.packer import DistributedPacker
-from moepack.packing.in_place.in_place import examine, pack_in_place, resume_in_place
+from moepack.packing.in_place import in_place
 from moepack.packing.in_place.refusals import raise_first
 from moepack.packing.in_place.unfinished import is_unfinished
 from moepack.packing.plan.layout import DEFAULT, Layout
@@ -31,7 +32,7 @@ from moepack.traces.hotness.model import Hotness
 
 
 def pack_model(
-    source: PathOrPaths | None,
+    source: PathOrPaths,
     target: AnyPath,
     *,
     layout: str | os.PathLike[str] | Layout = DEFAULT,
@@ -44,8 +45,6 @@ def pack_model(
     strong: bool = False,
     dry_run: bool = False,
     resume: bool = False,
-    in_place: bool = False,
-    recover: bool = False,
     part: str | tuple[int, int] | None = None,
     commit: bool = False,
     executor: Executor | None = None,
@@ -57,40 +56,29 @@ def pack_model(
 
     `source` is any one shard, a folder, or all shards. `layout` is a shipped one's name or the path
     of a TOML file, and `alignment` in bytes overrides it. `hotness` is a file of counts, a trace,
-    or an imatrix. `layers` names those to pack (`0-3,7`, or numbers), None for all; without `mtp`
-    those for multi-token prediction are left out. With `experts_only` the dense part and the
+    or an imatrix. `layers` names those to pack (`0-3,7`, or numbers), by default all; without `mtp`
+    the layers for multi-token prediction are left out. With `experts_only` the dense part and the
     shards' headers are left out. `sha256` reads the source once more and stores the SHA-256 of its
     shards, to check restored ones; `strong` reads the pack once more and adds a SHA-256 of each
     part, tensor and header, and of the index.
 
-    `in_place` turns the shards into the pack, in little more extra space than a layer; `restore`
-    brings them back. With `resume` everything is in `target`: `source` may be None, and it and all
-    other choices are ignored. With `recover` this works even if the journal is damaged or lost;
-    `source` then names the shards that are elsewhere.
-
     Several machines can share the work, if all of them reach source and target. With `part`, such
-    as `3/16` or (3, 16), this call writes its share of the data files and leaves the others; once
-    all parts are written, a call with `commit` makes them a pack. With an `executor` its workers
-    write the files, and this call commits. All calls need the same choices; each of them skips
-    files that are finished.
+    as `3/16` or (3, 16), this call writes its share of the data files; once all parts are written,
+    a call with `commit` makes them a pack. With an `executor` its workers write the files, and this
+    call commits. All calls need the same choices; each of them skips finished files.
 
-    A pack that is at `target` already, of shards with the same names, lengths and headers and with
-    the same choices, is left as it is, unread.
+    A pack at `target` of shards with the same names, lengths and headers and with the same choices
+    is left as it is, unread.
 
     `dry_run` writes nothing, and raises the errors of packing before it writes. `resume` continues
     an interrupted pack; `threads` write at a time. `planned` is called with the planned pack before
-    anything is written, `progress` with the bytes done since its last call and with those to do in
-    all, from one thread at a time.
+    anything is written, `progress` with the bytes done since its last call and the total, from one
+    thread at a time.
 
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
     """
-    if in_place and strong:
-        problem = "strong digests are not written in place"
-        raise RequestError(problem, hint="pack without one of them")
-    if in_place and resume:
-        return _resume_in_place(target, source, recover, threads, progress)
     request = PackRequest(
-        source=() if source is None else source,
+        source=source,
         layout=layout,
         hotness=hotness,
         layers=layers if layers is None or isinstance(layers, str) else tuple(layers),
@@ -100,51 +88,84 @@ def pack_model(
     )
     model = _plan(request, Path(target), resume)
     writer = _writer(request, model, target, part, commit, executor, resume)
-    if in_place:
-        _check_in_place(model, writer)
     summary = from_plan(model.plan, target, dry_run)
     check = partial(_check_target, model, target, writer, resume, sha256=sha256, strong=strong)
     # Before the source is read for its SHA-256, too.
-    if not (in_place or dry_run) and (finished := check()):
+    if not dry_run and (finished := check()):
         return finished
     phases = Phases(progress)
-    shards = describe_shards(
-        model.source,
-        sha256=sha256 and not dry_run and part is None,
-        threads=threads,
-        progress=phases.begin(later=model.plan.data_length),
-    )
-    pack = PlannedPack(model.source, describe_source(model.source, model.shape, shards), model.plan)
-    if in_place:
-        facts, refusals = examine(pack.source, pack.described, pack.plan, target)
-        if not dry_run:
-            raise_first(refusals)
-        summary = replace(summary, in_place=facts)
+    pack = _describe(model, sha256 and not dry_run and part is None, threads, phases)
     if planned is not None:
         planned(summary)
     if dry_run:
-        return (None if in_place else check()) or summary
+        return check() or summary
     if writer is not None:
         write = partial(writer.write, pack, strong=strong)
-    elif in_place:
-        write = partial(pack_in_place, pack.source, pack.described, pack.plan, target)
     else:
         write = partial(packer.pack, pack, target, resume=resume, strong=strong)
     return _carry_out(partial(write, threads=threads, progress=phases.begin()), summary)
 
 
-def _resume_in_place(
-    target: str | os.PathLike[str],
+def pack_in_place(
     source: PathOrPaths | None,
-    recover: bool,
-    threads: int,
-    progress: Progress | None,
+    target: str | os.PathLike[str],
+    *,
+    layout: str | os.PathLike[str] | Layout = DEFAULT,
+    hotness: str | os.PathLike[str] | Hotness | None = None,
+    alignment: int | None = None,
+    sha256: bool = False,
+    dry_run: bool = False,
+    resume: bool = False,
+    recover: bool = False,
+    threads: int = DEFAULT_THREADS,
+    planned: Callable[[PackSummary], None] | None = None,
+    progress: Progress | None = None,
 ) -> PackSummary:
-    began = time.monotonic()
-    length = resume_in_place(target, source, recover=recover, threads=threads, progress=progress)
-    seconds = time.monotonic() - began
-    summary = from_pack(target)
-    return replace(summary, written_length=length, resumed_file_count=0, seconds=seconds)
+    """Turn the shards of a whole model into a pack, in little more extra space than a layer.
+
+    `restore` turns the pack back into the shards. With `resume` everything is in `target`: `source`
+    may be None, and it and all other choices are ignored. With `recover` this works even if the
+    journal is damaged or lost; `source` then names the shards that are elsewhere. With `dry_run`
+    the summary has the reasons against packing. Otherwise as `pack_model`.
+    """
+    if resume:
+        began = time.monotonic()
+        advance: Any = {"threads": threads, "progress": progress}
+        length = in_place.resume_in_place(target, source, recover=recover, **advance)
+        seconds = time.monotonic() - began
+        return replace(
+            from_pack(target), written_length=length, resumed_file_count=0, seconds=seconds
+        )
+    request = PackRequest(
+        source=() if source is None else source,
+        layout=layout,
+        hotness=hotness,
+        alignment=alignment,
+    )
+    model = _plan(request, Path(target), resume=False)
+    if model.source.is_remote:
+        raise RequestError("not possible for a model that is elsewhere", argument="in_place")
+    if is_remote(target):
+        raise RequestError("shards are turned into a pack by one process", argument="in_place")
+    phases = Phases(progress)
+    pack = _describe(model, sha256 and not dry_run, threads, phases)
+    facts, refusals = in_place.examine(pack.source, pack.described, pack.plan, target)
+    if not dry_run:
+        raise_first(refusals)
+    summary = replace(from_plan(model.plan, target, dry_run), in_place=facts)
+    if planned is not None:
+        planned(summary)
+    if dry_run:
+        return summary
+    write = partial(in_place.pack_in_place, pack.source, pack.described, pack.plan, target)
+    return _carry_out(partial(write, threads=threads, progress=phases.begin()), summary)
+
+
+def _describe(model: PlannedModel, sha256: bool, threads: int, phases: Phases) -> PlannedPack:
+    """Describe the shards of a planned pack, which reads them whole for `sha256`."""
+    progress = phases.begin(later=model.plan.data_length)
+    shards = describe_shards(model.source, sha256=sha256, threads=threads, progress=progress)
+    return PlannedPack(model.source, describe_source(model.source, model.shape, shards), model.plan)
 
 
 def _carry_out(write: Callable[[], WrittenFiles], summary: PackSummary) -> PackSummary:
@@ -181,20 +202,13 @@ def _writer(
     executor: Executor | None,
     resume: bool,
 ) -> DistributedPacker | None:
-    """Return the writer of a pack that several share, or that is elsewhere; None for others."""
+    """Return the writer of a pack that several share, or that is in a store."""
     if part is None and executor is None and not commit and not is_remote(target):
         return None
     if (part is not None) + (executor is not None) + commit > 1:
         raise RequestError("at most one of `part`, `commit` and `executor` can be used")
     elsewhere = request.elsewhere(model)
     return DistributedPacker(elsewhere, target, part, commit, executor, resume)
-
-
-def _check_in_place(model: PlannedModel, writer: DistributedPacker | None) -> None:
-    if model.source.is_remote:
-        raise RequestError("not possible for a model that is elsewhere", argument="in_place")
-    if writer is not None:
-        raise RequestError("shards are turned into a pack by one process", argument="in_place")
 
 
 def _check_target(
@@ -206,7 +220,7 @@ def _check_target(
     sha256: bool,
     strong: bool,
 ) -> PackSummary | None:
-    """Return the summary of this very pack, if it is there; None if it can be written.
+    """Return the summary of this very pack, if it is there.
 
     Raises the error with which packing would end before it wrote.
     """

@@ -68,3 +68,24 @@ def test_the_hottest_of_nothing_is_said(hot_pack: Path, capsys: pytest.CaptureFi
         text = capsys.readouterr()
         assert "".join(text.out.split()) == "".join(out.split())
         assert text.err == err
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("--strong", "strong digests are not written in place"),
+        ("--experts-only", "anything left out would be lost"),
+        ("--layers 0", "anything left out would be lost"),
+        ("--no-mtp", "leave out --experts-only, --layers and --no-mtp, or --in-place"),
+        ("--part 1/3", "by one process"),
+        ("--commit", "by one process"),
+        ("--executor dask://127.0.0.1:1", "by one process"),
+    ],
+)
+def test_what_cannot_be_done_in_place_is_refused(
+    option: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["pack", str(SHARD), "-o", str(tmp_path / "pack"), "--in-place", "--yes-delete-source"]
+    assert main.run([*words, *option.split()]) == 2
+    assert problem in capsys.readouterr().err
+    assert not (tmp_path / "pack").exists()

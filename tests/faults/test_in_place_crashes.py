@@ -18,7 +18,7 @@ from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import map_shards
 from moepack.packing.in_place import units
 from moepack.packing.in_place.unit_files import FileSet
-from moepack.packing.pack_model import pack_model
+from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.restore import restore
 from moepack.storage import holes
 from tests.support import gguf_builder
@@ -141,10 +141,10 @@ class Crashes:
         """Go on to the pack, or begin where nothing was begun."""
         if not (self.target / "manifest.json").exists() or (self.target / "in-place").exists():
             try:
-                pack_model(None, self.target, in_place=True, resume=True)
+                pack_in_place(None, self.target, resume=True)
             except RequestError:
                 assert contents(self.source) == self.model.shards
-                pack_model(self.source, self.target, in_place=True)
+                pack_in_place(self.source, self.target)
         assert contents(self.target) == self.model.packed
 
     def restore(self) -> None:
@@ -170,13 +170,13 @@ Record = Callable[[Crashes, pytest.MonkeyPatch], list[Path]]
 def record_packing(crashes: Crashes, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Pack in place."""
     return crashes.record(
-        lambda: pack_model(crashes.source, crashes.target, in_place=True, threads=1), monkeypatch
+        lambda: pack_in_place(crashes.source, crashes.target, threads=1), monkeypatch
     )
 
 
 def record_restoring(crashes: Crashes, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Turn a whole pack back into its shards."""
-    pack_model(crashes.source, crashes.target, in_place=True)
+    pack_in_place(crashes.source, crashes.target)
     os.sync()
     return crashes.record(
         lambda: restore(crashes.target, crashes.source, in_place=True, threads=1), monkeypatch

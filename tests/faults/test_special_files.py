@@ -27,7 +27,8 @@ def progress(done, total):
     calls.append(done)
     if sum(calls) > total * float(sys.argv[4]):
         os.kill(os.getpid(), 9)
-moepack.pack_model(sys.argv[1], sys.argv[2], in_place=sys.argv[3] == "in place", progress=progress)
+call = moepack.pack_in_place if sys.argv[3] == "in place" else moepack.pack_model
+call(sys.argv[1], sys.argv[2], progress=progress)
 """
 FOLLOWING = {
     "in place": (

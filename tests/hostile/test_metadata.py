@@ -168,7 +168,7 @@ def test_what_the_tensors_refute_is_refused_by_the_name_of_its_key(
     assert "metadata of this file is wrong" in str(caught.value.hint)
     before = path.read_bytes()
     with pytest.raises(SourceError, match="key"):
-        moepack.pack_model(path, tmp_path / "pack", in_place=True)
+        moepack.pack_in_place(path, tmp_path / "pack")
     assert contents(tmp_path) == {path.name: before}
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 import moepack
 from moepack.common.errors import RequestError, TraceError
 from moepack.pack.verifying.verifier import verify
-from moepack.packing.pack_model import pack_model
+from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.plan import layout
+from moepack.packing.plan.pack_summary import PackSummary
 from moepack.packing.shard_index import index_model
 from moepack.report.json_text import to_json
 from moepack.traces.hotness.file import load
@@ -174,8 +176,10 @@ def test_progress_ends_at_its_total_in_one_phase_or_several(
     assert sha256 or report.read_length == steps[-1][1]
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_what_is_refused_is_refused_before_there_is_a_plan(in_place: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packing", [pack_model, pack_in_place])
+def test_what_is_refused_is_refused_before_there_is_a_plan(
+    packing: Callable[..., PackSummary], tmp_path: Path
+) -> None:
     """And before the source is read for its SHA-256."""
     for shard in shards_of("qwen3moe"):
         shutil.copy(shard, tmp_path)
@@ -184,11 +188,10 @@ def test_what_is_refused_is_refused_before_there_is_a_plan(in_place: bool, tmp_p
     plans: list[object] = []
     source = next(tmp_path.glob("*-00001-of-*.gguf"))
     with pytest.raises(RequestError, match="not empty"):
-        pack_model(
+        packing(
             source,
             tmp_path / "pack",
-            in_place=in_place,
-            sha256=not in_place,
+            sha256=packing is pack_model,
             planned=plans.append,
             progress=lambda *step: plans.append(step),
         )

@@ -10,7 +10,7 @@ import pytest
 
 from moepack.common.errors import RequestError, SourceError
 from moepack.pack.verifying.verifier import verify
-from moepack.packing.pack_model import pack_model
+from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.shard_index import index_model
 from moepack.source.remote_model import find_remote_shards
 from moepack.source.shards import open_source
@@ -224,7 +224,7 @@ def test_long_ranges_are_asked_for_never_one_an_expert(
 
 def test_what_needs_files_of_this_machine_is_refused(hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="not possible for a model that is elsewhere"):
-        pack_model(f"hf://{REPOSITORY}", tmp_path / "pack", in_place=True)
+        pack_in_place(f"hf://{REPOSITORY}", tmp_path / "pack")
     with pytest.raises(SourceError, match="not on this machine") as refusal:
         index_model(f"hf://{REPOSITORY}", tmp_path / "index")
     assert "moepack pack hf://" in str(refusal.value.hint)

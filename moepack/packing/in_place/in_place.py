@@ -76,37 +76,26 @@ def examine(
     path, paths = Path(target), [Path(header.path) for header in source.shards]
     draft = _draft(path, described, plan, {})
     instead = "pack without `in_place`, or copy the model first"
-    refusals = list(_check_plan(plan, path))
-    refusals = refusals or list(reasons.refusals(paths, path, instead))
-    count = extra = 0
-    length = unit_length(draft.index)
-    if plan.is_whole:
-        units = _units(draft)
-        needs = units.space_needs(holes.block_length(paths[0]), holes.extent_length(paths[0]))
-        extra = needs.to_pack(0) + margin(units, draft.index)
-        if refusal := shortage(path, extra):
-            refusals.append(refusal)
-        count, length = len(units.units), max(unit.end - unit.start for unit in units.units)
-    facts = InPlaceFacts(
-        shards=tuple(DataFile(header.path, header.file_length) for header in source.shards),
-        unit_count=count,
-        unit_length=length,
-        extra_length=extra,
-        refusals=tuple(map(str, refusals)),
-    )
-    return facts, refusals
-
-
-def _check_plan(plan: Plan, path: Path) -> Iterator[MoepackError]:
-    if not plan.is_whole:
-        problem = "`in_place` packs the whole model: anything left out would be lost"
-        hint = "leave out `experts_only`, `layers` and `mtp=False`, or `in_place`"
-        yield RequestError(problem, hint=hint)
+    refusals: list[MoepackError] = []
     if path.exists() and not _is_barely_begun(path):
         try:
             prepare(path, resume=False)
         except MoepackError as error:
-            yield error
+            refusals.append(error)
+    refusals = refusals or list(reasons.refusals(paths, path, instead))
+    units = _units(draft)
+    needs = units.space_needs(holes.block_length(paths[0]), holes.extent_length(paths[0]))
+    extra = needs.to_pack(0) + margin(units, draft.index)
+    if refusal := shortage(path, extra):
+        refusals.append(refusal)
+    facts = InPlaceFacts(
+        shards=tuple(DataFile(header.path, header.file_length) for header in source.shards),
+        unit_count=len(units.units),
+        unit_length=max(unit.end - unit.start for unit in units.units),
+        extra_length=extra,
+        refusals=tuple(map(str, refusals)),
+    )
+    return facts, refusals
 
 
 def _is_barely_begun(path: Path) -> bool:

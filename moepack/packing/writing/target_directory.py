@@ -34,7 +34,7 @@ def check_existing(path: Path, resume: bool) -> None:
     if IN_PLACE_NAME in names:
         problem = "a pack that is made in place is here, unfinished: it may hold the only copy"
         hint = (
-            "go on with `in_place=True` and `resume=True`, or back with `moepack restore`; do not "
+            "go on with `pack_in_place` and `resume=True`, or back with `moepack restore`; do not "
             "remove it"
         )
         raise RequestError(problem, path=path, hint=hint)

@@ -122,8 +122,6 @@ def test_parts_and_packs_of_one_process_do_not_meet(tmp_path: Path) -> None:
         pack_part(tmp_path / "other", part="1/3")
     with pytest.raises(RequestError, match="at most one of"):
         pack_part(tmp_path / "new", part="1/3", commit=True)
-    with pytest.raises(RequestError, match="by one process"):
-        pack_part(tmp_path / "new", part="1/3", in_place=True)
     with pytest.raises(MoepackError, match="not a whole pack"):
         verify(tmp_path / "pack")
 

@@ -27,7 +27,7 @@ from moepack.packing.in_place import units
 from moepack.packing.in_place.unfinished import InPlaceJournal, Unfinished
 from moepack.packing.in_place.unit_files import FileSet, PackFiles, ShardFiles
 from moepack.packing.in_place.units import FreeableBlocks, Piece, Units
-from moepack.packing.pack_model import pack_model
+from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.restore import restore
 from moepack.packing.writing.line_log import LineLog
 from moepack.storage import holes
@@ -90,7 +90,7 @@ def stop_after(share: float) -> Callable[[int, int], None]:
 def interrupt(source: Path, target: Path, share: float, **options: Any) -> None:
     """Pack in place until a share of the bytes is moved."""
     with pytest.raises(StopHereError):
-        pack_model(source, target, in_place=True, progress=stop_after(share), threads=1, **options)
+        pack_in_place(source, target, progress=stop_after(share), threads=1, **options)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_the_pack_is_the_one_that_a_copy_makes_and_the_shards_come_back(
     if model == "qwen3moe":
         options |= {"hotness": HOTNESS, "alignment": 16 << 10}
     pack_model(source, tmp_path / "copy", **options)
-    summary = pack_model(source, tmp_path / "pack", in_place=True, **options)
+    summary = pack_in_place(source, tmp_path / "pack", **options)
     assert contents(tmp_path / "pack") == contents(tmp_path / "copy")
     assert contents(source) == {}
     assert summary.in_place is not None
@@ -149,10 +149,10 @@ def test_what_was_interrupted_goes_on_from_what_lies_in_the_directory(
     interrupt(source, target, share, **options)
     if share:
         assert contents(source) == {}
-        summary = pack_model(None, target, in_place=True, resume=True)
+        summary = pack_in_place(None, target, resume=True)
     else:  # nothing was in the pack: all is as it was
         assert not target.exists()
-        summary = pack_model(source, target, in_place=True, **options)
+        summary = pack_in_place(source, target, **options)
     assert contents(target) == contents(tmp_path / "copy")
     assert (summary.layout, summary.order) == ("hot-first", "hotness")
     assert (summary.data_length, summary.padding_length) == (
@@ -214,7 +214,7 @@ def test_at_no_moment_has_a_file_with_holes_a_name_that_programs_load(
             with open(path, "rb") as file:
                 assert holes.hole_in(file.fileno(), 0, path.stat().st_size) is None
 
-    pack_model(source, tmp_path / "pack", in_place=True, progress=look)
+    pack_in_place(source, tmp_path / "pack", progress=look)
     restore(tmp_path / "pack", source, in_place=True, progress=look)
     assert next(calls) > 20
 
@@ -233,7 +233,7 @@ def test_it_takes_no_more_space_than_it_says(
 
     most: list[int] = []
     before = taken()
-    summary = pack_model(source, tmp_path / "pack", in_place=True, progress=look, threads=1)
+    summary = pack_in_place(source, tmp_path / "pack", progress=look, threads=1)
     assert summary.in_place is not None
     model_length = sum(shard.length for shard in summary.in_place.shards)
     measured = max(most) - before
@@ -280,7 +280,7 @@ def test_what_is_read_back_wrongly_is_not_punched(
         patch.setattr(holes, "punch", lambda *place: punched.append(place))
         patch.setattr(holes, "can_punch", lambda _: True)
         with pytest.raises((MachineError, SourceError), match=WRONG[side]):
-            pack_model(source, target, in_place=True)
+            pack_in_place(source, target)
     assert not punched
     assert contents(source) == before
     assert not target.exists()
@@ -296,10 +296,10 @@ def test_what_is_read_back_wrongly_later_leaves_what_goes_on_or_back(
     with pytest.MonkeyPatch.context() as patch:
         flip_on_read(side, patch, 9)
         with pytest.raises((MachineError, SourceError), match=WRONG[side]) as caught:
-            pack_model(source, target, in_place=True)
+            pack_in_place(source, target)
     assert "nothing was freed" in (caught.value.hint or "")
     shutil.copytree(target, tmp_path / "again")  # holes and all; inodes are others
-    pack_model(None, target, in_place=True, resume=True)
+    pack_in_place(None, target, resume=True)
     assert contents(target) == contents(tmp_path / "copy")
     with pytest.MonkeyPatch.context() as patch:
         flip_on_read(side, patch, 9)
@@ -332,7 +332,7 @@ def test_bytes_that_neither_side_has_are_named_and_nothing_is_changed(
     flip(target / "experts-00000.bin", 5000)
     before = tree(tmp_path)
     for work in (
-        partial(pack_model, None, target, in_place=True, resume=True),
+        partial(pack_in_place, None, target, resume=True),
         partial(restore, target),
         partial(restore, target, source, recover=True),
     ):
@@ -379,9 +379,9 @@ def test_what_fails_before_the_first_unit_or_after_the_last_says_what_is_true_th
 
     before, target = contents(source), tmp_path / "pack"
     works: dict[str, Callable[[], object]] = {
-        "pack": lambda: pack_model(source, target, in_place=True),
+        "pack": lambda: pack_in_place(source, target),
         "restore": lambda: restore(target, source, in_place=True),
-        "resume": lambda: pack_model(None, target, in_place=True, resume=True),
+        "resume": lambda: pack_in_place(None, target, resume=True),
         "go back": lambda: restore(target),
         "turn back": lambda: restore(target),
         "nothing left": nothing_left,
@@ -418,19 +418,19 @@ def test_leftovers_beside_a_pack_stay_until_it_is_found_sound(
     with monkeypatch.context() as patch:
         patch.setattr(Unfinished, "clean_up", fail)
         with pytest.raises(StopHereError):
-            pack_model(source, target, in_place=True)
+            pack_in_place(source, target)
     if not name.startswith(("dense", "experts")) and damage is change_padding:
         return  # it has none
     packed = tree(target)
     damage(target / name)
     damaged = tree(target)
     if name in ("index.bin", "manifest.json") and (target / "manifest.json").exists():
-        pack_model(None, target, in_place=True, resume=True)
+        pack_in_place(None, target, resume=True)
         assert contents(target) == {n: d for n, d in packed.items() if "/" not in n}
         return
     if name != "manifest.json":
         with pytest.raises(PackError, match="the pack is damaged"):
-            pack_model(None, target, in_place=True, resume=True)
+            pack_in_place(None, target, resume=True)
         assert tree(target) == damaged
     (target / name).write_bytes(packed[name])
     copied = restore(target, tmp_path / "copy")
@@ -448,7 +448,7 @@ def test_a_whole_shard_that_became_longer_on_its_way_home_gets_its_length_again(
     def stop(*_: object) -> None:
         raise StopHereError
 
-    pack_model(source, target, in_place=True)
+    pack_in_place(source, target)
     with monkeypatch.context() as patch:
         patch.setattr(Unfinished, "restore_names", stop)
         with pytest.raises(StopHereError):
@@ -463,7 +463,7 @@ def test_a_restoring_that_was_killed_before_its_journal_begins_again(
     source: Path, tmp_path: Path
 ) -> None:
     before, target = contents(source), tmp_path / "pack"
-    pack_model(source, target, in_place=True)
+    pack_in_place(source, target)
     (target / "in-place").mkdir()
     (target / "in-place" / "journal").touch()
     restore(target, source, in_place=True)
@@ -483,7 +483,7 @@ def test_a_shard_that_is_opened_just_when_it_is_moved_goes_back_with_the_others(
 
         monkeypatch.setattr(os, "rename", rename_and_open)
         with pytest.raises(RequestError, match="another program has it open") as caught:
-            pack_model(source, target, in_place=True)
+            pack_in_place(source, target)
     assert str(caught.value).startswith(f"{shard(source).parent}/")
     assert caught.value.hint == "end that program, and try again"
     assert not getattr(caught.value, "__notes__", [])
@@ -499,13 +499,13 @@ def test_of_two_that_pack_the_same_shards_one_leaves_nothing(
     def meanwhile(_length: int, _total: int) -> None:
         if next(calls) % 6 == 0:
             with pytest.raises((SourceError, RequestError)):
-                pack_model(source, other, in_place=True)
+                pack_in_place(source, other)
             assert not other.exists()
 
     calls = itertools.count()
     target, other = tmp_path / "pack", tmp_path / "other"
     pack_model(source, tmp_path / "copy")
-    pack_model(source, target, in_place=True, progress=meanwhile)
+    pack_in_place(source, target, progress=meanwhile)
     assert contents(target) == contents(tmp_path / "copy")
     assert next(calls) > 20
 
@@ -513,14 +513,14 @@ def test_of_two_that_pack_the_same_shards_one_leaves_nothing(
 # What it refuses
 
 
-def refused(source: Path, target: Path, **options: Any) -> list[str]:
+def refused(source: Path, target: Path) -> list[str]:
     """Return what speaks against packing in place; it is refused, and nothing is touched."""
     before = contents(source)
-    dry = pack_model(source, target, in_place=True, dry_run=True, **options)
+    dry = pack_in_place(source, target, dry_run=True)
     assert dry.in_place is not None
     if dry.in_place.refusals:
         with pytest.raises(MoepackError) as caught:
-            pack_model(source, target, in_place=True, **options)
+            pack_in_place(source, target)
         assert str(caught.value) == dry.in_place.refusals[0]
         assert len(getattr(caught.value, "__notes__", [])) == len(dry.in_place.refusals) - 1
     assert contents(source) == before
@@ -543,26 +543,23 @@ def punch(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "reason"),
+    ("change", "reason"),
     [
-        (lambda _: None, {"experts_only": True}, "would be lost"),
-        (lambda _: None, {"layers": "0"}, "would be lost"),
-        (lambda path: os.link(path, path.parent.parent / "b"), {}, "(hard links), found 2 names"),
-        (link_to_elsewhere, {}, "a link to a file elsewhere"),
-        (lambda path: path.chmod(0o444), {}, "marked read-only"),
-        (punch, {}, "has holes already"),
+        (lambda path: os.link(path, path.parent.parent / "b"), "(hard links), found 2 names"),
+        (link_to_elsewhere, "a link to a file elsewhere"),
+        (lambda path: path.chmod(0o444), "marked read-only"),
+        (punch, "has holes already"),
     ],
 )
 def test_files_that_cannot_be_given_up_are_refused(
     change: Callable[[Path], None],
-    options: dict[str, Any],
     reason: str,
     source: Path,
     tmp_path: Path,
 ) -> None:
     assert refused(source, tmp_path / "pack") == []
     change(shard(source))
-    (refusal,) = refused(source, tmp_path / "pack", **options)
+    (refusal,) = refused(source, tmp_path / "pack")
     assert reason in refusal
 
 
@@ -652,7 +649,7 @@ def test_shards_go_home_without_room_where_none_was_carried_over(
     before = contents(source)
     before_each(monkeypatch, fill, (Unfinished, "sync"))
     with pytest.raises(MachineError, match="not enough space"):
-        pack_model(source, tmp_path / "pack", in_place=True)
+        pack_in_place(source, tmp_path / "pack")
     assert contents(source) == before
     assert not (tmp_path / "pack").exists()
 
@@ -662,7 +659,7 @@ def test_a_shard_in_the_way_is_not_overwritten(
 ) -> None:
     target, name = tmp_path / "pack", shard(source)
     before = contents(source)
-    pack_model(source, target, in_place=True)
+    pack_in_place(source, target)
     name.write_text("another")
     with pytest.raises(RequestError, match="exists already"):
         restore(target, source, in_place=True)
@@ -741,7 +738,7 @@ def test_what_is_held_by_extents_is_not_counted_as_free(
 
 def test_on_btrfs_the_plan_says_what_extents_hold(source: Path, tmp_path: Path) -> None:
     def extra_length(folder: Path) -> int:
-        plan = pack_model(folder, folder.parent / "pack", in_place=True, dry_run=True).in_place
+        plan = pack_in_place(folder, folder.parent / "pack", dry_run=True).in_place
         assert plan is not None
         return plan.extra_length
 

@@ -18,7 +18,7 @@ from moepack.common.errors import MachineError, MoepackError, PackError
 from moepack.packing.in_place import draft as in_place_draft
 from moepack.packing.in_place import units
 from moepack.packing.in_place.unit_files import FileSet
-from moepack.packing.pack_model import pack_model
+from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.restore import restore
 from moepack.storage import holes
 from tests.support import gguf_builder
@@ -75,7 +75,7 @@ class Moments(NamedTuple):
         """Go on to the pack or back to the shards; raise what that raises."""
         if way == "pack":
             source = self.source if recover else None
-            pack_model(source, self.target, in_place=True, resume=True, recover=recover)
+            pack_in_place(source, self.target, resume=True, recover=recover)
         else:
             restore(self.target, self.source if recover else None, recover=recover)
 
@@ -105,7 +105,7 @@ def moments(folder: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> Moments:
     pack_model(source, folder / "copy")
     packed = contents(folder / "copy")
     if way == "restore":
-        pack_model(source, target, in_place=True)
+        pack_in_place(source, target)
     snapshots: list[dict[str, bytes]] = []
 
     def note(*_: object) -> None:
@@ -115,7 +115,7 @@ def moments(folder: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> Moments:
     with monkeypatch.context() as patch:
         before_each(patch, note, *STEPS)
         if way == "pack":
-            pack_model(source, target, in_place=True, threads=1)
+            pack_in_place(source, target, threads=1)
         else:
             restore(target, source, in_place=True, threads=1)
     begun = [snapshot for snapshot in snapshots if "model.moepack/in-place/journal" in snapshot]
@@ -233,7 +233,7 @@ def test_a_directory_that_was_moved_goes_on_elsewhere(on_the_way: Moments, tmp_p
         on_the_way.root.rename(moved)
         on_the_way.root.mkdir()
         if way == "pack":
-            pack_model(None, moved / "model.moepack", in_place=True, resume=True)
+            pack_in_place(None, moved / "model.moepack", resume=True)
             assert contents(moved / "model.moepack") == on_the_way.packed
         else:
             restore(moved / "model.moepack", moved / "source")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import moepack
-from moepack.common.errors import RequestError
 from tests.support.models import FIXTURES, contents, first_shard
 
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
@@ -45,8 +44,3 @@ def test_they_are_those_of_the_bytes_and_nothing_else_changes(pack: Path, tmp_pa
             assert index.strong_digest(next(numbers)) == hashlib.sha256(data).digest()
         assert next(numbers, None) is None
     assert moepack.verify(pack, first_shard("qwen3moe")).passed
-
-
-def test_they_are_not_written_in_place(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="not written in place"):
-        moepack.pack_model(first_shard("qwen3moe"), tmp_path / "x", in_place=True, strong=True)
