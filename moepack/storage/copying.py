@@ -1,8 +1,10 @@
 """Copy extents into new files: the one hot loop of packing, restoring and exporting.
 
-Threads take runs of any file and write them at their planned offsets, through a small buffer that
-stays in the processor's cache: bytes are read into it, digested there, and written from it. Memory
-does not depend on the size of an expert or of the model, and one large file keeps all of them busy.
+Runs are written at their planned offsets, through a small buffer that stays in the processor's
+cache: bytes are read into it, digested there, and written from it. Memory does not depend on the
+size of an expert or of the model. Threads take the runs of local inputs in the order of the new
+files, so that one large file keeps all of them busy. Those of remote inputs are single extents in
+the order of the inputs, which threads read ahead.
 """
 
 from __future__ import annotations
@@ -11,27 +13,24 @@ import os
 import queue
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from moepack.common import digest
-from moepack.storage.extents import Extent, NewFile, Run, is_written, runs
+from moepack.storage.extents import Extent, FinishedFile, NewFile, Run, is_written, runs
 from moepack.storage.inputs import Inputs
 from moepack.storage.lock import lock
+from moepack.storage.prefetched_inputs import PrefetchedInputs
 from moepack.storage.regular_file import open_regular
 from moepack.storage.run_writer import RunWriter
 from moepack.storage.thread_pool import SharedProgress, ThreadPool
 
 BUFFER_LENGTH = 512 << 10
-
-
-class WrittenFile(NamedTuple):
-    """A file that is whole and synced: the digests of its extents in the order of offsets."""
-
-    name: str
-    digests: array[int]
 
 
 class Copier:
@@ -40,7 +39,8 @@ class Copier:
     With `resume` a file may be there in part: a run that is correct already is left as it is, as
     far as the digests of its extents are known. With `clone` ranges are shared with the inputs if
     the file system can; with `trusts_clones` these are not read, and have the digests expected.
-    Without `syncs` the caller syncs the files.
+    Without `syncs` the caller syncs the files. Remote inputs that are read whole are compared with
+    the SHA-256 in their stamps.
     `advanced` is called with the bytes done since its last call, from one thread at a time.
     `compared_length` is the bytes that were found to have the digests expected.
     """
@@ -58,6 +58,7 @@ class Copier:
     ) -> None:
         self._target = target
         self._inputs = inputs
+        self._source: Inputs | PrefetchedInputs = inputs
         self._advance = SharedProgress(advanced)
         self._resume = resume
         self._clones = clone
@@ -67,40 +68,51 @@ class Copier:
         self.kept_length = 0
         self.compared_length = 0
         self._lock = threading.Lock()
-        self._open_files: dict[str, _OpenFile] = {}
+        self._open_files: set[_OpenFile] = set()
 
     def write(
-        self, files: Sequence[NewFile], threads: int, finished: Callable[[WrittenFile], None]
+        self, files: Sequence[NewFile], threads: int, finished: Callable[[FinishedFile], None]
     ) -> None:
         """Write and sync `files` with `threads`; call `finished` after each, in this thread.
 
         Each file is locked until `finished` has returned. The first failure, or an interruption,
         stops all threads and is raised; RequestError if another process writes one of them.
         """
-        work = self._work(files)
-
-        def release(written: WrittenFile) -> None:
-            finished(written)
-            self._open_files.pop(written.name).close()
-
+        if self._inputs.are_remote:
+            written = self._written_by_input(files, threads)
+        elif threads == 1:
+            written = self._written(self._work(files))
+        else:
+            written = self._written_by_threads(self._work(files), threads)
         try:
-            if threads == 1:
-                for written in self._written(work):
-                    release(written)
-            else:
-                self._write_in_threads(work, threads, release)
+            with closing(written):
+                for file in written:
+                    finished(FinishedFile(file.name, file.digests))
+                    self._open_files.remove(file)
+                    os.close(file.descriptor)
         finally:
-            for file in self._open_files.values():
-                file.close()
+            while self._open_files:
+                os.close(self._open_files.pop().descriptor)
 
-    def _write_in_threads(
-        self, work: Work, threads: int, finished: Callable[[WrittenFile], None]
-    ) -> None:
-        done: queue.SimpleQueue[WrittenFile | Future[None]] = queue.SimpleQueue()
+    def _written_by_input(self, files: Sequence[NewFile], threads: int) -> Generator[_OpenFile]:
+        """Copy one extent at a time in the order of the inputs; yield the files they complete."""
+        pairs = sorted(
+            self._work(files, partial(runs, length=0)),
+            key=lambda pair: [(each.input, each.input_offset) for each in pair[1].extents],
+        )
+        extents = [extent for _, run in pairs for extent in run.extents if extent.length]
+        with ThreadPool(max_workers=threads) as executor:
+            self._source = source = PrefetchedInputs(self._inputs, extents, executor, threads)
+            yield from self._written(iter(pairs))
+            source.finish_span()
+
+    def _written_by_threads(self, work: Work, threads: int) -> Generator[_OpenFile]:
+        """Copy runs in threads; yield the files they complete."""
+        done: queue.SimpleQueue[_OpenFile | Future[None]] = queue.SimpleQueue()
 
         def copy() -> None:
-            for written in self._written(work):
-                done.put(written)
+            for file in self._written(work):
+                done.put(file)
 
         with ThreadPool(max_workers=threads) as executor:
             try:
@@ -108,8 +120,8 @@ class Copier:
                     executor.submit(copy).add_done_callback(done.put)
                 while threads:
                     item = done.get()
-                    if isinstance(item, WrittenFile):
-                        finished(item)
+                    if isinstance(item, _OpenFile):
+                        yield item
                     else:
                         item.result()
                         threads -= 1
@@ -117,16 +129,29 @@ class Copier:
                 self._advance.stop()
                 raise
 
-    def _work(self, files: Sequence[NewFile]) -> Work:
+    def _work(
+        self, files: Sequence[NewFile], cut: Callable[[NewFile], Iterator[Run]] = runs
+    ) -> Work:
         """Yield runs, those of a file one after the other; create each file before its first."""
         for new in files:
-            file = _OpenFile(new, self._target, self._resume)
-            self._open_files[new.name] = file
-            for run in runs(new):
-                file.begin(run)
+            file = self._create(new)
+            for run in cut(new):
                 yield file, run
 
-    def _written(self, work: Work) -> Iterator[WrittenFile]:
+    def _create(self, new: NewFile) -> _OpenFile:
+        """Create a file and lock it."""
+        digests = array("Q", (0 for _ in new.extents()))
+        path = self._target / new.name
+        # A file that is there already is not the planned one, wherever it came from.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (0 if self._resume else os.O_EXCL)
+        file = _OpenFile(new.name, open_regular(path, flags), digests, len(digests))
+        self._open_files.add(file)
+        lock(file.descriptor, path)
+        if os.fstat(file.descriptor).st_size > new.length:
+            os.ftruncate(file.descriptor, new.length)
+        return file
+
+    def _written(self, work: Work) -> Generator[_OpenFile]:
         """Copy runs until there are none left; yield the files they complete."""
         buffer = memoryview(bytearray(BUFFER_LENGTH))
         while True:
@@ -146,84 +171,74 @@ class Copier:
                 digests = self._copy_all(run.extents, writer)
                 writer.finish()
             with self._lock:
-                is_whole = file.end(run, digests)
+                file.digests[run.first : run.first + len(digests)] = array("Q", digests)
+                file.left -= len(digests)
+                is_whole = not file.left
             if is_whole:
                 if self._syncs:
                     os.fsync(file.descriptor)
-                yield WrittenFile(file.name, file.digests)
+                yield file
 
     def _copy_all(self, extents: Sequence[Extent], writer: RunWriter) -> list[int]:
         """Copy extents one after the other; return their digests."""
         digests: list[int] = []
         while len(digests) < len(extents):
-            start = len(digests)
-            if count := self._clone_unread(extents, start, writer):
-                digests += [extent.digest or 0 for extent in extents[start : start + count]]
-            else:
-                extent = extents[start]
-                digests.append(self._copy(extent, writer))
-                if extent.digest is not None:
-                    with self._lock:
-                        self.compared_length += extent.length
+            extent = extents[len(digests)]
+            writer.pad_to(extent.offset)
+            digests += self._clone(extents, len(digests), writer) or [
+                self._copy(extent, writer.space, writer.advance)
+            ]
         return digests
 
-    def _clone_unread(self, extents: Sequence[Extent], start: int, writer: RunWriter) -> int:
-        """Share extents from `start` on that lie together in both files; return how many."""
-        first, count = extents[start], 1
-        source = self._inputs.descriptor(first.input)
-        if not (self._clones and self._trusts_clones and source is not None and first.is_blocks):
-            return 0
-        together = first
-        for number in range(start + 1, len(extents)):
-            extent = extents[number]
-            if not (extent.is_blocks and together.is_before(extent)):
-                break
-            together = together._replace(length=together.length + extent.length)
-            count += 1
-        writer.pad_to(together.offset)
-        writer.scratch()
+    def _clone(self, extents: Sequence[Extent], start: int, writer: RunWriter) -> list[int]:
+        """Share the extent at `start` with its input; return its digest, nothing if that fails.
+
+        If it need not be read, the next extents are shared with it that lie together in both files.
+        """
+        together = extents[start]
+        source = self._inputs.descriptor(together.input)
+        if not self._clones or source is None or not together.is_blocks:
+            return []
+        digests = [together.digest or 0]
+        if self._trusts_clones:
+            for extent in islice(extents, start + 1, None):
+                if not (extent.is_blocks and together.is_before(extent)):
+                    break
+                together = together._replace(length=together.length + extent.length)
+                digests.append(extent.digest or 0)
+        scratch = writer.scratch()
         if not writer.clone(source, together):
             self._clones = False
-            return 0
+            return []
         with self._lock:
             self.cloned_length += together.length
-        return count
+        if self._trusts_clones:
+            return digests
+        return [self._copy(together, lambda left: scratch[:left], lambda _: None)]
 
-    def _copy(self, extent: Extent, writer: RunWriter) -> int:
-        """Copy one extent and return its digest; raise if that is not the one expected."""
-        writer.pad_to(extent.offset)
-        source = self._inputs.descriptor(extent.input)
-        if self._clones and source is not None and extent.is_blocks:
-            scratch = writer.scratch()
-            computed = self._digest(extent, lambda left: scratch[:left])
-            if writer.clone(source, extent):
-                with self._lock:
-                    self.cloned_length += extent.length
-                return computed
-            self._clones = False
-        return self._digest(extent, writer.space, writer.advance)
-
-    def _digest(
+    def _copy(
         self,
         extent: Extent,
         space_for: Callable[[int], memoryview],
-        advance: Callable[[int], None] | None = None,
+        advance: Callable[[int], None],
     ) -> int:
-        """Read an extent piece by piece into the space for its remaining length; check its digest.
+        """Read an extent into the spaces for its remaining length; check and return its digest.
 
         `advance` is called with the length of each piece.
         """
         computed = digest.stream()
-        for piece in read_extent(self._inputs, extent, space_for):
+        for piece in read_extent(self._source, extent, space_for):
             computed.update(piece)
-            if advance is not None:
-                advance(len(piece))
+            advance(len(piece))
         self._inputs.check_digest(extent, computed.intdigest())
+        if extent.digest is not None:
+            with self._lock:
+                self.compared_length += extent.length
         return computed.intdigest()
 
 
 def read_extent(
-    inputs: Inputs, extent: Extent, space_for: Callable[[int], memoryview]
+    inputs: Inputs | PrefetchedInputs, extent: Extent, space_for: Callable[[int], memoryview]
 ) -> Iterator[memoryview]:
     """Yield the bytes of an extent, in the spaces for its remaining length.
 
@@ -238,51 +253,14 @@ def read_extent(
         offset += length
 
 
-def create(path: Path, *, resume: bool = False) -> int:
-    """Create a file, locked, and return its descriptor; with `resume` it may exist.
-
-    Raises OSError, and RequestError if another process writes it.
-    """
-    # A file that is there already is not the planned one, wherever it came from.
-    flags = os.O_RDWR | os.O_CREAT | (0 if resume else os.O_EXCL) | os.O_NOFOLLOW
-    descriptor = open_regular(path, flags)
-    try:
-        lock(descriptor, path)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
+@dataclass(eq=False)
 class _OpenFile:
-    """A new file that threads write runs of; `begin` and `end` under the copier's lock."""
+    """A new file, locked; `left` is the number of its extents that are not written."""
 
-    def __init__(self, file: NewFile, target: Path, resume: bool) -> None:
-        self.name = file.name
-        self.descriptor = create(target / file.name, resume=resume)
-        if os.fstat(self.descriptor).st_size > file.length:
-            os.ftruncate(self.descriptor, file.length)
-        self.digests = array("Q")
-        self._run_count = 0
-        self._has_all_begun = False
-
-    def begin(self, run: Run) -> None:
-        """Count a run that a thread is about to write."""
-        self.digests.extend([0] * len(run.extents))
-        self._run_count += 1
-        self._has_all_begun = run.is_last
-
-    def end(self, run: Run, digests: list[int]) -> bool:
-        """Enter the digests of a run that was written; return whether it was the last one."""
-        self.digests[run.first : run.first + len(digests)] = array("Q", digests)
-        self._run_count -= 1
-        return self._has_all_begun and not self._run_count
-
-    def close(self) -> None:
-        """Close the file, whole or not."""
-        if self.descriptor >= 0:
-            descriptor, self.descriptor = self.descriptor, -1
-            os.close(descriptor)
+    name: str
+    descriptor: int
+    digests: array[int]
+    left: int
 
 
 Work = Iterator[tuple[_OpenFile, Run]]

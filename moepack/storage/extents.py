@@ -65,6 +65,13 @@ class NewFile(NamedTuple):
     extents: Callable[[], Iterable[Extent]]
 
 
+class FinishedFile(NamedTuple):
+    """A file that is whole and synced: the digests of its extents in the order of offsets."""
+
+    name: str
+    digests: array[int]
+
+
 class Run(NamedTuple):
     """A piece of a new file that is written in one go: from `start` to `end`, zeros included.
 
@@ -75,7 +82,6 @@ class Run(NamedTuple):
     end: int
     first: int
     extents: tuple[Extent, ...]
-    is_last: bool
 
 
 def runs(file: NewFile, length: int = RUN_LENGTH) -> Iterator[Run]:
@@ -84,11 +90,11 @@ def runs(file: NewFile, length: int = RUN_LENGTH) -> Iterator[Run]:
     pending: list[Extent] = []
     for extent in file.extents():
         if pending and extent.end - start > length:
-            yield Run(start, extent.offset, number, tuple(pending), is_last=False)
+            yield Run(start, extent.offset, number, tuple(pending))
             number += len(pending)
             start, pending = extent.offset, []
         pending.append(extent)
-    yield Run(start, file.length, number, tuple(pending), is_last=True)
+    yield Run(start, file.length, number, tuple(pending))
 
 
 def digests_of(

@@ -25,8 +25,8 @@ from moepack.storage.atomic import (
     require_folder_of,
     sync_directory,
 )
-from moepack.storage.copying import Copier, WrittenFile
-from moepack.storage.extents import NewFile, is_whole
+from moepack.storage.copying import Copier
+from moepack.storage.extents import FinishedFile, NewFile, is_whole
 from moepack.storage.inputs import Inputs
 from moepack.storage.libc import sync_file_system
 from moepack.storage.lock import lock
@@ -141,11 +141,11 @@ def _write(
     names = {partial_name(file.name): file.name for file in files}
     unsynced: list[str] = []
 
-    def finish(written: WrittenFile) -> None:
+    def finish(file: FinishedFile) -> None:
         if are_small:
-            unsynced.append(written.name)
+            unsynced.append(file.name)
         else:
-            complete(written.name)
+            complete(file.name)
 
     def complete(partial: str) -> None:
         name = names[partial]

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from moepack.common import digest
 from moepack.common.errors import MachineError, PackError
 from moepack.storage import extents as extents_module
-from moepack.storage.copying import Copier, WrittenFile
-from moepack.storage.extents import Extent, NewFile, digests_of, is_whole
+from moepack.storage import prefetched_inputs
+from moepack.storage.copying import Copier
+from moepack.storage.extents import Extent, FinishedFile, NewFile, digests_of, is_whole
 from moepack.storage.inputs import Inputs
 from tests.support.children import PATIENCE
 from tests.support.interruptions import before_each
@@ -60,17 +61,17 @@ def write_inputs(work: Work, folder: Path) -> list[Path]:
 
 def copy(
     work: Work, folder: Path, *, threads: int = 3, resume: bool = False
-) -> tuple[Copier, dict[str, WrittenFile]]:
+) -> tuple[Copier, dict[str, FinishedFile]]:
     """Write the files of `work` into `folder`."""
     folder.mkdir(exist_ok=True)
-    written: dict[str, WrittenFile] = {}
+    written: dict[str, FinishedFile] = {}
     with Inputs(write_inputs(work, folder.parent / "inputs"), PackError) as inputs:
         copier = Copier(folder, inputs, lambda _: None, resume=resume)
         copier.write(work.files, threads, lambda file: written.update({file.name: file}))
     return copier, written
 
 
-def check(work: Work, folder: Path, written: dict[str, WrittenFile]) -> None:
+def check(work: Work, folder: Path, written: dict[str, FinishedFile]) -> None:
     """See that all files are the model's, and their digests those of their extents."""
     for file, expected in zip(work.files, work.expected, strict=True):
         assert (folder / file.name).read_bytes() == expected
@@ -92,12 +93,19 @@ plans = st.lists(
 
 
 @settings(max_examples=40, deadline=None)
-@given(plan=plans, run_length=st.integers(1, 30_000), threads=st.integers(1, 5), seed=st.integers())
+@given(
+    plan=plans,
+    run_length=st.integers(1, 30_000),
+    threads=st.integers(1, 5),
+    seed=st.integers(),
+    are_remote=st.booleans(),
+)
 def test_files_are_the_models_however_they_are_cut(
     plan: list[list[tuple[int, int, int, int]]],
     run_length: int,
     threads: int,
     seed: int,
+    are_remote: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     chance = random.Random(seed)
@@ -105,6 +113,9 @@ def test_files_are_the_models_however_they_are_cut(
     folder = tmp_path_factory.mktemp("copy") / "new"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moepack.storage.copying.BUFFER_LENGTH", 1000)
+        patch.setattr(Inputs, "are_remote", are_remote)
+        patch.setattr(prefetched_inputs, "RANGE_LENGTH", run_length)
+        patch.setattr(prefetched_inputs, "MAX_GAP", run_length // 10)
         patch.setattr(extents_module.runs, "__defaults__", (run_length,))
         _, written = copy(work, folder, threads=threads)
         check(work, folder, written)

@@ -28,10 +28,10 @@ from moepack.common.phases import Progress, advancing
 from moepack.common.remote_path import is_remote
 from moepack.pack.format import manifest, records
 from moepack.packing.distributed.target import Target
-from moepack.packing.writing.finished_files import FinishedFile, from_json, to_json
+from moepack.packing.writing.finished_files import from_json, to_json
 from moepack.packing.writing.journal import check_identity
 from moepack.packing.writing.planned_pack import PlannedPack
-from moepack.storage.extents import NewFile
+from moepack.storage.extents import FinishedFile, NewFile
 from moepack.storage.inputs import Inputs
 from moepack.storage.space import check_space
 from moepack.storage.thread_pool import ThreadPool, run_each

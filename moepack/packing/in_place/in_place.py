@@ -60,10 +60,11 @@ from moepack.packing.in_place.work import ByteProgress, InPlaceWork, margin
 from moepack.packing.plan.pack_summary import InPlaceFacts, WrittenFiles
 from moepack.packing.plan.plan import Plan
 from moepack.packing.writing import manifest_encoder
-from moepack.packing.writing.finished_files import FinishedFile, encode_index
+from moepack.packing.writing.finished_files import encode_index
 from moepack.packing.writing.target_directory import prepare
 from moepack.source.shards import Source
 from moepack.storage import holes
+from moepack.storage.extents import FinishedFile
 from moepack.storage.regular_file import FileStamp, read_back
 from moepack.storage.space import check_space, shortage
 from moepack.version import TOOL

@@ -5,19 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from moepack.pack.format.index_encoder import IndexWriter
 from moepack.pack.format.tables import DataFile
 from moepack.packing.plan.plan import DENSE_NAME, Plan
-from moepack.storage.extents import Extent, NewFile
-
-
-class FinishedFile(NamedTuple):
-    """A file that is whole and synced: the digests of its extents in the order of offsets."""
-
-    name: str
-    digests: array[int]
+from moepack.storage.extents import Extent, FinishedFile, NewFile
 
 
 def to_json(file: FinishedFile) -> dict[str, str]:

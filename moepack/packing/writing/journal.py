@@ -13,8 +13,9 @@ from typing import Any
 
 from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath
-from moepack.packing.writing.finished_files import FinishedFile, from_json, to_json
+from moepack.packing.writing.finished_files import from_json, to_json
 from moepack.packing.writing.line_log import LineLog
+from moepack.storage.extents import FinishedFile
 
 
 class Journal(LineLog):

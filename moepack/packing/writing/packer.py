@@ -40,12 +40,11 @@ from moepack.common.phases import Phases, Progress, advancing
 from moepack.pack.format import manifest
 from moepack.packing.plan.pack_summary import WrittenFiles
 from moepack.packing.writing.commit import TEMPORARY_NAME, UnsettledError, commit, settling
-from moepack.packing.writing.finished_files import FinishedFile
 from moepack.packing.writing.journal import Journal
 from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.packing.writing.target_directory import WatchedFiles, prepare
 from moepack.storage.atomic import sync_directory
-from moepack.storage.extents import NewFile, is_whole
+from moepack.storage.extents import FinishedFile, NewFile, is_whole
 from moepack.storage.regular_file import remove
 from moepack.storage.space import check_space
 from moepack.storage.thread_pool import run_each

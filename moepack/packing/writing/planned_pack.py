@@ -19,13 +19,12 @@ from moepack.pack.format import manifest
 from moepack.pack.format.source_entry import SourceEntry
 from moepack.packing.plan.plan import Plan
 from moepack.packing.writing import manifest_encoder, strong_digests
-from moepack.packing.writing.finished_files import FinishedFile, encode_index, on_disk
+from moepack.packing.writing.finished_files import encode_index, on_disk
 from moepack.packing.writing.shard_hashes import check_shard_hashes
 from moepack.source.shards import Source
 from moepack.storage.copying import Copier
-from moepack.storage.extents import NewFile
+from moepack.storage.extents import FinishedFile, NewFile
 from moepack.storage.inputs import Inputs
-from moepack.storage.scattering import Scatterer
 from moepack.version import TOOL
 
 
@@ -89,8 +88,8 @@ class PlannedPack:
         `advanced` is called with the bytes done since its last call, from one thread at a time.
         Each file is locked until `finished` has returned.
         """
-        copied = [file for name, file in self.files.items() if name in names]
-        copy_files(self.source, copied, folder, inputs, threads, advanced, finished)
+        files = [file for name, file in self.files.items() if name in names]
+        Copier(folder, inputs, advanced).write(files, threads, finished)
 
     def check_shard_hashes(self, inputs: Inputs, folder: Path, threads: int) -> None:
         """Compare the shards in the finished pack `folder` with the SHA-256 that the hub states.
@@ -119,22 +118,6 @@ def source_inputs(source: Source) -> Inputs:
     """Return the shards of a source, to be opened; each must be as when its header was read."""
     paths, stamps = [one.path for one in source.shards], [one.stamp for one in source.shards]
     return Inputs(paths, SourceError, stamps=stamps)
-
-
-def copy_files(
-    source: Source,
-    files: Sequence[NewFile],
-    folder: Path,
-    inputs: Inputs,
-    threads: int,
-    advanced: Callable[[int], None],
-    finished: Callable[[FinishedFile], None],
-) -> None:
-    """Copy the bytes of a source into data files as they are, as `PlannedPack.write` does."""
-    copier = Scatterer if source.is_remote else Copier
-    copier(folder, inputs, advanced).write(
-        files, threads, lambda written: finished(FinishedFile(written.name, written.digests))
-    )
 
 
 def _digest(records: Iterable[Iterable[object]]) -> str:
