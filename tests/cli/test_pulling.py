@@ -6,18 +6,16 @@ from pathlib import Path
 import pytest
 
 import moepack
-from tests.support.models import FIXTURES, first_shard, flip
-from tests.support.pulls import is_same, store_of_packs
+from tests.support.models import flip
+from tests.support.pulls import copy_pack, is_same, store_of_packs
 from tests.support.warm_command import Run
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    (tmp_path / "store").mkdir()
-    hotness = FIXTURES / "qwen3moe-hotness.csv"
-    moepack.pack_model(first_shard("qwen3moe"), tmp_path / "store" / "a", hotness=hotness)
+def address(hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    copy_pack(hot_pack, tmp_path / "store", "a")
     with store_of_packs(tmp_path / "store", monkeypatch) as server:
         yield f"{server.url}/a"
 

@@ -22,7 +22,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moepack.common.errors import MoepackError
-from moepack.storage import page_cache
 from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address
 from moepack.storage.backend import Backend, ReadQueue, ReadRequest
 from moepack.storage.buffers import allocate
@@ -49,7 +48,6 @@ from tests.support.reads import (
     in_child,
     is_readable,
     nothing_left,
-    queue_of,
     take_all,
 )
 
@@ -356,62 +354,6 @@ def later(work: Callable[[], None]) -> Iterator[None]:
 
 class TestThreads:
     """Faults that only a backend with threads can have."""
-
-    def test_no_more_threads_are_started_than_there_is_work_for(
-        self, slow_file: HeldFile, files: Files
-    ) -> None:
-        before = threading.active_count()
-        with queue_of(BACKENDS["buffered"], 200) as queue:
-            one = ask(files.ragged, 0, 0, 2 * MIB)
-            for number in range(20):
-                queue.start([(number, one.request)])
-                take_all(queue, 1)
-            assert threading.active_count() - before == 1
-            requests = [ReadRequest(slow_file.path, n, ARENA[n * 100 :][:100]) for n in range(100)]
-            queue.start(enumerate(requests))
-            assert threading.active_count() - before == MAX_THREADS
-            slow_file.let_go()
-            assert len(take_all(queue, 100)) == 100
-
-    @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system cannot read so")
-    def test_what_is_cached_needs_no_thread_and_what_is_long_or_not_cached_has_one(
-        self, tmp_path: Path
-    ) -> None:
-        path = tmp_path / "file.bin"
-        path.write_bytes(DATA)
-        os.sync()
-        with nothing_left(), closing(ThreadedBackend(direct=False)) as backend:
-            before = threading.active_count()
-            for queue in (backend.queue(2), backend.queue(2)):
-                short, long = ask(path, 4321, 0, MIB), ask(path, 99, MIB, MIB + 1)
-                queue.start([(1, short.request)])
-                assert threading.active_count() == before
-                (completion,) = queue.finished(wait=False)
-                short.check(completion)
-                queue.close()
-            queue = backend.queue(2)
-            queue.start([(2, long.request)])
-            assert threading.active_count() == before + 1
-            long.check(take_all(queue, 1)[2])
-            queue.close()
-        page_cache.drop([path])
-        if page_cache.cached_share([path]):
-            pytest.skip("this file system keeps its files in memory")
-        with open(path, "rb", buffering=0) as file:  # its first bytes are cached, and no others
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            os.pread(file.fileno(), PAGE, PAGE)
-        with queue_of(BACKENDS["buffered"], 2) as another:
-            another.start([(3, short.request)])
-            assert threading.active_count() == before + 1
-            short.check(take_all(another, 1)[3])
-
-    def test_a_direct_read_is_never_done_by_who_begins_it(self, files: Files) -> None:
-        before = threading.active_count()
-        with queue_of(BACKENDS["direct"], 2) as queue:
-            one = ask(files.aligned, 0, 0, 2 * PAGE)
-            queue.start([(1, one.request)])
-            assert threading.active_count() == before + 1
-            assert len(take_all(queue, 1)) == 1
 
     def test_close_does_not_begin_what_has_not_begun(self, slow_file: HeldFile) -> None:
         """More reads wait than there are threads, and those are never begun."""

@@ -7,20 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from moepack.common import digest
 from moepack.common.errors import PackError
 from moepack.pack.engines.checking import verify_export
 from moepack.pack.engines.exporting import export_gguf
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
-from moepack.storage import run_writer
-from moepack.storage.extents import BLOCK, Extent, NewFile
+from moepack.storage.extents import BLOCK
 from moepack.storage.sharing import can_clone, clone_range
-from moepack.storage.whole_files import write_whole_files
 from tests.support import gguf_builder
 from tests.support.file_systems import free_length, mounted, shared_length
 from tests.support.gguf_builder import moe
-from tests.support.interruptions import before_each
 from tests.support.models import contents, flip
 from tests.support.packs import pieces
 
@@ -120,23 +116,3 @@ def test_a_damaged_part_is_not_restored_and_found_in_an_export(sharing: Path, so
         report = verify_export("gguf", sharing / "model.gguf", source=source)
         assert [finding.kind for finding in report.findings] == ["bytes"]
         flip(path, piece.input_offset + piece.length - 1)
-
-
-def test_neighbours_are_shared_together_if_they_need_not_be_read(
-    sharing: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gate, up and down of an expert, and experts after each other, as some engines have them."""
-    data = random.Random(2).randbytes(9 * BLOCK)
-    (sharing / "a").write_bytes(data)
-    extents = [Extent(n * BLOCK, BLOCK, 0, n * BLOCK, digest.xxh3(b"")) for n in range(6)]
-    extents += [Extent(n * BLOCK, BLOCK, 0, (n + 1) * BLOCK) for n in (6, 7)]
-    lengths: list[int] = []
-    before_each(monkeypatch, lambda *place: lengths.append(place[3]), (run_writer, "clone_range"))
-    done = write_whole_files(
-        sharing, [NewFile("b", 8 * BLOCK, lambda: extents)], [sharing / "a"], trusts_clones=True
-    )
-    assert done.cloned_length == 8 * BLOCK
-    assert lengths[-2:] == [6 * BLOCK, 2 * BLOCK]
-    assert (sharing / "b").read_bytes() == data[: 6 * BLOCK] + data[7 * BLOCK :]
-    with pytest.raises(PackError, match="the bytes do not have the digest"):
-        write_whole_files(sharing, [NewFile("c", 8 * BLOCK, lambda: extents)], [sharing / "a"])

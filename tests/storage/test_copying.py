@@ -3,7 +3,6 @@
 import errno
 import os
 import random
-import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +17,6 @@ from moepack.storage import prefetched_inputs
 from moepack.storage.copying import Copier
 from moepack.storage.extents import Extent, FinishedFile, NewFile, digests_of, is_whole
 from moepack.storage.inputs import Inputs
-from tests.support.children import PATIENCE
-from tests.support.interruptions import before_each
 
 MIB = 1 << 20
 
@@ -147,24 +144,6 @@ def large_work() -> Work:
     data = random.Random(3).randbytes(MIB)
     plan = [(n % 3 * 100, 0, n * 1000, MIB // 2) for n in range(80)]
     return work_of([data], [plan])
-
-
-def test_one_file_is_written_by_several_threads_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = threading.Barrier(2, timeout=PATIENCE)
-    waited: set[int] = set()
-
-    def wait(*_: object) -> None:
-        if threading.get_ident() not in waited and len(waited) < 2:
-            waited.add(threading.get_ident())
-            both.wait()
-
-    before_each(monkeypatch, wait, (Inputs, "read_into"))
-    work = large_work()
-    _, written = copy(work, tmp_path / "new", threads=2)
-    check(work, tmp_path / "new", written)
-    assert len(waited) == 2
 
 
 def test_a_file_that_stands_there_is_not_written_over(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moepack.common.errors import MachineError, MoepackError, RequestError
+from moepack.common.errors import MachineError, MoepackError
 from moepack.storage.backend import Completion, ReadRequest
 from moepack.storage.open_files import lies_in_memory, open_direct
 from moepack.storage.probe import choose
@@ -148,12 +148,6 @@ def test_each_file_system_is_read_as_it_allows(
             assert "uring does not work here" in why
             for one in ("uring", "direct"):
                 assert "refuses O_DIRECT" in (refused(one, path).hint or "")
-
-
-def test_an_unknown_name_is_a_mistake_of_the_caller(on_disk: Path) -> None:
-    with nothing_left(), pytest.raises(RequestError, match="no such backend") as caught:
-        choose("mmap", [on_disk], DEPTH)
-    assert "auto, uring, direct, buffered" in str(caught.value)
 
 
 @pytest.mark.parametrize("both", [False, True])

@@ -16,9 +16,6 @@ import moepack
 from moepack.common.errors import MirrorWarning, PackError
 from moepack.pack.reading import copy_record
 from moepack.pack.reading.copy_record import CopiedFile, CopyRecord, CopyRequest
-from moepack.pack.reading.expert_read import ExpertRead, FileRead
-from moepack.pack.reading.mirror import Mirror
-from moepack.pack.reading.mirror_use import MirrorUse
 from moepack.storage.ranges import RangeSet
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
 from tests.support.gguf_builder import moe
@@ -311,96 +308,3 @@ def test_damage_in_both_places_is_the_pack_s(mirrored: Path, past_cache: str) ->
                 with pytest.raises(PackError, match="do not have the digest") as caught:
                     reader.read(0, 4)
                 assert caught.value.path == str(where.path)
-
-
-# How reads are spread
-
-
-class Drives:
-    """Two drives of given speeds that do one read after the other, on a clock of their own."""
-
-    def __init__(self, *speeds: float) -> None:
-        self.speeds = speeds
-        self.now = 0.0
-        self._free_at = [0.0, 0.0]
-        self._ends: list[tuple[float, int, bool, int]] = []
-        self.lengths = [0, 0]
-
-    def read(self, use: MirrorUse, batches: list[list[int]], depth: int) -> float:
-        """Read batch after batch of lengths, each to its end; return the seconds."""
-        began = self.now
-        for lengths in batches:
-            waiting = list(lengths)
-            while waiting or self._ends:
-                while waiting and len(self._ends) < depth:
-                    is_mirrored = use.takes(_read_of(waiting[0]))
-                    if is_mirrored is None and self._ends:
-                        break
-                    self._begin(use, waiting.pop(0), bool(is_mirrored))
-                self._end(use)
-        return self.now - began
-
-    def _begin(self, use: MirrorUse, length: int, is_mirrored: bool) -> None:
-        use.begin("test", length, is_mirrored=is_mirrored)
-        start = max(self.now, self._free_at[is_mirrored])
-        self._free_at[is_mirrored] = end = start + length / self.speeds[is_mirrored]
-        self._ends.append((end, length, is_mirrored, len(self._ends)))
-        self.lengths[is_mirrored] += length
-
-    def _end(self, use: MirrorUse) -> None:
-        first = min(self._ends)
-        self._ends.remove(first)
-        self.now, length, is_mirrored, _ = first
-        use.end("test", length, length, is_mirrored=is_mirrored)
-        use.measure(unseen=0.0)
-
-
-def _read_of(length: int) -> ExpertRead:
-    return ExpertRead(0, 0, True, (), {}, (FileRead(Path("/p/a.bin"), 0, length, 0),), length)
-
-
-@pytest.fixture
-def drives(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Drives, MirrorUse]]:
-    """Return two drives, and a use of a mirror on them, on the same clock."""
-
-    def make_drives(*speeds: float) -> tuple[Drives, MirrorUse]:
-        made = Drives(*speeds)
-        monkeypatch.setattr("moepack.pack.reading.mirror_use.time.perf_counter", lambda: made.now)
-        files = {"a.bin": CopiedFile(0, ((0, 1 << 40),))}
-        record = CopyRecord("/p", 0, CopyRequest(is_all=True), files)
-        return made, MirrorUse(Mirror(Path("/m"), record, None), [Path("/p/a.bin")])
-
-    return make_drives
-
-
-MIB = 1 << 20
-
-
-@pytest.mark.parametrize("speeds", [(1, 1), (1, 7), (30, 1)])
-@pytest.mark.parametrize("count", [1, 8, 100])
-def test_both_drives_are_never_slower_than_the_faster_and_nearly_as_fast_as_their_sum(
-    drives: Callable[..., tuple[Drives, MirrorUse]], speeds: tuple[int, int], count: int
-) -> None:
-    """But for the first read, by which the slower is known, and one in a hundred later."""
-    both, use = drives(*(speed * 100.0 * MIB for speed in speeds))
-    batch = [3 * MIB, MIB, 2 * MIB, 2 * MIB] * 25
-    length = 200 * sum(batch[:count])
-    seconds = both.read(use, [batch[:count]] * 200, 32)
-    slowest_read = max(batch[:count]) / min(both.speeds)
-    assert seconds <= 1.01 * length / max(both.speeds) + slowest_read
-    if count == 100:
-        assert seconds <= 1.05 * length / sum(both.speeds) + slowest_read
-
-
-def test_a_drive_that_becomes_slow_is_left_and_one_that_recovers_is_found_again(
-    drives: Callable[..., tuple[Drives, MirrorUse]],
-) -> None:
-    both, use = drives(100.0 * MIB, 100.0 * MIB)
-    batches = [[2 * MIB] * 8] * 50
-    even = both.read(use, batches, 32)
-    both.speeds = (100.0 * MIB, 5.0 * MIB)
-    both.read(use, batches[:10], 32)
-    assert both.read(use, batches, 32) <= 2.04 * even
-    both.speeds = (100.0 * MIB, 100.0 * MIB)
-    both.read(use, batches * 8, 32)
-    assert both.read(use, batches, 32) <= 1.05 * even

@@ -1,9 +1,7 @@
 """Reading experts: every call, every backend, every real model gives the bytes that are on disk."""
 
 import ctypes
-import itertools
 import mmap
-import random
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,7 @@ from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.read_plan import read_of_parts
 from moepack.pack.reading.reader import Reader
 from moepack.storage import aligned_read
-from tests.support.children import in_threads
-from tests.support.faulty_backend import NAMES, Fault, FaultyBackend, make, require
+from tests.support.faulty_backend import Fault, FaultyBackend, make, require
 from tests.support.interruptions import before_each
 from tests.support.models import first_shard, keys_of, on_disk, pack_model
 
@@ -287,64 +284,6 @@ def test_statistics_count_reads_and_bytes(pack: Pack, name: str) -> None:
         assert 0 < now.peak_length <= 100_000
         assert now.seconds > 0
     assert reader.statistics == now
-
-
-def test_seconds_run_while_something_is_in_flight(pack: Pack) -> None:
-    with pack.reader(backend=FaultyBackend(make("buffered"))) as reader:
-        batch = reader.submit([(0, 0)])
-        first, second = reader.statistics, reader.statistics
-        assert first.in_flight_count == 1
-        assert first.in_flight_length == pack.locate(0, 0).length == first.peak_length
-        assert 0 < first.seconds < second.seconds
-        list(batch.completions())
-        assert reader.statistics.seconds == reader.statistics.seconds > second.seconds
-
-
-def test_the_reader_says_which_backend_reads_and_why(pack: Pack, name: str) -> None:
-    with pack.reader(backend=name) as reader:
-        assert reader.backend == name
-        assert reader.why == f"asked for; {name} reads experts-00000.bin right"
-    with pack.reader(backend=FaultyBackend(make(name))) as reader:
-        assert (reader.backend, reader.why) == (name, "given by the caller")
-    with pack.reader() as reader:
-        assert reader.backend in NAMES
-        assert reader.why
-
-
-# Several threads
-
-
-@pytest.mark.long
-def test_threads_share_a_reader_in_any_mixture(packs: dict[str, Path], name: str) -> None:
-    with (
-        moepack.open(packs["gpt-oss"]) as pack,
-        pack.reader(backend=name, depth=5, max_in_flight=120_000) as reader,
-    ):
-        keys = keys_of(pack)
-
-        def work(seed: int) -> None:
-            choice = random.Random(seed)
-            for _ in range(12):
-                mix_of_reads(pack, reader, choice, choice.choices(keys, k=5))
-
-        in_threads(6, work)
-        assert reader.statistics.in_flight_count == reader.statistics.in_flight_length == 0
-        assert reader.statistics.error_count == 0
-
-
-def mix_of_reads(
-    pack: Pack, reader: Reader, choice: random.Random, keys: list[tuple[int, int]]
-) -> None:
-    part = choice.choice(part_names(pack, keys[0][0]))
-    assert reader.read(*keys[0], part) == on_disk(pack.locate(*keys[0], part))
-    buffer = bytearray(1 << 16)
-    length = reader.read_into(buffer, *keys[1])
-    assert buffer[:length] == on_disk(pack.locate(*keys[1]))
-    for one in reader.read_many(keys, in_order=choice.random() < 0.5):
-        assert one.view == on_disk(pack.locate(*keys[one.number]))
-    with reader.submit(keys, parts=(part,)) as batch:
-        for one in itertools.islice(batch.completions(), choice.randrange(6)):
-            assert one.part(part) == on_disk(pack.locate(*keys[one.number], part))
 
 
 # Warming

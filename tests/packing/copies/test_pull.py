@@ -18,7 +18,7 @@ from moepack.common.pack_files import is_pack
 from moepack.common.remote_path import RemotePath
 from moepack.pack.mounting.mount import mount
 from moepack.pack.reading import copy_record
-from moepack.packing.copies import packed_items, subset_copy
+from moepack.packing.copies import subset_copy
 from moepack.packing.copies.pull import PullSummary
 from moepack.storage.remote.stores import store_of
 from tests.support.buckets import bucket_of_moto
@@ -26,7 +26,7 @@ from tests.support.damages import DAMAGES, Damage, change_a_byte
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.interruptions import CrashError, crash_after, record_calls
 from tests.support.machine_faults import Room
-from tests.support.models import FIXTURES, contents, first_shard, flip, hotness_of
+from tests.support.models import contents, first_shard, flip, hotness_of
 from tests.support.pulls import MARKS, check_part, copy_pack, is_same, store_of_packs
 from tests.support.remote_servers import Fault, FileServer
 
@@ -35,18 +35,10 @@ pytestmark = pytest.mark.long
 LAYER_1 = {(1, expert) for expert in range(16)}
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pack a small real model in the order of its hotness."""
-    target = tmp_path_factory.mktemp("original") / "pack"
-    moepack.pack_model(first_shard("qwen3moe"), target, hotness=FIXTURES / "qwen3moe-hotness.csv")
-    return target
-
-
 @pytest.fixture
-def server(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+def server(hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     (tmp_path / "store").mkdir()
-    copy_pack(original, tmp_path / "store")
+    copy_pack(hot_pack, tmp_path / "store")
     with store_of_packs(tmp_path / "store", monkeypatch) as one:
         yield one
 
@@ -60,7 +52,7 @@ def address(server: FileServer) -> str:
 
 
 def test_a_pack_that_is_pulled_is_the_pack_to_the_byte(
-    address: str, original: Path, tmp_path: Path
+    address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     done: list[tuple[int, int]] = []
     plans: list[PullSummary] = []
@@ -70,7 +62,7 @@ def test_a_pack_that_is_pulled_is_the_pack_to_the_byte(
         planned=plans.append,
         progress=lambda *both: done.append(both),
     )
-    assert is_same(tmp_path / "here", original)
+    assert is_same(tmp_path / "here", hot_pack)
     assert (summary.is_whole, summary.expert_count, summary.missing_layers) == (True, 32, ())
     assert summary.length == summary.all_length == plans[0].length
     assert plans[0].fetched_length is None
@@ -90,14 +82,6 @@ def test_every_kind_of_pack_can_be_pulled(
         assert is_same(tmp_path / f"{model}-here", path)
 
 
-def test_long_ranges_are_asked_for_never_one_an_expert(
-    server: FileServer, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed_items, "RUN_LENGTH", 32 << 20)
-    moepack.pull(address, tmp_path / "here")
-    assert len(server.traffic.gets()) == 5, "manifest and index, and each file"
-
-
 def test_an_index_over_shards_is_not_pulled(server: FileServer, tmp_path: Path) -> None:
     moepack.index_model(first_shard("granite"), server.folder / "index")
     with pytest.raises(PackError):
@@ -106,7 +90,7 @@ def test_an_index_over_shards_is_not_pulled(server: FileServer, tmp_path: Path) 
 
 
 def test_refused_cut_and_wrong_answers_still_give_the_same_pack(
-    server: FileServer, address: str, original: Path, tmp_path: Path
+    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     """Of a hundred answers 20 are refused, 20 are cut off, and two others are wrong."""
 
@@ -117,13 +101,13 @@ def test_refused_cut_and_wrong_answers_still_give_the_same_pack(
 
     server.fault = fault
     moepack.pull(address, tmp_path / "here")
-    assert is_same(tmp_path / "here", original)
+    assert is_same(tmp_path / "here", hot_pack)
 
 
 def test_a_pack_that_is_damaged_there_is_never_committed(
-    server: FileServer, address: str, original: Path, tmp_path: Path
+    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
-    with moepack.Pack(original) as pack:
+    with moepack.Pack(hot_pack) as pack:
         where = pack.locate(1, 7, "up")
     damaged = server.folder / "a.moepack" / where.path.name
     flip(damaged, where.offset + 11)
@@ -131,10 +115,10 @@ def test_a_pack_that_is_damaged_there_is_never_committed(
         moepack.pull(address, tmp_path / "here")
     assert "moepack verify http" in str(refusal.value.hint)
     assert not (tmp_path / "here" / "manifest.json").exists()
-    assert (1, 7) not in check_part(tmp_path / "here", original)
+    assert (1, 7) not in check_part(tmp_path / "here", hot_pack)
     flip(damaged, where.offset + 11)
     moepack.pull(address, tmp_path / "here")
-    assert is_same(tmp_path / "here", original)
+    assert is_same(tmp_path / "here", hot_pack)
 
 
 def test_a_file_that_is_missing_or_short_there_is_named(
@@ -152,36 +136,36 @@ def test_a_file_that_is_missing_or_short_there_is_named(
 
 
 def test_padding_comes_from_nobody(
-    server: FileServer, address: str, original: Path, tmp_path: Path
+    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     """Bytes that no digest covers are zeros by the format, whatever a store sends."""
-    with moepack.Pack(original) as pack:
+    with moepack.Pack(hot_pack) as pack:
         where = pack.locate(0, 3)
     flip(server.folder / "a.moepack" / where.path.name, where.offset + where.length - 1)
     moepack.pull(address, tmp_path / "here")
-    assert is_same(tmp_path / "here", original)
+    assert is_same(tmp_path / "here", hot_pack)
 
 
 # A part of it
 
 
-def test_layers_come_with_the_dense_part(address: str, original: Path, tmp_path: Path) -> None:
+def test_layers_come_with_the_dense_part(address: str, hot_pack: Path, tmp_path: Path) -> None:
     summary = moepack.pull(address, tmp_path / "here", layers="1")
-    assert check_part(tmp_path / "here", original) == LAYER_1
+    assert check_part(tmp_path / "here", hot_pack) == LAYER_1
     assert (summary.layers, summary.missing_layers, summary.is_whole) == ((1,), (0,), False)
     names = set(os.listdir(tmp_path / "here"))
     assert names >= MARKS
     assert "manifest.json" not in names
     file = tmp_path / "here" / "experts-00000.bin"
-    assert file.stat().st_size == (original / file.name).stat().st_size
+    assert file.stat().st_size == (hot_pack / file.name).stat().st_size
     assert file.stat().st_blocks == 0
 
 
-def test_the_hottest_are_those_of_the_ranking(address: str, original: Path, tmp_path: Path) -> None:
+def test_the_hottest_are_those_of_the_ranking(address: str, hot_pack: Path, tmp_path: Path) -> None:
     summary = moepack.pull(address, tmp_path / "here", hottest="500kB")
-    with moepack.Pack(original) as pack:
+    with moepack.Pack(hot_pack) as pack:
         hottest = set(pack.hottest("500kB"))
-    assert check_part(tmp_path / "here", original) == hottest
+    assert check_part(tmp_path / "here", hot_pack) == hottest
     assert summary.expert_count == len(hottest)
     assert 0 < len(hottest) < 32
 
@@ -196,31 +180,31 @@ def test_the_hottest_of_an_unranked_pack_are_nobody(
 
 
 def test_another_pull_adds_to_what_is_there_until_it_is_the_pack(
-    server: FileServer, address: str, original: Path, tmp_path: Path
+    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
     first = moepack.pull(address, here, layers=[1])
     before = server.traffic.sent_length
     second = moepack.pull(address, here, hottest="500kB")
-    with moepack.Pack(original) as pack:
-        assert check_part(here, original) == LAYER_1 | set(pack.hottest("500kB"))
+    with moepack.Pack(hot_pack) as pack:
+        assert check_part(here, hot_pack) == LAYER_1 | set(pack.hottest("500kB"))
     assert second.kept_length == first.length
     assert server.traffic.sent_length - before < 400_000
     assert moepack.pull(None, here, resume=True).fetched_length == 0
     assert moepack.pull(address, here).is_whole
-    assert is_same(here, original)
+    assert is_same(here, hot_pack)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_part_is_mended_before_it_becomes_the_pack(
-    damage: Damage, address: str, original: Path, tmp_path: Path
+    damage: Damage, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     """No stamp tells of the damage: everything that is kept is read."""
     here = tmp_path / "here"
     moepack.pull(address, here, layers="1")
     damage(here / "experts-00001.bin")
     done = moepack.pull(address, here)
-    assert is_same(here, original)
+    assert is_same(here, hot_pack)
     assert done.is_whole
     assert done.mended_length > 0
     assert done.digests.compared_length == done.digests.known_length
@@ -228,7 +212,7 @@ def test_a_damaged_part_is_mended_before_it_becomes_the_pack(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_check_of_the_whole_pack_reads_and_mends_it(
-    damage: Damage, address: str, original: Path, tmp_path: Path
+    damage: Damage, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
     moepack.pull(address, here)
@@ -239,11 +223,11 @@ def test_a_check_of_the_whole_pack_reads_and_mends_it(
     change_a_byte(here / "index.bin")
     assert moepack.pull(address, here).digests.compared_length == 0
     assert moepack.pull(address, here, check=True).mended_length > 0
-    assert is_same(here, original)
+    assert is_same(here, hot_pack)
 
 
 def test_a_damaged_pack_that_cannot_be_mended_is_a_pack_no_more(
-    server: FileServer, address: str, original: Path, tmp_path: Path
+    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     """What is right of it stays, and is used as a part of the pack."""
     here = tmp_path / "here"
@@ -255,9 +239,9 @@ def test_a_damaged_pack_that_cannot_be_mended_is_a_pack_no_more(
         moepack.pull(address, here, check=True)
     server.fault = lambda number: None
     assert not (here / "manifest.json").exists()
-    assert len(check_part(here, original)) == 31
+    assert len(check_part(here, hot_pack)) == 31
     moepack.pull(None, here, resume=True)
-    assert is_same(here, original)
+    assert is_same(here, hot_pack)
 
 
 def test_what_is_asked_for_is_named_and_nothing_is_left(address: str, tmp_path: Path) -> None:
@@ -281,7 +265,7 @@ def test_what_is_asked_for_is_named_and_nothing_is_left(address: str, tmp_path: 
 
 
 def test_a_part_looks_like_a_pack_to_nobody_else(
-    address: str, original: Path, tmp_path: Path
+    address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
     moepack.pull(address, here, layers="1")
@@ -302,7 +286,7 @@ def test_a_part_looks_like_a_pack_to_nobody_else(
         assert f"moepack pull {address} -o {here}" in str(refusal.value.hint), name
     with pytest.raises(RequestError):
         moepack.pack_model(first_shard("qwen3moe"), here)
-    check_part(here, original)
+    check_part(here, hot_pack)
     with moepack.Pack(here) as pack:
         assert pack.tensor(1, 0, "up").size
         assert pack.dense_tensor("output_norm.weight").size
@@ -315,7 +299,7 @@ def test_a_part_looks_like_a_pack_to_nobody_else(
 @pytest.mark.parametrize("layers", [None, "1"])
 def test_whatever_ends_it_leaves_a_part_that_is_right_and_it_goes_on(
     address: str,
-    original: Path,
+    hot_pack: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     layers: str | None,
@@ -333,12 +317,12 @@ def test_whatever_ends_it_leaves_a_part_that_is_right_and_it_goes_on(
             has_crashed = crashed()
         if here.exists() and not (here / "manifest.json").exists():
             with contextlib.suppress(PackError):
-                counts.add(len(check_part(here, original)))
+                counts.add(len(check_part(here, hot_pack)))
         moepack.pull(address, here, layers=layers)
         if layers is None:
-            assert is_same(here, original)
+            assert is_same(here, hot_pack)
         else:
-            assert check_part(here, original) == LAYER_1
+            assert check_part(here, hot_pack) == LAYER_1
         shutil.rmtree(here)
         steps += 1 if steps < 16 else 5
     assert steps > 60
@@ -359,7 +343,7 @@ def test_what_comes_is_synced_before_it_is_named(
 
 
 def test_what_a_killed_pull_has_written_is_kept(
-    server: FileServer, address: str, original: Path, tmp_path: Path
+    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     """Killed before anything was named: the bytes themselves tell that they are right."""
     server.delay = 0.3
@@ -377,24 +361,24 @@ def test_what_a_killed_pull_has_written_is_kept(
     process.send_signal(signal.SIGKILL)
     process.wait()
     server.delay = 0.0
-    assert not check_part(here, original)
+    assert not check_part(here, hot_pack)
     summary = moepack.pull(address, here)
     assert summary.kept_length > 400_000
-    assert is_same(here, original)
+    assert is_same(here, hot_pack)
 
 
 def test_a_store_that_fails_for_good_says_how_to_go_on(
-    server: FileServer, address: str, original: Path, tmp_path: Path
+    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     server.fault = lambda number: "status" if number > 9 else None
     server.status = 403
     with pytest.raises(MachineError, match="cannot read: 403 Forbidden") as refusal:
         moepack.pull(address, tmp_path / "here", threads=1)
     assert "run the same command again: it goes on" in str(refusal.value.hint)
-    assert check_part(tmp_path / "here", original)
+    assert check_part(tmp_path / "here", hot_pack)
     server.fault = lambda number: None
     moepack.pull(address, tmp_path / "here")
-    assert is_same(tmp_path / "here", original)
+    assert is_same(tmp_path / "here", hot_pack)
 
 
 def test_a_drive_without_space_is_named_before_anything_comes(
@@ -413,7 +397,7 @@ def test_a_drive_without_space_is_named_before_anything_comes(
 
 
 def test_what_was_changed_since_is_looked_at_again(
-    address: str, original: Path, tmp_path: Path
+    address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
     moepack.pull(address, here, layers="1")
@@ -423,14 +407,14 @@ def test_what_was_changed_since_is_looked_at_again(
     (finding,) = moepack.verify(here).findings
     assert (finding.layer, finding.expert) == (1, 4)
     assert 0 < (moepack.pull(address, here, layers="1").fetched_length or 0) < 200_000
-    assert check_part(here, original) == LAYER_1
+    assert check_part(here, hot_pack) == LAYER_1
     where.path.unlink()
     moepack.pull(address, here, layers="1")
-    assert check_part(here, original) == LAYER_1
+    assert check_part(here, hot_pack) == LAYER_1
 
 
 def test_a_pack_that_was_replaced_there_is_never_mixed_with_the_old_one(
-    server: FileServer, address: str, original: Path, tmp_path: Path
+    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
     moepack.pull(address, here, layers="1")
@@ -445,22 +429,22 @@ def test_a_pack_that_was_replaced_there_is_never_mixed_with_the_old_one(
             with pytest.raises(MachineError, match="another pack is there now") as refusal:
                 reader.read(0, 3)
             assert "into a new folder" in str(refusal.value.hint)
-    assert check_part(here, original) == LAYER_1
+    assert check_part(here, hot_pack) == LAYER_1
 
 
 def test_a_pack_that_was_pulled_is_not_replaced_by_another(
-    server: FileServer, address: str, original: Path, tmp_path: Path
+    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     moepack.pull(address, tmp_path / "here")
     shutil.rmtree(server.folder / "a.moepack")
     moepack.pack_model(first_shard("granite"), server.folder / "a.moepack")
     with pytest.raises(RequestError, match="another pack is here already"):
         moepack.pull(address, tmp_path / "here")
-    assert is_same(tmp_path / "here", original)
+    assert is_same(tmp_path / "here", hot_pack)
 
 
 def test_a_record_with_any_byte_changed_or_cut_is_refused_and_mended(
-    server: FileServer, address: str, original: Path, tmp_path: Path
+    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
     moepack.pull(address, here, layers="1")
@@ -480,43 +464,43 @@ def test_a_record_with_any_byte_changed_or_cut_is_refused_and_mended(
     before = server.traffic.sent_length
     moepack.pull(address, here, layers="1")
     assert server.traffic.sent_length - before < 100_000, "the bytes were right"
-    assert check_part(here, original) == LAYER_1
+    assert check_part(here, hot_pack) == LAYER_1
     flip(here / ".pull.manifest", 99)
     with pytest.raises(PackError, match="manifest of a partial pack is missing or damaged"):
         moepack.open(here)
     flip(here / "index.bin", 99)
     moepack.pull(address, here, layers="1")
-    assert check_part(here, original) == LAYER_1
+    assert check_part(here, hot_pack) == LAYER_1
 
 
 # Elsewhere
 
 
 def test_a_pack_on_the_hub_is_pulled_at_its_commit(
-    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "hub" / REPOSITORY
     folder.mkdir(parents=True)
-    copy_pack(original, folder)
+    copy_pack(hot_pack, folder)
     with hub_of(tmp_path / "hub", monkeypatch) as hub:
         summary = moepack.pull(f"hf://{REPOSITORY}/a.moepack", tmp_path / "part", layers="0")
         assert summary.origin == f"hf://{REPOSITORY}@{hub.commit}/a.moepack"
-        pack, whole = moepack.Pack(tmp_path / "part"), moepack.Pack(original)
+        pack, whole = moepack.Pack(tmp_path / "part"), moepack.Pack(hot_pack)
         with pack.reader() as reader, whole.reader() as other:
             assert reader.read(1, 5) == other.read(1, 5)
         moepack.pull(f"hf://{REPOSITORY}/a.moepack", tmp_path / "part")
-    assert is_same(tmp_path / "part", original)
+    assert is_same(tmp_path / "part", hot_pack)
 
 
 def test_a_pack_in_a_bucket_is_pulled(
-    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with bucket_of_moto() as bucket:
-        for name, data in contents(original).items():
+        for name, data in contents(hot_pack).items():
             store_of(RemotePath(bucket)).put(f"m/{name}", data)
         moepack.pull(f"{bucket}/m", tmp_path / "here", layers="0")
         with moepack.Pack(tmp_path / "here") as pack, pack.reader() as reader:
             assert reader.read(1, 5)
         moepack.pull(f"{bucket}/m", tmp_path / "here")
-    assert is_same(tmp_path / "here", original)
+    assert is_same(tmp_path / "here", hot_pack)

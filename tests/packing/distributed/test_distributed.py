@@ -76,18 +76,14 @@ def test_parts_that_share_a_folder_alone_become_the_pack_of_one_process(
     assert contents(tmp_path / "pack") == contents(tmp_path / "other")
 
 
-def test_a_part_says_how_many_files_are_missing(tmp_path: Path) -> None:
+def test_nothing_is_committed_before_all_parts_are_written(
+    alone: dict[str, bytes], tmp_path: Path
+) -> None:
     first = pack_part(tmp_path / "pack", part="1/3")
     assert first.written_length
     assert first.missing_file_count == first.file_count - 1
     again = pack_part(tmp_path / "pack", part="1/3")
     assert (again.written_length, again.resumed_file_count) == (0, 1)
-
-
-def test_nothing_is_committed_before_all_parts_are_written(
-    alone: dict[str, bytes], tmp_path: Path
-) -> None:
-    pack_part(tmp_path / "pack", part="1/3")
     with pytest.raises(RequestError, match="data files are not finished, found missing"):
         pack_part(tmp_path / "pack", commit=True)
     write_parts(tmp_path / "pack")
