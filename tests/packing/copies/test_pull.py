@@ -367,20 +367,6 @@ def test_what_a_killed_pull_has_written_is_kept(
     assert is_same(here, hot_pack)
 
 
-def test_a_store_that_fails_for_good_says_how_to_go_on(
-    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
-) -> None:
-    server.fault = lambda number: "status" if number > 9 else None
-    server.status = 403
-    with pytest.raises(MachineError, match="cannot read: 403 Forbidden") as refusal:
-        moepack.pull(address, tmp_path / "here", threads=1)
-    assert "run the same command again: it goes on" in str(refusal.value.hint)
-    assert check_part(tmp_path / "here", hot_pack)
-    server.fault = lambda number: None
-    moepack.pull(address, tmp_path / "here")
-    assert is_same(tmp_path / "here", hot_pack)
-
-
 def test_a_drive_without_space_is_named_before_anything_comes(
     server: FileServer, address: str, tmp_path: Path, room: Room
 ) -> None:
