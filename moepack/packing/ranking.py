@@ -8,7 +8,7 @@ The order of events is the promise:
 3. the old index is removed.
 
 A crash before the rename leaves the pack as it was, one after it leaves the new ranking; other
-leftovers are removed by the next ranking. Who has the pack open goes on with the old index.
+leftovers are removed by the next ranking. Open readers keep the old index.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ _INDEX_NAME = re.compile(r"index-[0-9a-f]{16}\.bin\Z")
 class RankSummary:
     """A new ranking: the name of its index, and how many blobs it covers.
 
-    `hotness_token_count` is None if it is not known, `is_changed` false if the pack had this very
-    ranking already.
+    If not `is_changed`, the pack had this very ranking already.
     """
 
     path: str
@@ -57,11 +56,11 @@ class RankSummary:
 def rank_pack(
     pack: str | os.PathLike[str], hotness: str | os.PathLike[str] | Hotness
 ) -> RankSummary:
-    """Give the pack `pack` the ranking and the counts of other hotness; no blob is moved.
+    """Rank the experts of `pack` by other hotness, and replace its counts; no blob is moved.
 
-    `hotness` is a file of counts, a trace, or an imatrix. Raises PackError for a pack that is
-    damaged, TraceError for hotness of another model, MoepackError if another process writes to the
-    pack, MachineError for a machine that fails.
+    `hotness` is a file of counts, a trace, or an imatrix. Raises PackError for a damaged pack,
+    TraceError for hotness of another model, MoepackError if another process writes to the pack,
+    MachineError for a machine that fails.
     """
     with Pack(pack) as opened:
         opened.require_files()
@@ -125,14 +124,14 @@ def rank(index: Index, hotness: Hotness) -> bytes:
 
 
 def describe_hotness(hotness: Hotness, index: Index) -> dict[str, Any]:
-    """Return the hotness that the blobs of an index were ranked by, as the manifest states it."""
+    """Return the hotness that ranks the blobs of an index, for the manifest."""
     measured = sum(family.expert_count for family in index.families if family.hotness_measured)
     counts = {"measured_blob_count": measured, "blob_count": index.blob_count}
     return hotness.to_json() | counts
 
 
 def _put(data: bytearray, at: int, record: bytes) -> None:
-    """Write the fields of a record that this version knows; others of a longer one stay."""
+    """Replace the fields of a record that this version knows; a longer record keeps the rest."""
     data[at : at + len(record)] = record
 
 

@@ -1,7 +1,7 @@
 """An index over the shards of a model as they lie: nothing is copied, and a reader reads slices.
 
-The directory gets index, manifest, and a link to each shard. The links alone know where the shards
-are: the format itself knows no paths, and a copy that follows links is a pack by itself.
+The directory gets index, manifest, and a link to each shard. Only the links have paths, the format
+has none, so a copy that follows links is a pack by itself.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def index_model(
 ) -> IndexSummary:
     """Write an index over the shards of a model into the new directory `target`.
 
-    Nothing is copied; the shards must not be moved or changed. With `digests` they are
-    read whole, and a reader can check the bytes of experts; without, their headers alone.
-    `progress` is called with the bytes done since its last call and with those to do in all, from
-    one thread at a time.
+    Nothing is copied; the shards must not be moved or changed. With `digests` the whole shards are
+    read, and readers can check the bytes of experts; without, only their headers are read.
+    `progress` is called with the bytes done since its last call and the total, from one thread at a
+    time.
 
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
     """
@@ -100,9 +100,9 @@ def index_model(
 
 @contextlib.contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
-    """Make the directory; remove all that was put there if the block ends early.
+    """Make the directory for one writer; remove everything written there if the block fails.
 
-    If a process was killed before that, the next one does it. One at a time writes there.
+    After a kill the next writer removes it.
     """
     try:
         created = make_folder(path)

@@ -14,10 +14,7 @@ Family = SourceFamily | PackedFamily
 def load_hotness(
     hotness: str | os.PathLike[str] | Hotness | None, shape: ModelShape
 ) -> Hotness | None:
-    """Return the hotness to pack with; None without one.
-
-    Raises TraceError if it is another model's.
-    """
+    """Return the hotness to pack with. Raises TraceError if it is another model's."""
     if hotness is None:
         return None
     if not isinstance(hotness, Hotness):
@@ -31,8 +28,8 @@ def load_hotness(
 def is_measured(family: Family, routed_count: int | None, hotness: Hotness | None) -> bool:
     """Return whether hotness has counts for the experts of a family.
 
-    `routed_count` is how many experts the routed family of the layer has, None without one. Chunk
-    experts are counted if it is known which experts they serve.
+    `routed_count` is the number of experts in the layer's routed family. Chunk experts are counted
+    if `routed_count` tells which experts they serve.
     """
     if hotness is None or not any(layer == family.layer for layer, _ in hotness.counts):
         return False
@@ -42,7 +39,7 @@ def is_measured(family: Family, routed_count: int | None, hotness: Hotness | Non
 
 
 def count_of(family: Family, routed_count: int | None, hotness: Hotness, expert: int) -> int:
-    """Return the hotness of one expert, or of all experts that a chunk expert serves."""
+    """Return the hotness of one expert, or the sum over a chunk expert's experts."""
     if family.name == ROUTED_FAMILY:
         return hotness.counts.get(ExpertKey(family.layer, expert), 0)
     size = (routed_count or 1) // family.expert_count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,7 +43,9 @@ class PackRequest:
     def plan(self) -> PlannedModel:
         """Open the source and plan its pack. Raises as `pack_model`."""
         source = open_source(self.source)
-        layout = self._chosen_layout()
+        layout = self.layout if isinstance(self.layout, Layout) else load(self.layout)
+        if self.alignment is not None:
+            layout = layout.with_alignment(self.alignment)
         experts = find_experts(source)
         shape = shape_of(source, experts)
         plan = make(
@@ -68,26 +70,16 @@ class PackRequest:
             experts_only=self.experts_only,
         )
 
-    def _chosen_layout(self) -> Layout:
-        layout = self.layout if isinstance(self.layout, Layout) else load(self.layout)
-        if self.alignment is not None:
-            layout = layout.with_alignment(self.alignment)
-        return layout
-
     def _chosen_layers(self, shape: ModelShape) -> Sequence[int] | None:
-        """Return the layers to pack; None for all."""
-        layers = set(shape.layers if self.layers is None else _numbers(self.layers))
+        numbers = self.layers
+        if isinstance(numbers, str):
+            try:
+                numbers = tuple(parse_ranges(numbers))
+            except ValueError as error:
+                raise RequestError(f"not a list of layers: {error}") from None
+        layers = set(shape.layers if numbers is None else numbers)
         if not self.mtp:
             layers -= set(shape.mtp_layers)
         if not layers:
             raise RequestError("no layers are left to pack")
         return None if layers == set(shape.layers) else sorted(layers)
-
-
-def _numbers(layers: str | Iterable[int]) -> Iterable[int]:
-    if not isinstance(layers, str):
-        return layers
-    try:
-        return parse_ranges(layers)
-    except ValueError as error:
-        raise RequestError(f"not a list of layers: {error}") from None

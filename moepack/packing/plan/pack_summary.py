@@ -20,7 +20,7 @@ from moepack.storage.space import free_space
 class InPlaceFacts:
     """The needs of packing in place: units, the bytes of the largest, the bytes that must be free.
 
-    `shards` are the files that are given up, `refusals` the reasons against it.
+    `shards` are the files that are removed on the way, `refusals` the reasons against it.
     """
 
     shards: tuple[DataFile, ...]
@@ -34,16 +34,15 @@ class InPlaceFacts:
 class PackSummary:
     """A pack, or with `dry_run` a planned one; lengths in bytes.
 
-    `order` is that of blobs on disk, `hotness` or `source`. `selected_layers` is None if no layer
-    was left out, and `is_whole` if all of the source is in the pack. `dense_length` is None for
-    experts alone, and `measured_blob_count` is how many blobs the hotness covers, None without one.
-    `free_space` is that of the target before anything was written, None in a store.
-    `written_length` is the bytes of data files written now, `resumed_file_count` how many were
-    finished before, `seconds` how long that took; all three are None for a dry run. `digests`
-    counts the bytes of those files, which are read again, and `damaged_files` are those that were
-    not as they had been written, and were written anew. After a part of a pack `missing_file_count`
-    is how many others have to write before it can be committed; else it is None. If it
-    `is_finished`, it was there before, and is as it was; `digests` counts its bytes then.
+    `order` of blobs on disk is `hotness` or `source`. `selected_layers` is None if no layer was
+    left out; a pack `is_whole` if it has all of the source. `dense_length` is None for experts
+    alone, `measured_blob_count` without hotness, which covers that many blobs. `free_space` is the
+    target's before writing, None in a store. `written_length` bytes of data files were written in
+    `seconds`, and `resumed_file_count` files were finished before; all three are None for a dry
+    run. Finished files are read again: `digests` counts their bytes, and `damaged_files` were
+    changed since, and written anew. After a part of a pack `missing_file_count` files have to be
+    written before the commit. If it `is_finished`, the same pack was there before, and `digests`
+    counts its bytes.
     """
 
     layout: str
@@ -77,11 +76,10 @@ class PackSummary:
 
 
 class WrittenFiles(NamedTuple):
-    """The bytes of data files written by a call, and how many files were finished before.
+    """The bytes of data files that a call wrote, and the number of files finished before.
 
-    `missing_count` is how many are missing after a part, None if the pack is committed. `digests`
-    counts the bytes of files that were finished before, and `damaged` are those that were not as
-    they had been written: they are among the written ones.
+    `missing_count` files are missing after a part, None after the commit. `digests` counts the
+    bytes of files finished before; the `damaged` of them were written anew.
     """
 
     length: int

@@ -60,8 +60,8 @@ class DenseFile:
 class Plan(IndexContents):
     """A pack that is not written yet: its contents, and the files that they come to.
 
-    `hotness` is where the counts came from; `layers` are the packed ones, None for all.
-    `dense_file` is None if experts alone are packed.
+    `hotness` has the source of the counts; `layers` are None if all are packed, `dense_file` if
+    experts alone are.
     """
 
     layout: Layout
@@ -95,11 +95,11 @@ class Plan(IndexContents):
 
     @property
     def measured_blob_count(self) -> int | None:
-        """How many blobs the hotness covers; None without hotness."""
+        """The number of blobs that the hotness covers."""
         return None if self.hotness is None else len(self.counts)
 
     def hotness_to_json(self) -> dict[str, Any] | None:
-        """Return the hotness as the manifest states it; None without hotness."""
+        """Return the hotness for the manifest."""
         if self.hotness is None:
             return None
         counts = {"measured_blob_count": self.measured_blob_count, "blob_count": len(self.order)}
@@ -140,9 +140,8 @@ def make(
 ) -> Plan:
     """Plan a pack of `experts` (all layers, or those in `layers`) in `layout`, and of `dense`.
 
-    Without hotness the order is the source's. A layer that the hotness does not name at all was not
-    measured, and comes last. Raises RequestError for a layer without experts and for a pack beyond
-    the limits of the format.
+    Without hotness the order is the source's. Layers that the hotness does not name come last.
+    Raises RequestError for a layer without experts and for a pack beyond the limits of the format.
     """
     families = _select(experts, layers)
     routed = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}

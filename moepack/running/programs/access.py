@@ -1,8 +1,8 @@
 """Access to a server on this machine: for the page that it serves, and no other site's.
 
-A browser sends requests for any page that is open. It tells whose page (`Origin`) and which name
-the page used for the server (`Host`). llama.cpp's server looks at neither before it answers: with
-its `--cors-origins` another site's page cannot read an answer, but can have it computed; and a site
+A browser sends requests for any open page, with the page's site (`Origin`) and the name that the
+page used for the server (`Host`). llama.cpp's server answers before it looks at them: with its
+`--cors-origins` another site's page cannot read an answer, but can have it computed; and a site
 whose name leads to this machine (DNS rebinding) reads it as well.
 """
 
@@ -30,8 +30,8 @@ class Access(NamedTuple):
     """The pages and names that a server answers to.
 
     `origins` are as in `--cors-origins`: origins, `localhost` for pages of this machine's servers,
-    or `*` for all. `names` are those of this machine. If it `has_key`, no name needs to be
-    checked: a page that used another has no key.
+    or `*` for all. `names` are this machine's. If the server `has_key`, names are not checked: a
+    page that used another one has no key.
     """
 
     origins: frozenset[str]
@@ -40,7 +40,7 @@ class Access(NamedTuple):
 
     @classmethod
     def from_options(cls, origins: str, hosts: Iterable[str], has_key: bool) -> Access:
-        """Return the rules for a server with such `--cors-origins`, `--host` and `--api-key`."""
+        """Return the rules for a server by its `--cors-origins`, `--host` and `--api-key`."""
         listed = frozenset(text for part in origins.split(",") if (text := part.strip()))
         own = socket.gethostname().lower()
         short = own.partition(".")[0]
@@ -52,8 +52,8 @@ class Access(NamedTuple):
     def refusal(self, fields: Iterable[tuple[bytes, bytes]]) -> str | None:
         """Return why a request with these header fields is refused; None if it may pass.
 
-        Names are in lower case, and `host` is there once at most: without, in HTTP/1.0, it is the
-        address of the connection.
+        Names are in lower case, with at most one `host`. HTTP/1.0 may lack it: then it is the
+        connection's address.
         """
         if _ANY in self.origins:
             return None
@@ -84,7 +84,6 @@ class Access(NamedTuple):
 
 
 def _hostname(origin: str) -> str | None:
-    """Return the name or address in an origin; None without one (`null`)."""
     try:
         parts = urlsplit(origin)
         name = parts.hostname

@@ -1,4 +1,4 @@
-"""Templates for chats: the model's own, or another. llama.cpp's server has a default of its own."""
+"""Templates for chats: the model's own, or another one that options name."""
 
 import os
 
@@ -33,7 +33,7 @@ def no_chats(pack: Pack) -> RequestError:
 def chat_template_options(name_or_text: str | None, path: AnyPath | None) -> list[str]:
     """Return options of llama-server for a template: one of its names, a Jinja text, or a file's.
 
-    None without any. Raises RequestError for an unknown name, and a file that cannot be read.
+    Raises RequestError for an unknown name, and a file that cannot be read.
     """
     if name_or_text is not None and path is not None:
         raise RequestError("`chat_template` and `chat_template_file` at once")

@@ -50,7 +50,7 @@ def _zig() -> list[tuple[str, ...]]:
 
 
 def find_compiled(source: Path, folder: Path, machine: str) -> Path | None:
-    """Return the undamaged library in `folder` that was compiled from `source`; None without."""
+    """Return the undamaged library in `folder` that was compiled from `source`."""
     for path in sorted(folder.glob(f"{_stem(source, machine)}-*.so")):
         try:
             if path.is_file() and path.name == _name(source, machine, path.read_bytes()):
@@ -61,7 +61,7 @@ def find_compiled(source: Path, folder: Path, machine: str) -> Path | None:
 
 
 def cross_compile_library(source: Path, folder: Path, machine: str) -> Path:
-    """Compile `source` with zig for a machine and a glibc that may be others than this one's."""
+    """Compile `source` with zig for `machine` and `GLIBC`."""
     flags = f"-target {machine}-linux-gnu.{'.'.join(map(str, GLIBC))}".split()
     return compile_library(source, folder, machine=machine, compilers=_zig(), flags=flags)
 
@@ -100,9 +100,8 @@ def compile_library(
 
 
 def _run(command: Sequence[str | Path], scratch: str) -> str | None:
-    """Run a command; return its first error message, None if it succeeds."""
-    # A library that is preloaded into compilers has no business there, and zig keeps its caches
-    # where homes may be read-only.
+    """Run a command; return its first error message."""
+    # Compilers get no preloaded library, and zig's caches are not in homes, which may be read-only.
     ours = {"LC_ALL": "C", "ZIG_GLOBAL_CACHE_DIR": scratch, "ZIG_LOCAL_CACHE_DIR": scratch}
     names = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     try:
@@ -128,7 +127,7 @@ def _run(command: Sequence[str | Path], scratch: str) -> str | None:
 
 
 def _why_not_loadable(library: Path, machine: str) -> str | None:
-    """Load a library in a process of its own; return why that fails, or None."""
+    """Load a library in another process; return why that fails."""
     header = library.read_bytes()[:20] if library.exists() else b""
     if header[:4] != b"\x7fELF" or int.from_bytes(header[18:20], "little") != MACHINES[machine]:
         return f"made no library for {machine}"

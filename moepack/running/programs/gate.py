@@ -23,7 +23,7 @@ _PIECE_LENGTH = 1 << 16
 _QUEUE_LENGTH = 1024
 _HOP_FIELDS = {b"connection", b"keep-alive", b"transfer-encoding"}
 _REQUEST_FIELDS = _HOP_FIELDS | {b"upgrade", b"expect", b"content-length", b"origin"}
-"""Fields that are not forwarded: of one connection, and those that the gate answers itself."""
+"""Fields that are not forwarded: those of one connection, and those that the gate answers."""
 _KINDS = {403: "permission_error", 503: "unavailable_error"}
 _SECONDS_WITHOUT_DESCRIPTORS = 0.2
 _SECONDS_TO_LEAVE = 10.0
@@ -33,10 +33,10 @@ _MOST_SECONDS_TO_PROBE = 30.0
 class GateLimits(NamedTuple):
     """Limits for clients.
 
-    `head_length` and `body_length` in bytes; `head_seconds` to send the head, `body_seconds` to
-    send a body and a second more for each `body_speed` bytes of it. `held_length` bytes of bodies
-    are in memory at a time, `connection_count` clients connected, and `open_count` requests open.
-    A client that ends its sending is probed after `probe_seconds`, and then less and less often.
+    A head may have `head_length` bytes and take `head_seconds`; a body may have `body_length` bytes
+    and take `body_seconds`, and another second for each `body_speed` bytes. At a time memory has
+    `held_length` bytes of bodies, and there are `connection_count` clients with `open_count`
+    requests. A client that ends its sending side is probed after `probe_seconds`, then less often.
     """
 
     head_length: int = 1 << 16
@@ -51,8 +51,6 @@ class GateLimits(NamedTuple):
 
 
 class _RefusedError(Exception):
-    """A request that is not forwarded."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -163,7 +161,6 @@ class Gate:
                 self._start(self._serve(connection, tls))
 
     async def _serve(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Answer the requests of one connection, and close it."""
         loop = asyncio.get_running_loop()
         http = h11.Connection(h11.SERVER, self._limits.head_length)
         reader = asyncio.StreamReader()
@@ -212,7 +209,6 @@ class Gate:
         self._counted(self._open_count)
 
     async def _read_head(self, client: _Peer) -> h11.Request | None:
-        """Read the head of a request; None if none comes."""
         try:
             async with asyncio.timeout(self._limits.head_seconds):
                 event = await client.next_event()
@@ -249,7 +245,6 @@ class Gate:
         raise _RefusedError(413, message)
 
     async def _forward(self, request: h11.Request, body: bytearray, client: _Peer) -> None:
-        """Forward a request, and its answer, until either side is gone."""
         fields = [field for field in request.headers if field[0] not in _REQUEST_FIELDS]
         fields += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         fields += [] if b"host" in dict(fields) else [(b"host", b"localhost")]

@@ -19,10 +19,9 @@ _SEPARATORS = " :$\t\n"
 def find_library(source: Path, *, compilers: Sequence[Sequence[str]] | None = None) -> Path:
     """Return the path of the library that is compiled from the C file `source`.
 
-    It lies beside its source if the package brought it, else in the user's cache, into which
-    it is compiled at first use; without a cache, in a temporary folder that is removed
-    when this process ends. Raises MachineError if it cannot be compiled, and on other systems
-    than Linux.
+    It is beside its source in a wheel, else in the user's cache, into which the first use compiles
+    it; without a cache, in a temporary folder until this process ends. Raises MachineError if it
+    cannot be compiled, and if the system is not Linux.
     """
     if (system := platform.system()) != "Linux":
         raise MachineError(f"experts can be loaded into programs only on Linux, not on {system}")
@@ -34,10 +33,8 @@ def find_library(source: Path, *, compilers: Sequence[Sequence[str]] | None = No
     cache = user_folder("XDG_CACHE_HOME", ".cache")
     if cache is not None and not _can_be_preloaded(cache):
         cache = None
-    if cache is not None:
-        cached = find_compiled(source, cache, machine)
-        if cached is not None and is_ours(cached):
-            return cached
+    if cache and (cached := find_compiled(source, cache, machine)) and is_ours(cached):
+        return cached
     problem: Exception | None = None
     for kept in [cache, None] if cache else [None]:
         folder = kept or _temporary_folder()

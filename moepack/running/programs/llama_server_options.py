@@ -16,7 +16,7 @@ from moepack.common.errors import MachineError, RequestError
 
 PACKAGE, VERSION = extras.LLAMA_CPP
 DEFAULT_PORT = 8080
-"""That of llama-server; the wheel's own default is 0."""
+"""llama-server's; the wheel's own default is 0."""
 
 _CHATML = "chatml"
 _PARSER = "_Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E"
@@ -32,10 +32,9 @@ def parse_options(
     """Read options as `llama-server` does; return xllamacpp's `CommonParams`.
 
     `--help`, `--version` and the like print and end the process, as in llama-server. Defaults are
-    llama-server's, but for those that `_set_defaults` explains. `notice` is called with a sentence
-    about a template without tools. Raises MachineError if xllamacpp is missing or of another
-    version, RequestError for options that llama.cpp refuses: it has said on standard error which
-    and why.
+    llama-server's, except those that `_set_defaults` explains. `notice` is called with a sentence
+    about a template without tools. Raises MachineError if xllamacpp is missing or has another
+    version, RequestError for options that llama.cpp refuses, with its reasons on standard error.
     """
     xllamacpp, library = _load()
     params = xllamacpp.CommonParams()
@@ -81,7 +80,6 @@ def template_names() -> list[str]:
 
 
 def _load() -> tuple[Any, ctypes.CDLL]:
-    """Return xllamacpp, and the library in it."""
     try:
         import xllamacpp
         from xllamacpp import xllamacpp as extension

@@ -57,14 +57,14 @@ def record_trace(
 
     `model` is any shard of a GGUF, or a pack: llama.cpp's server runs it as by `serve`, with up to
     `memory` for experts, a length or a text such as `8GiB` or `floor`. Of the last layer it
-    computes only tokens that have an output, so the trace lacks that layer for all tokens of a
-    prompt but its last.
+    computes only tokens that have an output, so of that layer the trace has a prompt's last token
+    alone.
 
-    `prompts` are texts, or the path of a file of them (`read_prompts`). Each is a request
-    of its own, and is kept when it is finished: a process that is killed, interrupted, or out of
-    space only loses the current request; the exception has a note with the number of kept ones.
-    With `resume`, the same call records the prompts that are missing, or all if there is no file.
-    `progress` is called with the number of tokens since the last call, and with their maximum.
+    `prompts` are texts, or the path of a file of them (`read_prompts`). Each is one request, and is
+    kept when it is finished: a process that is killed, interrupted, or out of space only loses the
+    current request; the exception has a note with the number of kept ones. With `resume`, the same
+    call records the missing prompts, or all if there is no file. `progress` is called with the
+    number of tokens since the last call, and with their maximum.
 
     Raises what `ModelServer` and `Writer` raise, and RequestError, before anything is run, for a
     prompt that is longer than the context, if `target` exists and none of `append`, `resume` and
@@ -97,12 +97,11 @@ def record_trace(
 
 
 def read_prompts(path: str) -> list[str]:
-    """Read prompts: a text with one a line, or JSON lines, each a string or {"prompt": string}.
+    """Read prompts: one text a line, or JSON lines, each a string or {"prompt": string}.
 
-    Blank lines are skipped. The first other line decides: one that begins with `{` or is a
-    JSON string is JSON. May be compressed. Raises TraceError for a file without prompts or a line
-    that is none, with its number, and for another encoding than UTF-8; MachineError for a file
-    that cannot be read.
+    Blank lines are skipped. If the first other line begins with `{` or is a JSON string, all are
+    JSON. The file may be compressed. Raises TraceError for a file without prompts, a wrong line,
+    with its number, and another encoding than UTF-8; MachineError for a file that cannot be read.
     """
     with TraceStream(path) as stream:
         data = stream.read_whole(MAX_PROMPTS_LENGTH + 1)
@@ -118,15 +117,13 @@ def read_prompts(path: str) -> list[str]:
     ]
     if not numbered:
         raise TraceError("no prompts", path=path, hint=_PROMPTS_HINT)
-    if _is_json(numbered[0][1]):
+    first = numbered[0][1].lstrip()
+    is_json = first.startswith("{")
+    with suppress(ValueError, RecursionError):
+        is_json = is_json or isinstance(json.loads(first), str)
+    if is_json:
         return [_json_prompt(line, path, f"line {number}") for number, line in numbered]
     return [line for _, line in numbered]
-
-
-def _is_json(line: str) -> bool:
-    with suppress(ValueError, RecursionError):
-        return line.lstrip().startswith("{") or isinstance(json.loads(line), str)
-    return False
 
 
 def _json_prompt(line: str, path: str, place: str) -> str:
@@ -154,7 +151,7 @@ def _open_server(pack: Pack, memory: Size | None, context: int, threads: int | N
 class _Recording:
     """The requests of one recording in a trace, with the file's earlier ones.
 
-    With `resume` it goes on with the file's last recording. Raises RequestError if that has another
+    With `resume` the file's last recording is continued. Raises RequestError if that has another
     origin.
     """
 
@@ -213,7 +210,7 @@ def _record(
     sampling: Sampling,
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[Tokens]:
-    """Yield requests that are computed: each has a number, a prompt, and the tokens after it."""
+    """Yield computed requests: each has a number, a prompt, and the number of tokens after it."""
     total = sum(len(prompt) + count for _, (prompt, count) in requests)
     server.pager.pop_calls(with_open=True)  # with which the server tried its context
     for number, (prompt, token_count) in requests:
@@ -231,7 +228,7 @@ def _record(
 def _compute(
     server: ModelServer, prompt: Sequence[int], token_count: int, sampling: Sampling
 ) -> Iterator[int]:
-    """Compute a prompt and the tokens after it; yield how many are done."""
+    """Compute a prompt and the tokens after it; yield the number of computed tokens."""
     server.take_failure()
     more = {"cache_prompt": False}
     try:
@@ -251,10 +248,7 @@ def _computed_count(facts: AnswerFacts) -> int:
 
 
 def _pop_request(server: ModelServer, request: int, prompt_count: int, count: int) -> Tokens:
-    """Return the experts of a request that was computed, of `count` tokens.
-
-    Raises MachineError if they are those of another number of tokens.
-    """
+    """Return the experts of a computed request; raise MachineError unless they are `count`."""
     pieces: list[Tokens] = []
     done = 0
     for call in server.pager.pop_calls(with_open=True):

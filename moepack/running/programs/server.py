@@ -35,7 +35,7 @@ _LEAST_BODY_LENGTH = 1 << 20
 _MEDIA_LENGTH = 64 << 20
 """Of pictures and sounds, which are no text."""
 _TRAINED_CONTEXT = 1 << 18
-"""Tokens of a context that is the model's own: it is not known here."""
+"""Tokens of a context by the model, whose own is not known here."""
 _SPARE_DESCRIPTORS = 8
 """For what llama.cpp opens besides connections."""
 _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
@@ -49,7 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # llama.cpp would ask for none, as an empty variable must not have it.
             raise RequestError("an empty API key", place="--api-key")
         params = parse_options(arguments, _note)
-        _check(params)
+        if (path := _model_path(params)) == "":
+            raise RequestError("no model is given", hint="name its file: -m MODEL")
+        if path is not None:
+            try:
+                os.close(open_regular(path))
+            except OSError as error:
+                problem = f"cannot read the model: {error.strerror}"
+                raise SourceError(problem, path=path) from None
         _serve(params)
     except MoepackError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -59,19 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check(params: Any) -> None:
-    path = _model_path(params)
-    if path == "":
-        raise RequestError("no model is given", hint="name its file: -m MODEL")
-    if path is None:
-        return
-    try:
-        os.close(open_regular(path))
-    except OSError as error:
-        raise SourceError(f"cannot read the model: {error.strerror}", path=path) from None
-
-
 def _serve(params: Any) -> None:
+    import xllamacpp
+
     # Until the model is loaded there is nothing to clean up, and xllamacpp lets no Python run.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -84,7 +81,12 @@ def _serve(params: Any) -> None:
     # An abstract socket: no file is left behind, and no browser can reach it.
     inner = f"\0moepack-server-{os.getpid()}.sock"
     params.hostnames = [inner]
-    server = _load(params)
+    try:
+        server = xllamacpp.Server(params)
+    except RuntimeError:
+        # llama.cpp says why in its log alone.
+        problem = "llama.cpp does not load the model; the lines above say why"
+        raise SourceError(problem, path=_model_path(params)) from None
 
     async def connect() -> Connection:
         return await asyncio.open_unix_connection(inner)
@@ -115,23 +117,12 @@ def _limits(params: Any) -> GateLimits:
 
 @functools.lru_cache(1 << 10)
 def _note(text: str) -> None:
-    """Print a note, unless it was one of the last."""
+    # Once: a page repeats what is refused.
     sys.stderr.write(f"note: {one_line(text)}\n")
 
 
-def _load(params: Any) -> Any:
-    import xllamacpp
-
-    try:
-        return xllamacpp.Server(params)
-    except RuntimeError:
-        # llama.cpp says why in its log alone.
-        problem = "llama.cpp does not load the model; the lines above say why"
-        raise SourceError(problem, path=_model_path(params)) from None
-
-
 def _model_path(params: Any) -> str | None:
-    """Return the path that llama.cpp opens; None if it is not UTF-8: xllamacpp cannot return it."""
+    """Return the path that llama.cpp opens, if it is UTF-8: xllamacpp returns no other."""
     try:
         return str(params.model.path)
     except UnicodeDecodeError:
@@ -141,13 +132,17 @@ def _model_path(params: Any) -> str | None:
 async def _answer(
     gate: Gate, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None
 ) -> None:
-    """Answer clients until a signal comes, or the input ends if that matters."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     if os.environ.get(ENDS_WITH_INPUT):
-        loop.add_reader(sys.stdin.fileno(), _end_with_input, ended)
+
+        def read_input() -> None:
+            if not os.read(sys.stdin.fileno(), 1 << 12):
+                ended.set()
+
+        loop.add_reader(sys.stdin.fileno(), read_input)
     for listener in listeners:
         gate.listen(listener, None if listener.family == socket.AF_UNIX else tls)
         sys.stdout.write(f"listening on {_url(listener, tls is not None)}\n")
@@ -160,11 +155,6 @@ async def _answer(
             with contextlib.suppress(OSError):
                 os.unlink(listener.getsockname())
     os._exit(0)
-
-
-def _end_with_input(ended: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 1 << 12):
-        ended.set()
 
 
 def _bound(host: str, port: int, shares_port: bool) -> socket.socket:
@@ -199,7 +189,7 @@ def _url(listener: socket.socket, has_tls: bool) -> str:
 
 
 def _tls(params: Any) -> ssl.SSLContext | None:
-    """Return the context for TLS, which ends at the gate; None without a certificate."""
+    """Return the context for TLS, which ends at the gate."""
     key, certificate = params.ssl_file_key, params.ssl_file_cert
     if not key and not certificate:
         return None

@@ -1,4 +1,4 @@
-"""Writes the routed experts of programs that run as a trace: running is recording."""
+"""Writes the routed experts of running programs as a trace."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MOST_NAME = 1 << 10
 class TraceWriter:
     """Writes a new trace of the model in `pack` to `path`; a context manager.
 
-    With `has_requests` one begins wherever `Pager.begin_request` is called, and selections before
-    the first are left out. Without, the text of a token is unknown: all count as one request, and
-    of several tokens in a call the phase is unknown, unless at most one has an output, as a
-    prompt's last.
+    With `has_requests` each call of `Pager.begin_request` begins one, and selections before the
+    first are left out. Without, the text of a token is unknown: all count as one request, and the
+    phase of several tokens in a call is unknown, unless at most one has an output, like a prompt's
+    last.
 
-    What was written stays, whatever ends the program. If it cannot be written, recording ends,
-    and the error is raised when this is left. Raises what a trace's `Writer` raises, and
-    RequestError if something is at `path`.
+    Written tokens stay, whatever ends the program. If writing fails, recording ends, and the
+    context manager's end raises the error. Raises what a trace's `Writer` raises, and RequestError
+    if something is at `path`.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class TraceWriter:
         self._last_request = -1
         self._failure: MoepackError | None = None
         self.is_empty = True
-        """Whether no token was routed yet: then there will be no trace."""
+        """Whether no token was routed yet: an empty trace is not kept."""
         self._writer = Writer(path)
 
     def write(self, pager: Pager, *, is_last: bool = False) -> None:
         """Write the selections since the last time, so that they outlive this process.
 
-        The last call of each context is held back until the next one begins, or it `is_last`.
+        Each context's last call is held back until the next one begins, or this write `is_last`.
         """
         calls = pager.pop_calls(with_open=is_last)
         try:
