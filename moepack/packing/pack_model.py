@@ -94,7 +94,8 @@ def pack_model(
     if not dry_run and (finished := check()):
         return finished
     phases = Phases(progress)
-    pack = _describe(model, sha256 and not dry_run and part is None, threads, phases)
+    progress = phases.begin(later=model.plan.data_length)
+    pack = _describe(model, sha256 and not dry_run and part is None, threads, progress)
     if planned is not None:
         planned(summary)
     if dry_run:
@@ -148,7 +149,8 @@ def pack_in_place(
     if is_remote(target):
         raise RequestError("shards are turned into a pack by one process", argument="in_place")
     phases = Phases(progress)
-    pack = _describe(model, sha256 and not dry_run, threads, phases)
+    progress = phases.begin(later=model.plan.data_length)
+    pack = _describe(model, sha256 and not dry_run, threads, progress)
     facts, refusals = in_place.examine(pack.source, pack.described, pack.plan, target)
     if not dry_run:
         raise_first(refusals)
@@ -161,15 +163,15 @@ def pack_in_place(
     return _carry_out(partial(write, threads=threads, progress=phases.begin()), summary)
 
 
-def _describe(model: PlannedModel, sha256: bool, threads: int, phases: Phases) -> PlannedPack:
-    """Describe the shards of a planned pack, which reads them whole for `sha256`."""
-    progress = phases.begin(later=model.plan.data_length)
+def _describe(
+    model: PlannedModel, sha256: bool, threads: int = 1, progress: Progress | None = None
+) -> PlannedPack:
+    """Describe the source of a planned pack; `sha256` reads the shards whole."""
     shards = describe_shards(model.source, sha256=sha256, threads=threads, progress=progress)
     return PlannedPack(model.source, describe_source(model.source, model.shape, shards), model.plan)
 
 
 def _carry_out(write: Callable[[], WrittenFiles], summary: PackSummary) -> PackSummary:
-    """Write a pack; return its summary, from that of its plan."""
     began = time.monotonic()
     files = write()
     seconds = time.monotonic() - began
@@ -233,9 +235,8 @@ def _check_target(
     except RequestError as error:
         if error.code is not ErrorCode.PACK_EXISTS:
             raise
-        described = describe_source(model.source, model.shape, describe_shards(model.source))
-        planned = PlannedPack(model.source, described, plan)
-        finished = finished_pack(planned, target, sha256=sha256, strong=strong)
+        pack = _describe(model, sha256=False)
+        finished = finished_pack(pack, target, sha256=sha256, strong=strong)
         if finished is None:
             raise
         return finished

@@ -143,7 +143,11 @@ def make(
     Without hotness the order is the source's. Layers that the hotness does not name come last.
     Raises RequestError for a layer without experts and for a pack beyond the limits of the format.
     """
-    families = _select(experts, layers)
+    for layer in layers or ():
+        if layer not in experts.layers:
+            expected = "one of " + ", ".join(map(str, experts.layers[:64]))
+            raise RequestError(f"layer {layer} has no experts", expected=expected)
+    families = [f for f in experts.families if layers is None or f.layer in layers]
     routed = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}
     templates = _templates(families, routed, layout, hotness)
     blobs = in_source_order(templates)
@@ -169,18 +173,11 @@ def make(
         hotness=hotness,
         layers=None if layers is None else tuple(layers),
     )
-    _check_limits(plan)
+    plan.check_limits(len(plan.new_files()))
+    if plan.data_length > records.MAX_LENGTH:
+        problem = "the pack would have too many bytes"
+        raise RequestError(problem, expected=records.MAX_LENGTH, found=plan.data_length)
     return plan
-
-
-def _select(experts: Experts, layers: Sequence[int] | None) -> list[SourceFamily]:
-    if layers is None:
-        return list(experts.families)
-    for layer in layers:
-        if layer not in experts.layers:
-            expected = "one of " + ", ".join(map(str, experts.layers[:64]))
-            raise RequestError(f"layer {layer} has no experts", expected=expected)
-    return [family for family in experts.families if family.layer in set(layers)]
 
 
 def _templates(
@@ -254,13 +251,3 @@ def _place_dense(dense: Dense, alignment: int) -> DenseFile:
         position = align(position + length, alignment)
     count = len(dense.other_ranges)
     return DenseFile(dense, tuple(offsets[count:]), tuple(offsets[:count]), position)
-
-
-def _check_limits(plan: Plan) -> None:
-    plan.check_limits(len(plan.new_files()))
-    if plan.data_length > records.MAX_LENGTH:
-        raise RequestError(
-            "the pack would have too many bytes",
-            expected=records.MAX_LENGTH,
-            found=plan.data_length,
-        )

@@ -83,16 +83,11 @@ class Conversation:
                 try:
                     yield answer
                 finally:
-                    message = _message(answer)
+                    facts = answer.facts
+                    if facts.text or facts.thoughts:
+                        message = {"role": "assistant", "content": facts.text}
+                    if facts.thoughts:  # templates decide which of them they repeat
+                        message["reasoning_content"] = facts.thoughts
         finally:
             if message:
                 self._messages = [*messages, message]
-
-
-def _message(answer: Answer) -> Message:
-    """Return an answer as the model gets it again; templates decide which thoughts they repeat."""
-    text, thoughts = answer.facts.text, answer.facts.thoughts
-    if not text and not thoughts:
-        return {}
-    message = {"role": "assistant", "content": text}
-    return message | {"reasoning_content": thoughts} if thoughts else message

@@ -104,7 +104,11 @@ class ServerClient:
         if not prompt:
             raise RequestError("the prompt is empty")
         fields = {**more, "prompt": prompt, **_options(count, sampling, stops)}
-        return self._answer("/completion", fields, _read_completion, count, cancellation)
+
+        def read_event(event: Fields) -> tuple[str, str, str]:
+            return "", event.get("content") or "", event.get("stop_type") or ""
+
+        return self._answer("/completion", fields, read_event, count, cancellation)
 
     def chat(
         self,
@@ -180,10 +184,6 @@ def _options(count: int | None, sampling: Sampling, stops: Sequence[str]) -> dic
     sampling.check()
     most = -1 if count is None else count
     return {**sampling._asdict(), **_PROGRESS, "n_predict": most, "stop": list(stops)}
-
-
-def _read_completion(event: Fields) -> tuple[str, str, str]:
-    return "", event.get("content") or "", event.get("stop_type") or ""
 
 
 def _read_chat(event: Fields) -> tuple[str, str, str]:

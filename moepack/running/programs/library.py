@@ -35,26 +35,22 @@ def find_library(source: Path, *, compilers: Sequence[Sequence[str]] | None = No
         cache = None
     if cache and (cached := find_compiled(source, cache, machine)) and is_ours(cached):
         return cached
-    problem: Exception | None = None
+    reason: Exception | None = None
     for kept in [cache, None] if cache else [None]:
-        folder = kept or _temporary_folder()
+        folder = kept or Path(tempfile.mkdtemp(prefix="moepack-"))
+        if kept is None:
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            if not _can_be_preloaded(folder):
+                problem = "LD_PRELOAD takes no path with spaces, colons or dollar signs"
+                raise MachineError(problem, path=folder, hint="set TMPDIR to another folder")
         try:
             if packaged is not None:  # where no path can be preloaded from
                 return Path(shutil.copy(packaged, folder))
             return compile_library(source, folder, compilers=compilers)
         except (OSError, CompileError) as error:  # read-only, or nothing may be executed there
-            problem = error
+            reason = error
     hint = f"install a C compiler: apt install gcc, or {extras.package_hint('ziglang')}"
-    raise MachineError(f"the preloaded library cannot be compiled: {problem}", hint=hint)
-
-
-def _temporary_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="moepack-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    if not _can_be_preloaded(folder):
-        problem = "LD_PRELOAD takes no path with spaces, colons or dollar signs"
-        raise MachineError(problem, path=folder, hint="set TMPDIR to another folder")
-    return folder
+    raise MachineError(f"the preloaded library cannot be compiled: {reason}", hint=hint)
 
 
 def _can_be_preloaded(path: Path) -> bool:

@@ -182,17 +182,14 @@ class SignalRelay:
             received = signal.sigwaitinfo(_WATCHED)
             is_from_kernel = received.si_code > 0  # the terminal's, or about a child
             if received.si_signo == signal.SIGCHLD:
-                self._follow()
+                # Stop if the program was stopped as a shell would have stopped it.
+                number = None if self._process is None else self._process.find_stop()
+                if number in _JOB_CONTROL or (number is not None and _is_in_foreground()):
+                    _deliver(number)
             elif self._process is None:
                 _deliver(received.si_signo)
             elif not is_from_kernel:
                 self._process.send(received.si_signo)
-
-    def _follow(self) -> None:
-        """Stop if the program was stopped as a shell would have stopped it."""
-        number = None if self._process is None else self._process.find_stop()
-        if number in _JOB_CONTROL or (number is not None and _is_in_foreground()):
-            _deliver(number)
 
 
 def _deliver(number: int) -> None:

@@ -17,7 +17,7 @@ from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.answer import AnswerFacts
-from moepack.running.programs.command import micro_batch
+from moepack.running.programs.command import micro_batch, single_text_options
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS, Sampling, check_bounds
 from moepack.running.programs.server_memory import server_options
@@ -30,7 +30,7 @@ from moepack.traces.file_writer import Writer, check_target
 from moepack.traces.model import Item, Origin, Phase, Tokens
 from moepack.traces.summary import TraceCounter, TraceSummary
 
-_BATCH_COUNT = "256"
+_BATCH_COUNT = 256
 """Tokens computed at once, whatever memory there is: other batches round otherwise."""
 MAX_PROMPTS_LENGTH = 1 << 28
 """Most bytes of a file of prompts."""
@@ -141,8 +141,7 @@ def _json_prompt(line: str, path: str, place: str) -> str:
 def _open_server(pack: Pack, memory: Size | None, context: int, threads: int | None) -> ModelServer:
     require("run")
     count = min(cpu_count(), MAX_THREADS) if threads is None else threads
-    words = ["-c", str(context), "-np", "1", "-t", str(count), "--cache-ram", "0"]
-    words += ["-b", _BATCH_COUNT, "-ub", _BATCH_COUNT]
+    words = single_text_options(context, count, _BATCH_COUNT)
     words, beside = server_options(pack, words, memory, 0)
     options = PagerOptions(memory, micro_batch=micro_batch(words, os.environ), beside=beside)
     return ModelServer(pack, options, options=words, records=True)
