@@ -47,7 +47,6 @@ OTHER_WORDS = {
     "running/programs/runner.py": "llama.cpp's command line",
     "running/programs/server.py": "what is typed for llama-server",
     "running/programs/server_process.py": "what is typed for llama-server",
-    "running/programs/recording.py": "the command line of llama.cpp's server",
     "report/html/drawing.py": "variables of CSS",
     "report/table.py": "what a terminal is told",
     "source/folder.py": "command lines that download models",
