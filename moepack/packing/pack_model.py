@@ -175,15 +175,7 @@ def _carry_out(write: Callable[[], WrittenFiles], summary: PackSummary) -> PackS
     began = time.monotonic()
     files = write()
     seconds = time.monotonic() - began
-    return replace(
-        summary,
-        written_length=files.length,
-        resumed_file_count=files.resumed_count,
-        missing_file_count=files.missing_count,
-        digests=files.digests,
-        damaged_files=files.damaged,
-        seconds=seconds,
-    )
+    return replace(summary, seconds=seconds, **files._asdict())
 
 
 def _plan(request: PackRequest, target: Path, resume: bool) -> PlannedModel:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common.digest_counts import DigestCounts
-from moepack.common.paths import AnyPath
 from moepack.common.remote_path import is_remote
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
@@ -76,17 +75,13 @@ class PackSummary:
 
 
 class WrittenFiles(NamedTuple):
-    """The bytes of data files that a call wrote, and the number of files finished before.
+    """The fields of a `PackSummary` that writing adds."""
 
-    `missing_count` files are missing after a part, None after the commit. `digests` counts the
-    bytes of files finished before; the `damaged` of them were written anew.
-    """
-
-    length: int
-    resumed_count: int
-    missing_count: int | None = None
+    written_length: int
+    resumed_file_count: int
+    missing_file_count: int | None = None
     digests: DigestCounts = DigestCounts()
-    damaged: tuple[str, ...] = ()
+    damaged_files: tuple[str, ...] = ()
 
 
 def from_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> PackSummary:
@@ -113,7 +108,7 @@ def from_plan(plan: Plan, target: str | os.PathLike[str], dry_run: bool) -> Pack
         padding_share=padding_length / plan.data_length,
         path=os.fspath(target),
         dry_run=dry_run,
-        free_space=_free_space(target),
+        free_space=None if is_remote(target) else free_space(Path(target)),
     )
 
 
@@ -146,9 +141,5 @@ def from_pack(path: str | os.PathLike[str]) -> PackSummary:
             padding_share=padding_length / data_length,
             path=os.fspath(path),
             dry_run=False,
-            free_space=_free_space(path),
+            free_space=None if is_remote(path) else free_space(Path(path)),
         )
-
-
-def _free_space(path: AnyPath) -> int | None:
-    return None if is_remote(path) else free_space(Path(path))

@@ -193,7 +193,10 @@ class _UnfinishedPack:
         written = sum(f.length for name, f in self._finished().items() if name in missing)
         digests = DigestCounts(known_length=self.kept_length, compared_length=self.kept_length)
         return WrittenFiles(
-            written, len(self.files) - len(missing), digests=digests, damaged=tuple(self.damaged)
+            written,
+            len(self.files) - len(missing),
+            digests=digests,
+            damaged_files=tuple(self.damaged),
         )
 
     def _finished(self) -> dict[str, NewFile]:
