@@ -521,7 +521,9 @@ def refused(source: Path, target: Path) -> list[str]:
     if dry.in_place.refusals:
         with pytest.raises(MoepackError) as caught:
             pack_in_place(source, target)
-        assert str(caught.value) == dry.in_place.refusals[0]
+        # The free space may have changed since: other programs write too.
+        messages = (str(caught.value), dry.in_place.refusals[0])
+        assert len({message.partition(", found")[0] for message in messages}) == 1
         assert len(getattr(caught.value, "__notes__", [])) == len(dry.in_place.refusals) - 1
     assert contents(source) == before
     assert not (target / "in-place").exists()
