@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 import threading
-import warnings
 from typing import TYPE_CHECKING
 
-from moepack.common.errors import MirrorWarning, MoepackError, PackError
+from moepack.common.errors import MoepackError, PackError
 from moepack.common.remote_path import RemotePath
 from moepack.pack.format import manifest
+from moepack.pack.reading.second_source import SecondSource
 from moepack.storage.backend import Completion, ReadRequest
 from moepack.storage.remote.store import RemoteError
 from moepack.storage.remote.stores import store_of
@@ -60,26 +60,21 @@ class OriginBackend(RemoteBackend):
             raise failure
 
 
-class OriginUse:
-    """The reads of one reader that go to the origin, and their errors."""
+class OriginUse(SecondSource):
+    """The origin of a partial pack: what is missing in its folder is read there, and no more."""
+
+    is_backup = True
 
     def __init__(self, partial: Partial) -> None:
+        super().__init__(partial.origin, {})
         self._partial = partial
-        self._has_warned = False
 
-    def elsewhere(self, read: ExpertRead) -> ExpertRead | None:
-        """Return the same read at the origin; None if all of it goes there already."""
-        reads = read.file_reads
-        if all(isinstance(one.path, RemotePath) for one in reads):
-            return None
-        origin = self._partial.origin
-        moved = tuple(one._replace(path=origin / one.path.name) for one in reads)
-        return read._replace(file_reads=moved)
+    def takes(self, read: ExpertRead) -> bool:
+        """Return whether a read was planned at the origin, since its bytes are not here."""
+        return any(isinstance(one.path, RemotePath) for one in read.file_reads)
 
     def explain(self, read: ExpertRead, error: MoepackError) -> None:
         """Add to the error of a read at the origin how to bring the expert here."""
-        if error.path is None or not error.path.startswith(str(self._partial.origin)):
-            return
         error.problem = f"not in {self._partial.folder}, and {error.problem}"
         if isinstance(error, PackError) or "moepack pull" in (error.hint or ""):
             return
@@ -89,13 +84,8 @@ class OriginUse:
         advice = f"when it can be reached again, bring it here: {command}"
         error.hint = advice if error.hint is None else f"{error.hint}; {advice}"
 
-    def warn(self, error: MoepackError) -> None:
-        """Warn once that bytes which are here are wrong."""
-        if self._has_warned:
-            return
-        self._has_warned = True
+    def warning(self, problem: str) -> str:
+        """Return the text that warns of wrong bytes in the folder."""
         folder, origin = self._partial.folder, self._partial.origin
-        where = ": ".join(filter(None, (error.place, error.problem)))
         command = f"`moepack pull {self._partial.arguments} --check`"
-        text = f"{folder}: damaged here, and read from {origin}: {where}; {command} mends it"
-        warnings.warn(text, MirrorWarning, stacklevel=2)
+        return f"{folder}: damaged here, and read from {origin}: {problem}; {command} mends it"

@@ -6,12 +6,13 @@ names the place of an error. How the bytes come from the disk is the backend's b
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from moepack.common.closing import Closing
-from moepack.common.errors import RequestError
+from moepack.common.errors import MirrorWarning, RequestError
 from moepack.common.remote_path import is_remote
 from moepack.pack.reading.batch import Batch, BatchReads, ExpertBytes
 from moepack.pack.reading.checked_reads import CHECKS, CheckedReads
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from moepack.pack.reading.catalog import Catalog
-    from moepack.pack.reading.mirror_use import MirrorUse
-    from moepack.pack.reading.origin import OriginUse
-    from moepack.pack.reading.partial import Partial
+    from moepack.pack.reading.second_source import SecondSource
     from moepack.storage.arena import Arena
     from moepack.storage.backend import Backend
     from moepack.storage.buffers import BufferPool
@@ -98,12 +97,11 @@ class Reader(Closing):
             self._backend, self.why = choose(backend, files, depth, pool.fixed if pool else None)
         else:
             self._backend, self.why = backend, "given by the caller"
-        origin = None if catalog.partial is None else self._add_origin(catalog.partial)
+        self._second = self._open_second(is_mirror_read=mirror)
         self._in_flight = InFlight(self._backend.name, depth, max_in_flight)
-        self._mirror = self._open_mirror() if mirror else None
         self._open_work = OpenWork(self._in_flight, self._backend)
         self._reads = CheckedReads(
-            self._backend, self._in_flight, self._open_work, check, self._mirror, origin
+            self._backend, self._in_flight, self._open_work, check, self._second
         )
         self._finalizer = weakref.finalize(
             self, _finish, weakref.ref(self), self._open_work, self._arena
@@ -114,36 +112,40 @@ class Reader(Closing):
         """The name of the backend that reads; `why` is the reason for it."""
         return self._backend.name
 
-    def _add_origin(self, partial: Partial) -> OriginUse:
-        # Here, since few packs are partial.
-        from moepack.pack.reading.origin import OriginBackend, OriginUse
-        from moepack.storage.routed_backend import RoutedBackend
-
-        self._backend = RoutedBackend(self._backend, OriginBackend(partial))
-        return OriginUse(partial)
-
-    def _open_mirror(self) -> MirrorUse | None:
-        mirror = self._catalog.mirror
-        if mirror is None or self.backend == "buffered":
-            return None
+    def _open_second(self, *, is_mirror_read: bool) -> SecondSource | None:
+        """Open the second source of the pack, if it has one: its origin, or its mirror."""
         # Here, since few packs have one.
-        from moepack.pack.reading.mirror_use import MirrorUse, warn_of
+        if self._catalog.partial is not None:
+            from moepack.pack.reading.origin import OriginBackend, OriginUse
+            from moepack.storage.routed_backend import RoutedBackend
 
-        if mirror.problem is not None:
-            warn_of(mirror.path, mirror.problem)
+            self._backend = RoutedBackend(self._backend, OriginBackend(self._catalog.partial))
+            return OriginUse(self._catalog.partial)
+        mirror = self._catalog.mirror if is_mirror_read and self.backend != "buffered" else None
+        if mirror is None:
             return None
-        return MirrorUse(mirror, self._catalog.file_paths)
+        from moepack.pack.reading.second_source import SecondSource
+        from moepack.storage.ranges import RangeSet
+
+        files = {} if mirror.record is None else mirror.record.files
+        paths = [path for path in self._catalog.file_paths if path.name in files]
+        ranges = {path: RangeSet(files[path.name].ranges) for path in paths}
+        second = SecondSource(mirror.path, ranges)
+        if mirror.problem is None:
+            return second
+        warnings.warn(second.warning(mirror.problem), MirrorWarning, stacklevel=2)
+        return None
 
     @property
     def mirror(self) -> Path | None:
         """The folder of the mirror that is read as well; None without one, or after it failed."""
-        return None if self._mirror is None or self._mirror.is_retired else self._mirror.path
+        return None if self._second is None else self._second.mirror
 
     @property
     def statistics(self) -> Statistics:
         """Counts of the reads so far, and of those in flight now."""
         self._open_work.close_dropped()
-        return self._in_flight.statistics(None if self._mirror is None else self._mirror.usage)
+        return self._in_flight.statistics(None if self._second is None else self._second.usage)
 
     @property
     def is_forked(self) -> bool:
@@ -315,7 +317,7 @@ class Reader(Closing):
     def _scheduler(self, pool: BufferPool | None) -> Scheduler:
         # No methods of this reader: the reads of a dropped batch must not refer to it.
         memory_for = partial(new_memory, self._arena) if pool is None else partial(pooled, pool)
-        return Scheduler(self._backend, self._in_flight, memory_for, self._mirror)
+        return Scheduler(self._backend, self._in_flight, memory_for, self._second)
 
     def finish(self, pending: PendingRead) -> None:
         """Check the bytes of an expert that a scheduler has read, as `CheckedReads.finish` does."""

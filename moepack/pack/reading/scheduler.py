@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from moepack.pack.reading.expert_read import AnyMemory, ExpertRead, FileRead, ReadMemory
     from moepack.pack.reading.in_flight import InFlight
-    from moepack.pack.reading.mirror_use import MirrorUse
+    from moepack.pack.reading.second_source import SecondSource
     from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 
 
@@ -27,10 +27,10 @@ class PendingRead:
     """One expert on its way: the plan of its reads, its memory, and its error, if any.
 
     `memory` is None until the first of its reads begins, unless it is the caller's own. All of it
-    comes from one place, the mirror if `is_mirrored`, which is chosen when the first read begins.
+    comes from one source, the second if `is_second`, which is chosen when the first read begins.
     """
 
-    __slots__ = ("begun_count", "ended_count", "error", "is_mirrored", "memory", "number", "read")
+    __slots__ = ("begun_count", "ended_count", "error", "is_second", "memory", "number", "read")
 
     def __init__(self, number: int, read: ExpertRead, memory: AnyMemory | None) -> None:
         self.number = number
@@ -38,14 +38,14 @@ class PendingRead:
         self.memory = memory
         self.error: MoepackError | None = None
         self.begun_count = self.ended_count = 0
-        self.is_mirrored = False
+        self.is_second = False
 
 
 class Scheduler(Closing):
     """Feeds one queue; used by one thread at a time.
 
-    `allocate` returns the memory for a read, or None if there is none now. A `mirror` is needed if
-    the pack has one that is read as well.
+    `allocate` returns the memory for a read, or None if there is none now. `second` is the
+    second source of the reads, if there is one.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Scheduler(Closing):
         backend: Backend,
         in_flight: InFlight,
         allocate: Callable[[ExpertRead], ReadMemory | None],
-        mirror: MirrorUse | None,
+        second: SecondSource | None,
     ) -> None:
         self._backend = backend
         self._in_flight = in_flight
         self._allocate = allocate
-        self._mirror = mirror
+        self._second = second
         self._queue: ReadQueue | None = None
         self._waiting: deque[PendingRead] = deque()
         self._started: dict[int, tuple[PendingRead, FileRead, AnyMemory]] = {}
@@ -95,18 +95,18 @@ class Scheduler(Closing):
     def _may_begin(self, pending: PendingRead) -> bool:
         """Count the next read of an expert as begun; return False if it is to wait.
 
-        Before the first of them, choose between the pack and its mirror.
+        Before the first of them, choose between both sources.
         """
-        if self._mirror is not None and not pending.begun_count:
-            is_mirrored = self._mirror.takes(pending.read)
-            pending.is_mirrored = bool(is_mirrored)
-            if is_mirrored is None and self._started:
+        if self._second is not None and not pending.begun_count:
+            is_second = self._second.takes(pending.read)
+            pending.is_second = bool(is_second)
+            if is_second is None and self._started:
                 return False
         length = pending.read.file_reads[pending.begun_count].length
         if not self._in_flight.begin(self, length, force=not self._started):
             return False
-        if self._mirror is not None:
-            self._mirror.begin(self, length, is_mirrored=pending.is_mirrored)
+        if self._second is not None:
+            self._second.begin(self, length, is_second=pending.is_second)
         return True
 
     def _begin(self, pending: PendingRead, memory: AnyMemory) -> tuple[int, ReadRequest]:
@@ -119,8 +119,8 @@ class Scheduler(Closing):
         self._next_number = number + 1
         self._started[number] = (pending, file_read, memory)
         request = pending.read.request(file_read, memory)
-        if self._mirror is not None and pending.is_mirrored:
-            request = self._mirror.redirect(request)
+        if self._second is not None and pending.is_second:
+            request = self._second.redirect(request)
         return number, request
 
     def collect(self, *, wait: bool) -> list[PendingRead]:
@@ -171,15 +171,15 @@ class Scheduler(Closing):
         self._started.clear()
         self._failed.clear()
         self._in_flight.forget(self)
-        if self._mirror is not None:
-            self._mirror.forget(self)
+        if self._second is not None:
+            self._second.forget(self)
 
     def _end_some(self, finished: list[PendingRead], *, wait: bool) -> None:
         """End reads as the queue reports them; with `wait` at least one.
 
         The experts whose last reads these were are added to `finished`.
         """
-        if self._mirror is None:
+        if self._second is None:
             self._end(self.queue.finished(wait=wait), finished)
             return
         looked_at, self._looked_at = self._looked_at, time.perf_counter()
@@ -189,7 +189,7 @@ class Scheduler(Closing):
             completions = self.queue.finished(wait=True)
             self._looked_at, unseen = time.perf_counter(), 0.0  # who waits sees it at once
         self._end(completions, finished)
-        self._mirror.measure(unseen)
+        self._second.measure(unseen)
 
     def _end(self, completions: list[Completion], finished: list[PendingRead]) -> None:
         length = received = errors = 0
@@ -200,13 +200,16 @@ class Scheduler(Closing):
             length += file_read.length
             received += own_length
             if problem is not None:
-                errors += not pending.is_mirrored  # which is read again, from the pack
                 pending.error = pending.error or problem
-            if self._mirror is not None:
-                is_mirrored = pending.is_mirrored
-                self._mirror.end(self, file_read.length, own_length, is_mirrored=is_mirrored)
-                if problem is not None and is_mirrored:
-                    self._mirror.retire(problem)
+            if self._second is None:
+                errors += problem is not None
+            else:
+                is_second = pending.is_second
+                self._second.end(self, file_read.length, own_length, is_second=is_second)
+                if problem is not None:
+                    errors += self._second.counts_errors(is_second=is_second)
+                    if is_second:
+                        self._second.retire()
             pending.ended_count += 1
             if pending.ended_count == len(pending.read.file_reads):
                 finished.append(pending)

@@ -165,14 +165,10 @@ def test_a_mirror_of_a_pack_that_was_made_anew_is_noticed(tmp_path: Path) -> Non
     assert "of another pack" in str(problem_of(pack))
 
 
-def test_a_record_with_any_byte_changed_or_cut_off_is_noticed(mirrored: Path) -> None:
+def test_a_damaged_record_is_noticed(mirrored: Path) -> None:
+    """Each byte of one is tried where packs are pulled, which have the same."""
     path = folder_of(mirrored) / "mirror.json"
-    data = path.read_bytes()
-    for number in range(len(data)):
-        for bad in (data[:number], data[:number] + bytes([data[number] ^ 1]) + data[number + 1 :]):
-            with pytest.raises(PackError, match=r"mirror\.json is damaged"):
-                copy_record.decode(bad, path)
-    path.write_bytes(data[:-1])
+    path.write_bytes(path.read_bytes()[:-1])
     assert "damaged" in str(problem_of(mirrored))
     path.unlink()
     path.mkdir()
@@ -284,7 +280,7 @@ def test_each_place_is_checked_for_itself_the_first_time(mirrored: Path, past_ca
     with moepack.open(mirrored) as pack:
         backend = FaultyBackend(make(past_cache))
         with pack.reader(backend=backend, check="first") as reader:
-            use = reader._mirror
+            use = reader._second
             assert use is not None
             use.takes = lambda read: False  # type: ignore[method-assign]
             reads_right(pack, reader)

@@ -1,8 +1,9 @@
-"""Reads spread over a pack and its mirror: each goes to the drive expected to finish first.
+"""A second source of a pack's bytes: a mirror, or the pack that a partial one came from.
 
-That is the one with less in flight, measured by its recent speed: the bytes that came while it had
+Reads are spread over a pack and its mirror: each goes to the drive expected to finish first. That
+is the one with less in flight, measured by its recent speed: the bytes that came while it had
 anything in flight, divided by the seconds of that. A drive of unknown speed gets one read, and no
-more until that has ended.
+more until that has ended. The policy of a partial pack is in `origin`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moepack.common.errors import MirrorWarning, MoepackError
 from moepack.pack.reading.in_flight import MirrorUsage
-from moepack.pack.reading.mirror import Mirror
 from moepack.storage.ranges import RangeSet
 
 if TYPE_CHECKING:
@@ -95,78 +95,82 @@ class _Drive:
         self._since, self._came = now, 0
 
 
-class MirrorUse:
-    """The reads of one reader, over all of its threads, from two places.
+class SecondSource:
+    """Files in the folder `place`, named as the pack's own, for one reader with all its threads.
 
-    `file_paths` are the pack's files. Once the mirror has failed it is not read any more.
+    They have the `ranges` of the pack's files, by the paths of these, and are read if that is
+    sooner. If one source gives an error or wrong bytes, the other may be its backup: this one if it
+    `is_backup`, else the pack's own files, and then nothing more is read here.
     """
 
-    def __init__(self, mirror: Mirror, file_paths: Sequence[Path]) -> None:
-        record = mirror.record
-        assert record is not None
-        self.path = mirror.path
-        self._files = {
-            path: (mirror.path / path.name, RangeSet(record.ranges(path.name)))
-            for path in file_paths
-            if path.name in record.files
-        }
+    is_backup = False
+
+    def __init__(self, place: Path, ranges: Mapping[Path, RangeSet]) -> None:
+        self._place = place
+        self._ranges = ranges
         self._drives = _Drive(), _Drive()
         self._lock = threading.RLock()  # with which a signal's handler may come in again
         self._read_count = self._error_count = self._read_length = 0
-        self._failure: str | None = None
+        self._is_retired = False
 
     @property
-    def is_retired(self) -> bool:
-        """Whether the mirror has failed."""
-        return self._failure is not None
+    def mirror(self) -> Path | None:
+        """The folder of a mirror, as long as it is read."""
+        return None if self._is_retired or self.is_backup else self._place
 
     @property
-    def usage(self) -> MirrorUsage:
-        """Counts of the reads from the mirror so far."""
+    def usage(self) -> MirrorUsage | None:
+        """Counts of the reads from a mirror so far."""
+        if self.is_backup:
+            return None
         return MirrorUsage(self._read_count, self._error_count, self._read_length)
 
+    def counts_errors(self, *, is_second: bool) -> bool:
+        """Return whether an error of one of the sources is one of the reader."""
+        return self.is_backup or not is_second
+
     def takes(self, read: ExpertRead) -> bool | None:
-        """Return whether a read goes to the mirror, which has all its bytes and will be sooner.
+        """Return whether a read goes here: all its bytes are here, and will come sooner.
 
         None if no speed is known yet and both drives have their first read: better wait for one.
         """
-        if self.is_retired or not all(map(self._covers, read.file_reads)):
+        if self._is_retired or not all(map(self._covers, read.file_reads)):
             return False
         length = sum(file_read.length for file_read in read.file_reads)
-        first, mirror = self._drives
+        first, second = self._drives
         with self._lock:
-            if not (first.is_known and mirror.is_known):
+            if not (first.is_known and second.is_known):
                 return self._takes_unknown()
-            waits = first.wait(length), mirror.wait(length)
+            waits = first.wait(length), second.wait(length)
             is_sooner = waits[1] < waits[0]
             idle = time.perf_counter() - self._drives[not is_sooner].last_begun
             return is_sooner != (idle > _PATIENCE * waits[not is_sooner])
 
     def _takes_unknown(self) -> bool | None:
         """Return where a read goes while the speed of a drive is not known."""
-        for is_mirror, drive in enumerate(self._drives):
+        for is_second, drive in enumerate(self._drives):
             if not (drive.is_known or drive.is_busy):
-                return bool(is_mirror)
+                return bool(is_second)
         return next((bool(n) for n, drive in enumerate(self._drives) if drive.is_known), None)
 
     def _covers(self, read: FileRead) -> bool:
-        _, ranges = self._files.get(read.path, (None, None))
+        ranges = self._ranges.get(read.path)
         return ranges is not None and ranges.covers(read.offset, read.offset + read.length)
 
     def redirect(self, request: ReadRequest) -> ReadRequest:
-        """Return the same request of the mirror's file."""
-        return request._replace(path=self._files[request.path][0])
+        """Return the same request of the file here."""
+        return request._replace(path=self._place / request.path.name)
 
-    def begin(self, owner: Hashable, length: int, *, is_mirrored: bool) -> None:
+    def begin(self, owner: Hashable, length: int, *, is_second: bool) -> None:
         """Count a read of an `owner` as begun."""
         with self._lock:
-            self._drives[is_mirrored].begin(owner, length)
+            self._drives[is_second].begin(owner, length)
 
-    def end(self, owner: Hashable, length: int, received: int, *, is_mirrored: bool) -> None:
+    def end(self, owner: Hashable, length: int, received: int, *, is_second: bool) -> None:
         """Count a read of `length` bytes as ended, of which `received` came."""
         with self._lock:
-            self._drives[is_mirrored].end(owner, length, received)
-            if is_mirrored:
+            self._drives[is_second].end(owner, length, received)
+            if is_second:
                 self._read_count += 1
                 self._read_length += received
 
@@ -183,23 +187,23 @@ class MirrorUse:
             for drive in self._drives:
                 drive.forget(owner)
 
-    def retire(self, error: MoepackError) -> None:
-        """Read nothing more from the mirror, which gave the `error`."""
-        with self._lock:
-            if self._failure is None:
-                self._failure = ": ".join(filter(None, (error.place, error.problem)))
+    def retire(self) -> None:
+        """Read nothing more here, since it gave an error."""
+        self._is_retired = True
 
     def fail(self, error: MoepackError) -> None:
-        """Count an expert for which the mirror gave the `error`; retire it, and warn once."""
-        self.retire(error)
+        """Count an expert that came from the backup, since a source gave an `error`; warn once."""
+        self.retire()
         with self._lock:
             self._error_count += 1
             is_first = self._error_count == 1
-        if is_first and self._failure is not None:
-            warn_of(self.path, self._failure)
+        if is_first:
+            text = self.warning(": ".join(filter(None, (error.place, error.problem))))
+            warnings.warn(text, MirrorWarning, stacklevel=2)
 
+    def warning(self, problem: str) -> str:
+        """Return the text that warns of a problem."""
+        return f"{self._place}: this mirror is not read: {problem}; the pack itself serves"
 
-def warn_of(path: Path, problem: str) -> None:
-    """Warn that a mirror is not read."""
-    text = f"{path}: this mirror is not read: {problem}; the pack itself serves"
-    warnings.warn(text, MirrorWarning, stacklevel=2)
+    def explain(self, read: ExpertRead, error: MoepackError) -> None:
+        """Add to the error of a read without a backup what can be done."""
