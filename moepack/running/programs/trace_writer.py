@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from moepack.common.errors import MoepackError, RequestError
@@ -88,19 +87,14 @@ class TraceWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         failure = self._failure
         if failure is None and not self.is_empty:
             self._writer.__exit__(None, None, None)
             return
         # The part that was kept stays; a trace of nothing is none.
         self._writer.__exit__(RequestError, None, None)
-        if failure is not None and kind is None:
+        if failure is not None and exception[0] is None:
             raise failure
 
 
