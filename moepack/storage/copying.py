@@ -2,9 +2,9 @@
 
 Runs are written at their planned offsets, through a small buffer that stays in the processor's
 cache: bytes are read into it, digested there, and written from it. Memory does not depend on the
-size of an expert or of the model. Threads take the runs of local inputs in the order of the new
-files, so that one large file keeps all of them busy. Those of remote inputs are single extents in
-the order of the inputs, which threads read ahead.
+size of an expert or of the model. Threads take runs in the order of the new files, so that one
+large file keeps all of them busy. Or each run is one extent, and they are taken in the order of the
+inputs, which threads read ahead: for remote inputs.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Copier:
     With `resume` a file may be there in part: a run that is correct already is left as it is, as
     far as the digests of its extents are known. With `clone` ranges are shared with the inputs if
     the file system can; with `trusts_clones` these are not read, and have the digests expected.
-    Without `syncs` the caller syncs the files. Remote inputs that are read whole are compared with
-    the SHA-256 in their stamps.
+    Without `syncs` the caller syncs the files. With `by_input` the inputs, all of them files, are
+    read from start to end; one that is read whole must have the SHA-256 in its stamp.
     `advanced` is called with the bytes done since its last call, from one thread at a time.
     `compared_length` is the bytes that were found to have the digests expected.
     """
@@ -55,6 +55,7 @@ class Copier:
         clone: bool = False,
         trusts_clones: bool = False,
         syncs: bool = True,
+        by_input: bool = False,
     ) -> None:
         self._target = target
         self._inputs = inputs
@@ -64,6 +65,7 @@ class Copier:
         self._clones = clone
         self._trusts_clones = trusts_clones
         self._syncs = syncs
+        self._by_input = by_input
         self.cloned_length = 0
         self.kept_length = 0
         self.compared_length = 0
@@ -78,7 +80,7 @@ class Copier:
         Each file is locked until `finished` has returned. The first failure, or an interruption,
         stops all threads and is raised; RequestError if another process writes one of them.
         """
-        if self._inputs.are_remote:
+        if self._by_input:
             written = self._written_by_input(files, threads)
         elif threads == 1:
             written = self._written(self._work(files))

@@ -95,11 +95,6 @@ class Inputs:
             done += self.read_into(number, offset + done, view[done:])
         return bytes(data)
 
-    @property
-    def are_remote(self) -> bool:
-        """Whether one of the files is not on this machine."""
-        return any(file.descriptor is None for file in self._files)
-
     def descriptor(self, number: int) -> int | None:
         """Return the descriptor of an input; None if it is in memory, or not on this machine."""
         return self._files[number].descriptor if number < len(self.paths) else None

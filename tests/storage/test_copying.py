@@ -57,13 +57,13 @@ def write_inputs(work: Work, folder: Path) -> list[Path]:
 
 
 def copy(
-    work: Work, folder: Path, *, threads: int = 3, resume: bool = False
+    work: Work, folder: Path, *, threads: int = 3, resume: bool = False, by_input: bool = False
 ) -> tuple[Copier, dict[str, FinishedFile]]:
     """Write the files of `work` into `folder`."""
     folder.mkdir(exist_ok=True)
     written: dict[str, FinishedFile] = {}
     with Inputs(write_inputs(work, folder.parent / "inputs"), PackError) as inputs:
-        copier = Copier(folder, inputs, lambda _: None, resume=resume)
+        copier = Copier(folder, inputs, lambda _: None, resume=resume, by_input=by_input)
         copier.write(work.files, threads, lambda file: written.update({file.name: file}))
     return copier, written
 
@@ -95,14 +95,14 @@ plans = st.lists(
     run_length=st.integers(1, 30_000),
     threads=st.integers(1, 5),
     seed=st.integers(),
-    are_remote=st.booleans(),
+    by_input=st.booleans(),
 )
 def test_files_are_the_models_however_they_are_cut(
     plan: list[list[tuple[int, int, int, int]]],
     run_length: int,
     threads: int,
     seed: int,
-    are_remote: bool,
+    by_input: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     chance = random.Random(seed)
@@ -110,11 +110,10 @@ def test_files_are_the_models_however_they_are_cut(
     folder = tmp_path_factory.mktemp("copy") / "new"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moepack.storage.copying.BUFFER_LENGTH", 1000)
-        patch.setattr(Inputs, "are_remote", are_remote)
         patch.setattr(prefetched_inputs, "RANGE_LENGTH", run_length)
         patch.setattr(prefetched_inputs, "MAX_GAP", run_length // 10)
         patch.setattr(extents_module.runs, "__defaults__", (run_length,))
-        _, written = copy(work, folder, threads=threads)
+        _, written = copy(work, folder, threads=threads, by_input=by_input)
         check(work, folder, written)
         damaged = [chance.randrange(3) for _ in work.files]
         for file, kind, expected in zip(work.files, damaged, work.expected, strict=True):
@@ -134,7 +133,7 @@ def test_files_are_the_models_however_they_are_cut(
             f.name for f in work.files if not is_whole(folder / f.name, f, lambda _: None)
         }
         assert incomplete == wrong
-        copier, written = copy(work, folder, threads=threads, resume=True)
+        copier, written = copy(work, folder, threads=threads, resume=True, by_input=by_input)
         check(work, folder, written)
         assert (copier.kept_length == sum(map(len, work.expected))) >= (not wrong)
 

@@ -89,7 +89,8 @@ class PlannedPack:
         Each file is locked until `finished` has returned.
         """
         files = [file for name, file in self.files.items() if name in names]
-        Copier(folder, inputs, advanced).write(files, threads, finished)
+        copier = Copier(folder, inputs, advanced, by_input=self.source.is_remote)
+        copier.write(files, threads, finished)
 
     def check_shard_hashes(self, inputs: Inputs, folder: Path, threads: int) -> None:
         """Compare the shards in the finished pack `folder` with the SHA-256 that the hub states.
