@@ -1,6 +1,7 @@
 """The throughput of a drive by read size, depth and order, past the page cache."""
 
 import contextlib
+import os
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,6 @@ from moepack.common.errors import MachineError, RequestError, write_failure
 from moepack.common.sizes import exact_size_text
 from moepack.pack.reading.expert_read import FileRead
 from moepack.storage import page_cache
-from moepack.storage.atomic import sync_file
 from moepack.storage.backend import Backend
 from moepack.storage.space import free_space
 
@@ -168,7 +168,8 @@ def scratch_file(
                     # Random, so that no drive can store it in less.
                     file.write(draw.random_raw(_PIECE // 8).tobytes()[: length - start])
                     progress()
-            sync_file(path)
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise write_failure(error, directory) from None
         page_cache.drop([path])

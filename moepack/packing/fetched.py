@@ -163,9 +163,8 @@ class _Place(NamedTuple):
         """Return the place for an address. Raises SourceError."""
         address = named_on_hub(address)
         if address.lower().startswith("hf:"):
-            named = hub.parse(address)
-            folder = models / "hf" / named.repository
-            return cls(address, folder, named.inner, named.repository, named.revision)
+            repository, revision, inner = hub.parse(address)
+            return cls(address, models / "hf" / repository, inner, repository, revision)
         path = resolve(address)
         scheme, _, host = path.store.partition("://")
         folder = models / scheme / host

@@ -126,22 +126,16 @@ def _siblings(path: Path) -> list[Path]:
 
     A link to one shard leads to the others, where they do not lie beside the link.
     """
-    linked = _linked_shard(path)
-    if linked is None:
+    if not path.is_symlink() or not path.exists():
+        return _beside(path)
+    linked = path.parent / path.readlink()
+    if SHARD_NAME.match(linked.name) is None and not linked.is_symlink():  # as the hub's blobs
         return _beside(path)
     try:
         beside = _beside(path) if SHARD_NAME.match(path.name) else None
     except SourceError:
         beside = None
     return beside or _siblings(linked)
-
-
-def _linked_shard(path: Path) -> Path | None:
-    """Return the target of a link if it is named as a shard; the hub's blobs are not."""
-    if not path.is_symlink() or not path.exists():
-        return None
-    linked = path.parent / path.readlink()
-    return linked if SHARD_NAME.match(linked.name) or linked.is_symlink() else None
 
 
 def _beside(path: Path) -> list[Path]:

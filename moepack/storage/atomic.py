@@ -18,15 +18,7 @@ from moepack.storage.regular_file import (
 
 def sync_directory(path: AnyPath) -> None:
     """Make names that were created, changed or removed in a directory survive a loss of power."""
-    _sync(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-
-
-def sync_file(path: AnyPath) -> None:
-    """Make the bytes of a file survive a loss of power."""
-    _sync(open_regular(path))
-
-
-def _sync(descriptor: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -6,6 +6,7 @@ may never end. Nor is either ever replaced: a file in the place of /dev/null wou
 
 import contextlib
 import errno
+import mmap
 import os
 import stat
 from typing import NamedTuple, Self
@@ -20,6 +21,8 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _STREAMS = (stat.S_IFIFO, stat.S_IFCHR)
+_UNMAPPABLE = {errno.ENODEV, errno.EINVAL, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS}
+"""The answers of file systems that map no files: 9p's and FUSE's may."""
 
 
 class NotRegularError(OSError):
@@ -124,6 +127,19 @@ def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     while view:
         length = os.pwrite(descriptor, view, offset)
         view, offset = view[length:], offset + length
+
+
+def map_file(descriptor: int) -> mmap.mmap | None:
+    """Map a whole file that is not empty, read-only; None if its file system maps no files.
+
+    Raises OSError if the machine lacks memory for it.
+    """
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno in _UNMAPPABLE:
+            return None
+        raise
 
 
 def _open(path: AnyPath, flags: int, mode: int, kinds: tuple[int, ...]) -> int:

@@ -34,8 +34,7 @@ from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.remote_path import RemotePath, is_remote
 from moepack.pack.format import manifest
 from moepack.storage.input_file import open_input
-from moepack.storage.mapping import map_file
-from moepack.storage.regular_file import NotRegularError, open_regular, read_back
+from moepack.storage.regular_file import NotRegularError, map_file, open_regular, read_back
 
 if TYPE_CHECKING:
     from moepack.pack.reading.partial import Partial

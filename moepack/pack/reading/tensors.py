@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.common.errors import PackError, RequestError, read_failure
-from moepack.storage.mapping import map_file
-from moepack.storage.regular_file import NotRegularError, open_regular
+from moepack.storage.regular_file import NotRegularError, map_file, open_regular
 
 if TYPE_CHECKING:
     from moepack.pack.format.tables import PartKind

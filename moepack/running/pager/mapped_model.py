@@ -17,8 +17,7 @@ from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.messages import Op, encode
 from moepack.running.pager.page_faults import check_page_faults
-from moepack.storage.mapping import map_file
-from moepack.storage.regular_file import open_regular
+from moepack.storage.regular_file import map_file, open_regular
 
 _PAGE = mmap.PAGESIZE
 

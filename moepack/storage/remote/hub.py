@@ -34,16 +34,11 @@ class Repository(NamedTuple):
     files: dict[str, RemoteStamp]
 
 
-class HubAddress(NamedTuple):
-    """An address of the hub: `inner` is a file, a folder or a quantisation, empty for all."""
+def parse(address: str) -> tuple[str, str, str]:
+    """Return repository, revision and inner of `hf://OWNER/NAME[@REVISION][/INNER][@REVISION]`.
 
-    repository: str
-    revision: str
-    inner: str
-
-
-def parse(address: str) -> HubAddress:
-    """Read `hf://OWNER/NAME[@REVISION][/INNER][@REVISION]`. Raises SourceError."""
+    The inner is a file, a folder or a quantisation, empty for all. Raises SourceError.
+    """
     match = _ADDRESS.match(address)
     is_one = match is not None and not (match["revision"] and match["last"])
     is_one = is_one and address.isprintable()
@@ -52,7 +47,7 @@ def parse(address: str) -> HubAddress:
         raise SourceError("not an address of the hub", path=address, expected=expected)
     revision = match["revision"] or match["last"] or "main"
     inner = (match["inner"] or "").strip("/")
-    return HubAddress(f"{match['owner']}/{match['name']}", revision, inner)
+    return f"{match['owner']}/{match['name']}", revision, inner
 
 
 _repositories: dict[str, Repository] = {}

@@ -37,9 +37,8 @@ def resolve(address: AnyPath) -> RemotePath:
     """
     text = named_on_hub(os.fspath(address))
     if text.lower().startswith("hf:"):
-        named = hub.parse(text)
-        root = hub.repository(named.repository, named.revision).root
-        return RemotePath(root) / named.inner
+        name, revision, inner = hub.parse(text)
+        return RemotePath(hub.repository(name, revision).root) / inner
     try:
         return parse(text)
     except ValueError as error:
