@@ -98,14 +98,19 @@ def runs(file: NewFile, length: int = RUN_LENGTH) -> Iterator[Run]:
 
 
 def digests_of(
-    path: Path, extents: Iterable[Extent], advanced: Callable[[int], None] | None = None
+    path: Path,
+    extents: Iterable[Extent],
+    advanced: Callable[[int], None] | None = None,
+    *,
+    follows_link: bool = False,
 ) -> array[int]:
     """Compute the digests of a file's extents, from its bytes, in the order given.
 
-    `advanced` is called with the bytes read since its last call. Raises OSError.
+    `advanced` is called with the bytes read since its last call. Raises OSError, also for a link
+    unless it `follows_link`.
     """
     buffer = memoryview(bytearray(_PIECE_LENGTH))
-    descriptor = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
+    descriptor = open_regular(path, os.O_RDONLY | (0 if follows_link else os.O_NOFOLLOW))
     with open(descriptor, "rb", buffering=0):
         return array("Q", (_digest(descriptor, extent, buffer, advanced) for extent in extents))
 

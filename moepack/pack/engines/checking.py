@@ -139,7 +139,7 @@ class _Check:
         buffer = memoryview(bytearray(_PIECE_LENGTH))
         position = run.start
         try:
-            digests = digests_of(Path(os.path.realpath(path)), with_digests)
+            digests = digests_of(path, with_digests, follows_link=True)
             pairs = zip(with_digests, digests, strict=True)
             right = {extent for extent, actual in pairs if actual == extent.digest}
             with open(path, "rb", buffering=0, opener=open_regular) as file:

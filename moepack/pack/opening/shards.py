@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -131,9 +130,9 @@ def _digests(
     total = sum(extent.length for extents in by_shard.values() for extent in extents)
 
     def digest_shard(shard: int, advanced: Callable[[int], None]) -> array[int]:
-        path = Path(os.path.realpath(source.shards[shard].path))
+        path = Path(source.shards[shard].path)
         try:
-            return digests_of(path, by_shard[shard], advanced)
+            return digests_of(path, by_shard[shard], advanced, follows_link=True)
         except OSError as error:
             raise read_failure(error, path, SourceError) from None
 
