@@ -87,7 +87,8 @@ def test_a_real_limit_is_found_and_files_that_were_read_are_free(tmp_path: Path)
     with control_group(length) as group:
         if group is None:
             pytest.skip("no control group can be made here")
-        command = group.command([sys.executable, "-c", _READING, str(file)])
+        words = [sys.executable, "-c", _READING, str(file), str(length - 612 * MIB)]
+        command = group.command(words)
         run = subprocess.run(command, capture_output=True, text=True, check=True)
         inner, available, read, all_of_it = run.stdout.split()
         Path(inner).rmdir()
@@ -97,7 +98,7 @@ def test_a_real_limit_is_found_and_files_that_were_read_are_free(tmp_path: Path)
 
 
 _READING = """
-import os, sys
+import os, sys, time
 from moepack.host import memory_limits
 from moepack.host.control_groups import own_groups
 inner = next(own_groups("memory"))[0] / "inner"
@@ -112,6 +113,9 @@ for _ in range(2):
     os.lseek(file, 0, os.SEEK_SET)
     while os.read(file, 1 << 20):
         pass
+deadline = time.monotonic() + 20  # the kernel sums up a group's counts now and then
+while memory_limits.available_memory() < int(sys.argv[2]) and time.monotonic() < deadline:
+    time.sleep(0.1)
 print(memory_limits.available_memory(), memory_limits.read_memory())
 """
 

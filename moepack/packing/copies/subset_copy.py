@@ -131,7 +131,7 @@ class SubsetCopy:
         return wrong_length
 
     def _is_right(self, path: Path, number: int, advanced: Callable[[int], None]) -> bool:
-        """Return whether an item has its digests in a file; bytes that cannot be read are wrong."""
+        """Return whether a file has the bytes of an item; those that cannot be read are wrong."""
         extents = self._items[number].extents
         try:
             computed = digests_of(path, extents, advanced)
