@@ -22,6 +22,7 @@ from moepack.source import gguf_header, sniff
 from moepack.source.folder import NOT_MODELS, SHARD_NAME, model_in, shard_names
 from moepack.source.gguf_header import GgufHeader
 from moepack.source.tensor_table import Tensor
+from moepack.storage.inputs import Inputs
 
 
 class SourceTensor(NamedTuple):
@@ -55,6 +56,11 @@ class Source:
     def model_value(self, key: str) -> Any:
         """Return the metadata value of `<architecture>.key`."""
         return self.value(f"{self.architecture}.{key}")
+
+    def inputs(self) -> Inputs:
+        """Return the shards, to be opened; each must be as it was when its header was read."""
+        paths, stamps = [one.path for one in self.shards], [one.stamp for one in self.shards]
+        return Inputs(paths, SourceError, stamps=stamps)
 
     def tensors(self) -> Iterator[SourceTensor]:
         """Yield all tensors, in file order."""

@@ -24,7 +24,6 @@ from moepack.source.dense import ShardRange, find_dense
 from moepack.source.experts import find_experts, shape_of
 from moepack.source.shards import Source, open_source
 from moepack.storage.extents import Extent, digests_of
-from moepack.storage.inputs import Inputs
 from moepack.storage.thread_pool import run_each
 from moepack.version import TOOL
 
@@ -81,8 +80,7 @@ def index_shards(
     ]
     index = encode_over_shards(contents, files, computed)
     described = describe_source(source, shape_of(source, experts), describe_shards(source))
-    paths, stamps = zip(*((shard.path, shard.stamp) for shard in source.shards), strict=True)
-    with Inputs(paths, SourceError, stamps=stamps):
+    with source.inputs():
         pass  # all of them are as they were
     return index, described
 

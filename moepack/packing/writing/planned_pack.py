@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from moepack.common import digest
-from moepack.common.errors import SourceError
 from moepack.pack.format import manifest
 from moepack.pack.format.source_entry import SourceEntry
 from moepack.packing.plan.plan import Plan
@@ -72,7 +71,7 @@ class PlannedPack:
 
     def inputs(self) -> Inputs:
         """Return the shards, to be opened; each must be as it was when its header was read."""
-        return source_inputs(self.source)
+        return self.source.inputs()
 
     def write(
         self,
@@ -113,12 +112,6 @@ class PlannedPack:
         return index, manifest_encoder.encode(
             self.plan, self.described, index, strong=strong is not None
         )
-
-
-def source_inputs(source: Source) -> Inputs:
-    """Return the shards of a source, to be opened; each must be as when its header was read."""
-    paths, stamps = [one.path for one in source.shards], [one.stamp for one in source.shards]
-    return Inputs(paths, SourceError, stamps=stamps)
 
 
 def _digest(records: Iterable[Iterable[object]]) -> str:
