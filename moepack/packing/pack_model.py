@@ -15,7 +15,6 @@ from moepack.common.errors import ErrorCode, RequestError, SourceError
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.phases import Phases, Progress
 from moepack.common.remote_path import is_remote
-from moepack.pack.opening.source_identity import describe_shards, describe_source
 from moepack.packing.distributed.packer import DistributedPacker
 from moepack.packing.in_place import in_place
 from moepack.packing.in_place.refusals import raise_first
@@ -95,7 +94,8 @@ def pack_model(
         return finished
     phases = Phases(progress)
     progress = phases.begin(later=model.plan.data_length)
-    pack = _describe(model, sha256 and not dry_run and part is None, threads, progress)
+    reads_all = sha256 and not dry_run and part is None
+    pack = PlannedPack.describe(model, sha256=reads_all, threads=threads, progress=progress)
     if planned is not None:
         planned(summary)
     if dry_run:
@@ -150,7 +150,8 @@ def pack_in_place(
         raise RequestError("shards are turned into a pack by one process", argument="in_place")
     phases = Phases(progress)
     progress = phases.begin(later=model.plan.data_length)
-    pack = _describe(model, sha256 and not dry_run, threads, progress)
+    reads_all = sha256 and not dry_run
+    pack = PlannedPack.describe(model, sha256=reads_all, threads=threads, progress=progress)
     facts, refusals = in_place.examine(pack.source, pack.described, pack.plan, target)
     if not dry_run:
         raise_first(refusals)
@@ -161,14 +162,6 @@ def pack_in_place(
         return summary
     write = partial(in_place.pack_in_place, pack.source, pack.described, pack.plan, target)
     return _carry_out(partial(write, threads=threads, progress=phases.begin()), summary)
-
-
-def _describe(
-    model: PlannedModel, sha256: bool, threads: int = 1, progress: Progress | None = None
-) -> PlannedPack:
-    """Describe the source of a planned pack; `sha256` reads the shards whole."""
-    shards = describe_shards(model.source, sha256=sha256, threads=threads, progress=progress)
-    return PlannedPack(model.source, describe_source(model.source, model.shape, shards), model.plan)
 
 
 def _carry_out(write: Callable[[], WrittenFiles], summary: PackSummary) -> PackSummary:
@@ -227,7 +220,7 @@ def _check_target(
     except RequestError as error:
         if error.code is not ErrorCode.PACK_EXISTS:
             raise
-        pack = _describe(model, sha256=False)
+        pack = PlannedPack.describe(model)
         finished = finished_pack(pack, target, sha256=sha256, strong=strong)
         if finished is None:
             raise

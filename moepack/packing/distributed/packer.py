@@ -14,7 +14,6 @@ from moepack.common.phases import Phases, Progress, advancing
 from moepack.common.remote_path import is_remote
 from moepack.common.shares import Share
 from moepack.common.tasks import run_tasks
-from moepack.pack.opening.source_identity import describe_shards, describe_source
 from moepack.packing.distributed.target import open_target
 from moepack.packing.distributed.unfinished_pack import DistributedPack, check_target
 from moepack.packing.plan.pack_request import PackRequest
@@ -120,8 +119,6 @@ def write_data_file(request: bytes, path: str, name: str, threads: int) -> int:
 def _joined(request: bytes, path: str) -> DistributedPack:
     """Plan a pack and join it; once in a process, for all of its tasks."""
     chosen: PackRequest = pickle.loads(request)
-    model = chosen.plan()
-    described = describe_source(model.source, model.shape, describe_shards(model.source))
-    pack = DistributedPack(PlannedPack(model.source, described, model.plan), open_target(path))
+    pack = DistributedPack(PlannedPack.describe(chosen.plan()), open_target(path))
     pack.begin(join=True)
     return pack

@@ -11,11 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from moepack.common import digest
+from moepack.common.phases import Progress
 from moepack.pack.format import manifest
 from moepack.pack.format.source_entry import SourceEntry
+from moepack.pack.opening.source_identity import describe_shards, describe_source
+from moepack.packing.plan.pack_request import PlannedModel
 from moepack.packing.plan.plan import Plan
 from moepack.packing.writing import manifest_encoder, strong_digests
 from moepack.packing.writing.finished_files import encode_index, on_disk
@@ -34,6 +37,20 @@ class PlannedPack:
     source: Source
     described: SourceEntry
     plan: Plan
+
+    @classmethod
+    def describe(
+        cls,
+        model: PlannedModel,
+        *,
+        sha256: bool = False,
+        threads: int = 1,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Return a planned model with the identity of its source, as `describe_shards` reads it."""
+        shards = describe_shards(model.source, sha256=sha256, threads=threads, progress=progress)
+        described = describe_source(model.source, model.shape, shards)
+        return cls(model.source, described, model.plan)
 
     @cached_property
     def files(self) -> dict[str, NewFile]:
