@@ -86,7 +86,8 @@ def server_options(
     beside = beside_length(footprint, words)
     if not says_micro_batch(options, os.environ):
         sizes: Any = {"context": CONTEXT.number(options, os.environ), "beside": beside}
-        count = choose_micro_batch(pack, memory=memory, pinned=pinned, options=options, **sizes)
+        limits: Any = {"memory": memory, "pinned": pinned, "options": options}
+        count = choose_micro_batch(pack, footprint, **limits, **sizes)
         words += ["-ub", str(count)]
     return words, beside
 
@@ -112,13 +113,14 @@ def single_text_server(
     beside = beside_length(footprint, [*few, *limits])
     if micro_batch is None:
         sizes: Any = {"context": context, "pinned": pinned, "beside": beside}
-        micro_batch = choose_micro_batch(pack, memory=memory, options=options, **sizes)
+        micro_batch = choose_micro_batch(pack, footprint, memory=memory, options=options, **sizes)
     words = [*single_text_options(context, threads, micro_batch), *limits, *options]
     return words, micro_batch, beside
 
 
 def choose_micro_batch(
     pack: Pack,
+    footprint: Footprint,
     *,
     context: int | None,
     memory: Size | None,
@@ -128,16 +130,16 @@ def choose_micro_batch(
 ) -> int:
     """Return the largest micro-batch that memory allows with a context of `context` tokens.
 
-    By default the context is the one of the model's training. `memory` is the bytes for experts,
-    as in `PagerOptions`, of which `pinned` stay; `floor` is enough for one token. `options` are
-    llama-server's. `beside` bytes of the free memory are not for experts.
+    `footprint` is the model's. By default the context is the one of its training. `memory` is the
+    bytes for experts, as in `PagerOptions`, of which `pinned` stay; `floor` is enough for one
+    token. `options` are llama-server's. `beside` bytes of the free memory are not for experts.
     """
     available, limit = available_memory() - beside, memory_length(memory)
     if limit == "floor":
         return 1
     most = available if limit is None else limit
     used = experts_used(options, pack.manifest.source.architecture)
-    for count in micro_batches(footprint_of(pack), context, available):
+    for count in micro_batches(footprint, context, available):
         if floor_length(pack, count, pinned, used) <= most:
             return count
     return 1

@@ -80,7 +80,7 @@ def test_limits_of_llama_cpp_are_counted_where_none_are_set(
 
 
 def chosen(pack: Pack, context: int | None) -> int:
-    return choose_micro_batch(pack, context=context, memory=1 << 40, pinned=0)
+    return choose_micro_batch(pack, footprint_of(pack), context=context, memory=1 << 40, pinned=0)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,8 @@ def test_the_experts_of_one_fit_into_memory(pinned: int, pack: Pack) -> None:
     """The pager accepts the micro-batch, and twice as much would need too much memory."""
     counts = set()
     for memory in range(floor_length(pack, 1, pinned), 2 << 20, 1 << 16):
-        count = choose_micro_batch(pack, context=None, memory=memory, pinned=pinned)
+        limits: dict[str, Any] = {"context": None, "memory": memory, "pinned": pinned}
+        count = choose_micro_batch(pack, footprint_of(pack), **limits)
         with Pager(pack, PagerOptions(memory, pinned=pinned, micro_batch=count), print):
             pass
         counts.add(count)
@@ -109,13 +110,13 @@ def test_the_experts_of_one_fit_into_memory(pinned: int, pack: Pack) -> None:
 def test_experts_that_an_option_adds_leave_memory_for_fewer_tokens(pack: Pack) -> None:
     more = ["--override-kv", "qwen3moe.expert_used_count=int:8"]
     limits: Any = {"context": None, "memory": floor_length(pack, 4, 0), "pinned": 0}
-    assert choose_micro_batch(pack, **limits) == 2048
-    assert choose_micro_batch(pack, **limits, options=more) == 1
+    assert choose_micro_batch(pack, footprint_of(pack), **limits) == 2048
+    assert choose_micro_batch(pack, footprint_of(pack), **limits, options=more) == 1
 
 
 def test_the_floor_is_the_least_of_all(pack: Pack) -> None:
     """With no micro-batch it works with less."""
-    count = choose_micro_batch(pack, context=None, memory="floor", pinned=0)
+    count = choose_micro_batch(pack, footprint_of(pack), context=None, memory="floor", pinned=0)
     with Pager(pack, PagerOptions("floor", micro_batch=count), print) as pager:
         floor = pager.budget
     for fewer in MICRO_BATCHES:
