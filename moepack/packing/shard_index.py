@@ -84,7 +84,7 @@ def index_model(
             shard = Path(header.path)
             link = os.path.relpath(shard.parent.resolve() / shard.name, path.resolve())
             (path / file.name).symlink_to(link)
-        commit(path, manifest.INDEX_NAME, data, describe_index(data, described, ranking))
+        commit(path, manifest.INDEX_NAME, data, describe_index(index, described, ranking))
     return IndexSummary(
         path=os.fspath(target),
         layers=shape.layers,

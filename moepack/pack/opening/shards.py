@@ -39,7 +39,8 @@ def open_shards(source: PathOrPaths) -> Pack:
     Raises SourceError for a broken source or one that is elsewhere, MachineError.
     """
     model = open_local_source(source)
-    index, described = index_shards(model)
+    data, described = index_shards(model)
+    index = Index(data, model.shards[0].path)
     return Pack.over_shards(model, index, describe_index(index, described))
 
 
@@ -86,11 +87,10 @@ def index_shards(
 
 
 def describe_index(
-    index: bytes, described: SourceEntry, hotness: dict[str, Any] | None = None
+    index: Index, described: SourceEntry, hotness: dict[str, Any] | None = None
 ) -> bytes:
     """Return the manifest of an index over shards; `hotness` is as the manifest states it."""
-    entry = manifest.describe_index(index)
-    files = Index(index, entry.name).files
+    entry = manifest.describe_index(index.data)
     return manifest.encode(
         manifest.Manifest(
             tool=TOOL,
@@ -100,7 +100,7 @@ def describe_index(
             hotness=hotness,
             layers=None,
             index_entry=entry,
-            files=tuple(manifest.FileEntry(file.name, file.length) for file in files),
+            files=tuple(manifest.FileEntry(file.name, file.length) for file in index.files),
         )
     )
 

@@ -81,13 +81,12 @@ class Pack(Catalog, Closing):
         check_shards(index, self.file_paths)
 
     @classmethod
-    def over_shards(cls, source: Source, index: bytes, manifest_bytes: bytes) -> Self:
+    def over_shards(cls, source: Source, index: Index, manifest_bytes: bytes) -> Self:
         """Return the shards of a source as a pack, by an index over them in memory."""
         paths = [Path(shard.path) for shard in source.shards]
         described = _decode_manifest(manifest_bytes, paths[0])
         pack = cls.__new__(cls)
-        decoded = Index(index, str(paths[0]))
-        pack._set_up(paths[0], decoded, paths, described, manifest_bytes, index)
+        pack._set_up(paths[0], index, paths, described, manifest_bytes, index.data)
         pack.source = source
         return pack
 
