@@ -1,0 +1,557 @@
+#define _GNU_SOURCE
+#include "cache.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOEPACK_STATIC
+#include "../include/moepack.h"
+
+enum {
+    CAPACITY = 4096,      /* reads in flight */
+    WAIT = 250,           /* milliseconds after which a waiting thread looks again */
+    AHEAD_LIMIT = 64 << 20, /* bytes ahead in flight: demanded reads wait for these at most */
+    BATCH = 64,
+};
+
+static const uint64_t MEASUREMENT_AGE = 1000000000; /* nanoseconds after which a drive is measured anew */
+
+static uint64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+static void add(_Atomic uint64_t *counter, uint64_t value) {
+    atomic_fetch_add_explicit(counter, value, memory_order_relaxed);
+}
+
+static void set(_Atomic uint64_t *counter, uint64_t value) {
+    atomic_store_explicit(counter, value, memory_order_relaxed);
+}
+
+__attribute__((format(printf, 4, 5))) static int fail(struct cache_error *error, int code, int system_error,
+                                                      const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    vsnprintf(error->message, sizeof error->message, format, list);
+    va_end(list);
+    error->code = code;
+    error->system_error = system_error;
+    return code;
+}
+
+/* ---- opening and closing ---- */
+
+static uint32_t most_in_layer(const struct experts *experts) {
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < experts->layer_count; i++)
+        if (experts->layers[i].count > most) most = experts->layers[i].count;
+    return most;
+}
+
+static bool allocate(struct cache *cache) {
+    const struct experts *experts = cache->experts;
+    uint64_t reserve = cache->options.reserve;
+    struct residents_owner owner = {cache, NULL, NULL};
+    cache->in_flight = calloc((size_t)experts->count + 1, sizeof *cache->in_flight);
+    cache->pending = calloc(CAPACITY, sizeof *cache->pending);
+    cache->counts = calloc(2 * (size_t)MAX_CONTEXTS * (most_in_layer(experts) + 1), sizeof *cache->counts);
+    bool has_residents = residents_init(&cache->residents, experts, cache->options.policy, cache->options.is_by_layer,
+                                        cache->options.memory, reserve, owner);
+    bool has_prompts = prompts_init(&cache->prompts, experts);
+    for (uint32_t i = 0; cache->pending && i < CAPACITY; i++) cache->pending[i].next_free = i + 1;
+    return has_residents && has_prompts && cache->in_flight && cache->pending && cache->counts;
+}
+
+static void release_memory(struct cache *cache) {
+    residents_free(&cache->residents);
+    prompts_free(&cache->prompts);
+    free(cache->in_flight);
+    free(cache->pending);
+    free(cache->counts);
+}
+
+static void unmap(void *data, uint32_t expert) {
+    struct cache *cache = data;
+    if (cache->owner.unmap) cache->owner.unmap(cache->owner.data, expert);
+}
+
+static void punch(void *data, uint64_t offset, uint64_t length) {
+    struct cache *cache = data;
+    pool_punch(&cache->pool, offset, length);
+}
+
+int cache_open(struct cache *cache, const struct experts *experts, struct cache_file *files, uint32_t file_count,
+               const struct cache_options *options, struct cache_owner owner, struct cache_statistics *statistics,
+               struct cache_error *error) {
+    *cache = (struct cache){.experts = experts, .options = *options, .files = files, .file_count = file_count,
+                            .owner = owner, .turn = NO_CONTEXT};
+    cache->statistics = statistics ? statistics : &cache->own_statistics;
+    if (!allocate(cache)) {
+        release_memory(cache);
+        return fail(error, CACHE_SYSTEM, ENOMEM, "no memory for the tables of %" PRIu32 " experts", experts->count);
+    }
+    cache->residents.owner = (struct residents_owner){cache, unmap, punch};
+    if (!pool_open(&cache->pool, cache->residents.slots.file_length)) {
+        int system_error = errno;
+        release_memory(cache);
+        return fail(error, CACHE_SYSTEM, system_error, "no memory for experts: %s", strerror(system_error));
+    }
+    cache->drive = drive_open(options->is_cached ? DRIVE_THREADS : options->reads, CAPACITY);
+    if (!cache->drive) {
+        int system_error = errno;
+        pool_close(&cache->pool);
+        release_memory(cache);
+        return fail(error, CACHE_SYSTEM, system_error, "the system begins no reads: %s", strerror(system_error));
+    }
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&cache->lock, NULL);
+    pthread_cond_init(&cache->changed, NULL);
+    pthread_cond_init(&cache->has_work, &monotonic);
+    set(&cache->statistics->memory, options->memory);
+    return CACHE_OK;
+}
+
+void cache_close(struct cache *cache) {
+    pthread_mutex_lock(&cache->lock);
+    cache->is_closing = true;
+    pthread_cond_broadcast(&cache->changed);
+    pthread_cond_signal(&cache->has_work);
+    pthread_mutex_unlock(&cache->lock);
+    if (cache->has_thread) pthread_join(cache->thread, NULL);
+    drive_close(cache->drive);
+    pool_close(&cache->pool);
+    release_memory(cache);
+    pthread_mutex_destroy(&cache->lock);
+    pthread_cond_destroy(&cache->changed);
+    pthread_cond_destroy(&cache->has_work);
+}
+
+char *cache_address(const struct cache *cache, uint32_t expert) {
+    return cache->pool.start + cache->residents.states[expert].slot;
+}
+
+/* ---- reads ---- */
+
+/* Choose the place that will be done first: by queued bytes over recent throughput. One without a recent measurement is
+ * tried. */
+static uint8_t choose_place(struct cache_file *file, uint64_t length, uint64_t time) {
+    uint8_t best = 0;
+    double shortest = 0;
+    for (uint8_t i = 0; i < file->place_count; i++) {
+        const struct place *place = &file->places[i];
+        bool is_measured = place->throughput > 0 && time - place->measured_at < MEASUREMENT_AGE;
+        if (!is_measured && !place->queued_length) return i;
+        double seconds = (double)(place->queued_length + length) / (is_measured ? place->throughput : 1e-3);
+        if (i && seconds >= shortest) continue;
+        best = i;
+        shortest = seconds;
+    }
+    return best;
+}
+
+/* Measure a place from when it began to be busy. */
+static void measure_place(struct place *place, uint64_t length, uint64_t time) {
+    place->queued_length -= length;
+    place->busy_length += length;
+    if (time <= place->began_at) return;
+    place->throughput = (double)place->busy_length / (double)(time - place->began_at);
+    place->measured_at = time;
+}
+
+/* Queue a read of bytes of a file; the lock is held, and there is a free tag. */
+static void queue_read(struct cache *cache, uint32_t expert, uint32_t file, uint64_t offset, uint64_t length, char *address) {
+    uint64_t time = now();
+    uint8_t number = choose_place(&cache->files[file], length, time);
+    struct place *place = &cache->files[file].places[number];
+    uint32_t tag = cache->first_free;
+    struct pending *pending = &cache->pending[tag];
+    cache->first_free = pending->next_free;
+    cache->pending_count++;
+    uint64_t lead = offset % PAGE;
+    /* O_DIRECT reads whole pages into whole pages. */
+    bool is_direct = place->direct >= 0 && !cache->options.is_cached && (uintptr_t)(address - lead) % PAGE == 0;
+    if (!is_direct) lead = 0;
+    uint64_t whole = is_direct ? (lead + length + PAGE - 1) / PAGE * PAGE : length;
+    *pending = (struct pending){.expert = expert, .file = file, .place = number, .offset = offset - lead, .address = address - lead,
+                                .length = (uint32_t)whole, .needed = (uint32_t)(lead + length)};
+    if (!place->queued_length) {
+        place->began_at = time;
+        place->busy_length = 0;
+    }
+    place->queued_length += whole;
+    cache->in_flight[expert].read_count++;
+    struct read read = {pending->offset, pending->length, is_direct ? place->direct : place->cached, pending->address, tag};
+    drive_add(cache->drive, &read);
+    add(&cache->statistics->read_length, whole);
+}
+
+/* Queue the reads of an expert: one for parts that lie side by side both in the file and in the slot. */
+static void queue_expert(struct cache *cache, uint32_t expert) {
+    uint32_t part_count = layer_of(cache->experts, expert)->part_count;
+    char *slot = cache_address(cache, expert);
+    cache->in_flight[expert] = (struct in_flight){0};
+    for (uint32_t i = 0; i < part_count;) {
+        const struct part *first = part_of(cache->experts, expert, i), *last = first;
+        for (i++; i < part_count; i++) {
+            const struct part *next = part_of(cache->experts, expert, i);
+            uint64_t gap = next->offset - (last->offset + last->length);
+            bool is_beside = next->file == first->file && next->offset >= last->offset + last->length && gap < PAGE &&
+                             next->offset - first->offset == (uint64_t)next->slot_offset - first->slot_offset;
+            if (!is_beside) break;
+            last = next;
+        }
+        queue_read(cache, expert, first->file, first->offset, last->offset + last->length - first->offset, slot + first->slot_offset);
+    }
+}
+
+/* Read once more, by the page cache: after a short read, where O_DIRECT is refused, or from another place. */
+static int read_again(const struct cache *cache, const struct pending *pending) {
+    const struct cache_file *file = &cache->files[pending->file];
+    int error = 0;
+    for (uint8_t i = 0; i < file->place_count; i++) {
+        const struct place *place = &file->places[(pending->place + i) % file->place_count];
+        uint32_t done = 0;
+        while (done < pending->needed) {
+            ssize_t count = pread(place->cached, pending->address + done, pending->needed - done, (off_t)(pending->offset + done));
+            if (count < 0 && errno == EINTR) continue;
+            if (count <= 0) {
+                error = count ? errno : ENODATA;
+                break;
+            }
+            done += (uint32_t)count;
+        }
+        if (done == pending->needed) return 0;
+    }
+    return error;
+}
+
+/* Compare an expert's bytes with their digests; the parts without one are not known. */
+static bool has_right_digests(const struct cache *cache, uint32_t expert, struct cache_error *error) {
+    const struct layer *layer = layer_of(cache->experts, expert);
+    for (uint32_t i = 0; i < layer->part_count; i++) {
+        const struct part *part = part_of(cache->experts, expert, i);
+        if (!part->has_digest) continue;
+        uint64_t found = moepack_xxh3(cache_address(cache, expert) + part->slot_offset, (size_t)part->length);
+        if (found == part->digest) continue;
+        fail(error, CACHE_DIGEST_DIFFERS, 0,
+             "%s: layer %" PRIu32 " expert %" PRIu32 " part %" PRIu32 ": expected xxh3:%016" PRIx64 ", found xxh3:%016" PRIx64,
+             cache->files[part->file].places[0].path, layer->number, expert - layer->first, i, part->digest, found);
+        return false;
+    }
+    return true;
+}
+
+/* Take the end of a read; the lock is held. Return its expert if that was the last one of it, else NO_EXPERT. */
+static uint32_t end_read(struct cache *cache, const struct ended *ended, struct pending *pending) {
+    *pending = cache->pending[ended->tag];
+    cache->pending[ended->tag].next_free = cache->first_free;
+    cache->first_free = ended->tag;
+    cache->pending_count--;
+    struct in_flight *in_flight = &cache->in_flight[pending->expert];
+    struct place *place = &cache->files[pending->file].places[pending->place];
+    bool is_whole = ended->result >= 0 && (uint32_t)ended->result >= pending->needed;
+    measure_place(place, pending->length, now());
+    if (ended->result == -EINVAL) place->direct = -1; /* its file system refuses O_DIRECT only now */
+    if (!is_whole) {
+        int error = read_again(cache, pending);
+        if (error) {
+            const char *problem = error == ENODATA ? "the file has become shorter" : strerror(error);
+            fail(&cache->error, CACHE_READ_FAILED, error, "%s: offset %" PRIu64 ": %s", place->path, pending->offset, problem);
+            in_flight->has_failed = true;
+        }
+    }
+    return --in_flight->read_count ? NO_EXPERT : pending->expert;
+}
+
+/* An expert's bytes are there: check them, without the lock, and let its users go on. */
+static void complete(struct cache *cache, uint32_t expert) {
+    struct resident *state = &cache->residents.states[expert];
+    bool is_checked = cache->options.check == CHECK_EACH || (cache->options.check == CHECK_FIRST && !state->is_checked);
+    bool is_right = !cache->in_flight[expert].has_failed;
+    if (is_right && is_checked) {
+        struct cache_error error;
+        pthread_mutex_unlock(&cache->lock);
+        is_right = has_right_digests(cache, expert, &error);
+        pthread_mutex_lock(&cache->lock);
+        state->is_checked = is_right;
+        if (!is_right) cache->error = error;
+    }
+    if (cache->in_flight[expert].is_ahead) cache->ahead_in_flight -= slot_length(cache->experts, expert);
+    residents_complete(&cache->residents, expert, is_right);
+    if (state->bytes == RESIDENT && cache->residents.users[expert] && cache->owner.map) cache->owner.map(cache->owner.data, expert);
+}
+
+static void publish(struct cache *cache) {
+    const struct residents *residents = &cache->residents;
+    struct cache_statistics *statistics = cache->statistics;
+    set(&statistics->hit_count, residents->tally.hit_count);
+    set(&statistics->miss_count, residents->tally.miss_count);
+    set(&statistics->wasted_length, residents->tally.wasted_length);
+    set(&statistics->resident_length, residents->resident_length);
+    set(&statistics->slots_length, residents->slots.length);
+    set(&statistics->holds_all, residents_holds_all(residents));
+    set(&statistics->is_warming, !cache->has_stepped && cache->warm_up_next < cache->warm_up_count);
+}
+
+/* Take all reads that have ended; the lock is held, and left meanwhile. */
+static bool collect(struct cache *cache) {
+    struct ended ended[BATCH];
+    uint32_t count = drive_collect(cache->drive, ended, BATCH);
+    if (!count) return false;
+    for (uint32_t i = 0; i < count; i++) {
+        struct pending pending;
+        uint32_t expert = end_read(cache, &ended[i], &pending);
+        if (expert != NO_EXPERT) complete(cache, expert);
+    }
+    publish(cache);
+    pthread_cond_broadcast(&cache->changed);
+    return true;
+}
+
+/* Wait for any change: as the one who waits for the drive, or for that one. The lock is held, and left meanwhile. */
+static void wait_for_change(struct cache *cache) {
+    if (cache->is_waiting || !cache->pending_count) {
+        pthread_cond_wait(&cache->changed, &cache->lock);
+        return;
+    }
+    cache->is_waiting = true;
+    pthread_mutex_unlock(&cache->lock);
+    drive_wait(cache->drive, WAIT);
+    pthread_mutex_lock(&cache->lock);
+    cache->is_waiting = false;
+    pthread_cond_broadcast(&cache->changed);
+}
+
+static bool has_tags(const struct cache *cache) { return cache->pending_count + MAX_PARTS <= CAPACITY; }
+
+/* Make the pages of a slot ready and queue the reads of its expert; the lock is held, and left meanwhile. */
+static void begin_read(struct cache *cache, uint32_t expert, bool is_ahead) {
+    uint64_t slot = cache->residents.states[expert].slot, length = slot_length(cache->experts, expert);
+    pthread_mutex_unlock(&cache->lock);
+    pool_prepare(&cache->pool, slot, length);
+    pthread_mutex_lock(&cache->lock);
+    queue_expert(cache, expert);
+    cache->in_flight[expert].is_ahead = is_ahead;
+    if (is_ahead) cache->ahead_in_flight += length;
+}
+
+/* Begin to read experts ahead, as far as the limit allows. */
+static void begin_ahead(struct cache *cache) {
+    uint32_t expert;
+    while (cache->ahead_in_flight < AHEAD_LIMIT && has_tags(cache) && residents_next_ahead(&cache->residents, &expert))
+        begin_read(cache, expert, true);
+    drive_submit(cache->drive);
+}
+
+/* ---- steps ---- */
+
+/* Each expert once, in the order of its last routing, and how many tokens were routed to each. */
+static uint32_t unique(const struct layer *layer, const int32_t *routed, size_t count, uint32_t *counts, uint32_t *used) {
+    uint32_t used_count = 0;
+    memset(counts, 0, layer->count * sizeof *counts);
+    for (size_t i = count; i-- > 0;)
+        if (!counts[routed[i]]++) used[used_count++] = layer->first + (uint32_t)routed[i];
+    for (uint32_t i = 0; i < used_count / 2; i++) {
+        uint32_t last = used[used_count - 1 - i];
+        used[used_count - 1 - i] = used[i];
+        used[i] = last;
+    }
+    return used_count;
+}
+
+/* At the first step: what was read before it is ordered as if it had been used, the most used last. */
+static void end_warm_up(struct cache *cache) {
+    uint64_t length = 0;
+    cache->has_stepped = true;
+    for (uint32_t i = 0; i < cache->warm_up_next; i++) {
+        length += slot_length(cache->experts, cache->warm_up[i]);
+        if (length > cache->favoured_length) break;
+        residents_favour(&cache->residents, cache->warm_up[i]);
+    }
+    for (uint32_t i = cache->warm_up_next; i-- > 0;) residents_refresh(&cache->residents, cache->warm_up[i]);
+}
+
+static void map_used(struct cache *cache, uint32_t context) {
+    const struct step *step = &cache->residents.steps[context];
+    for (uint32_t i = 0; cache->owner.map && i < step->used_count; i++)
+        if (cache->residents.states[step->used[i]].bytes == RESIDENT) cache->owner.map(cache->owner.data, step->used[i]);
+}
+
+/* Read what a step misses, and wait until all of it is there; the lock is held. */
+static int finish_step(struct cache *cache, uint32_t context, struct cache_error *error) {
+    uint32_t expert;
+    bool has_failed = false, is_first = true;
+    uint64_t started = 0;
+    for (;;) {
+        while (has_tags(cache) && residents_next(&cache->residents, context, &expert) == READ_NEXT)
+            begin_read(cache, expert, false);
+        drive_submit(cache->drive);
+        const struct step *step = &cache->residents.steps[context];
+        if (cache->turn == context && step->next_missing == step->missing_count) {
+            cache->turn = NO_CONTEXT;
+            pthread_cond_broadcast(&cache->changed);
+        }
+        if (is_first) map_used(cache, context); /* while the drive reads */
+        is_first = false;
+        if (residents_is_ready(&cache->residents, context, &has_failed) || has_failed) break;
+        if (!started) started = now();
+        if (!collect(cache)) wait_for_change(cache);
+    }
+    if (started) add(&cache->statistics->wait_nanoseconds, now() - started);
+    publish(cache);
+    if (!has_failed) return CACHE_OK;
+    residents_release(&cache->residents, context);
+    *error = cache->error;
+    return error->code ? error->code : fail(error, CACHE_READ_FAILED, EIO, "an expert could not be read");
+}
+
+int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32_t *routed, uint32_t rows,
+              uint32_t columns, struct cache_error *error) {
+    uint32_t most = most_in_layer(cache->experts) + 1;
+    uint32_t *counts = cache->counts + 2 * (size_t)context * most, *used = counts + most;
+    uint32_t used_count = unique(&cache->experts->layers[layer], routed, (size_t)rows * columns, counts, used);
+    pthread_mutex_lock(&cache->lock);
+    if (!cache->has_stepped) end_warm_up(cache);
+    residents_release(&cache->residents, context);
+    if (!used_count) {
+        pthread_mutex_unlock(&cache->lock);
+        return CACHE_OK;
+    }
+    pthread_cond_broadcast(&cache->changed); /* what it released */
+    while (cache->turn != NO_CONTEXT) wait_for_change(cache);
+    cache->turn = context;
+    prompts_begin(&cache->prompts, &cache->residents, layer, counts, rows);
+    residents_begin(&cache->residents, context, layer, used, used_count);
+    uint64_t length = cache->residents.steps[context].length;
+    int code;
+    if (length + cache->options.reserve > cache->residents.memory) {
+        code = fail(error, CACHE_TOO_SMALL, 0, "the experts of one step take %" PRIu64 " bytes, and %" PRIu64 " are for them",
+                    length, cache->residents.memory - cache->options.reserve);
+        residents_release(&cache->residents, context);
+        cache->turn = NO_CONTEXT;
+    } else {
+        code = finish_step(cache, context, error);
+    }
+    if (!code && rows >= MANY_TOKENS) {
+        prompts_look_ahead(&cache->prompts, &cache->residents, layer, counts, rows);
+        begin_ahead(cache);
+        pthread_cond_signal(&cache->has_work); /* the thread goes on with them */
+    }
+    bool is_last = layer + 1 == cache->experts->layer_count || cache->experts->layers[layer + 1].is_rare;
+    if (!is_last) add(&cache->statistics->routed_count, rows);
+    pthread_mutex_unlock(&cache->lock);
+    return code;
+}
+
+void cache_release(struct cache *cache, uint32_t context) {
+    pthread_mutex_lock(&cache->lock);
+    residents_release(&cache->residents, context);
+    pthread_cond_broadcast(&cache->changed);
+    pthread_mutex_unlock(&cache->lock);
+}
+
+int cache_bring(struct cache *cache, uint32_t expert, struct cache_error *error) {
+    pthread_mutex_lock(&cache->lock);
+    add(&cache->statistics->fault_count, 1);
+    residents_begin(&cache->residents, UNANNOUNCED, cache->experts->layer_of[expert], &expert, 1);
+    int code = finish_step(cache, UNANNOUNCED, error);
+    pthread_mutex_unlock(&cache->lock);
+    return code;
+}
+
+/* ---- beside steps ---- */
+
+void cache_read_ahead(struct cache *cache, const uint32_t *experts, uint32_t count) {
+    pthread_mutex_lock(&cache->lock);
+    residents_set_ahead(&cache->residents, experts, count);
+    begin_ahead(cache);
+    pthread_cond_signal(&cache->has_work);
+    pthread_mutex_unlock(&cache->lock);
+}
+
+void cache_resize(struct cache *cache, uint64_t memory) {
+    pthread_mutex_lock(&cache->lock);
+    cache->options.memory = memory;
+    residents_resize(&cache->residents, memory);
+    set(&cache->statistics->memory, memory);
+    publish(cache);
+    pthread_cond_broadcast(&cache->changed);
+    pthread_mutex_unlock(&cache->lock);
+}
+
+bool cache_pin(struct cache *cache, uint32_t expert) { return residents_pin(&cache->residents, expert); }
+
+void cache_warm_up(struct cache *cache, const uint32_t *experts, uint32_t count, uint64_t favoured_length) {
+    cache->warm_up = experts;
+    cache->warm_up_count = count;
+    cache->favoured_length = favoured_length;
+}
+
+/* Read the next experts of the warm-up, as long as there is room. */
+static void begin_warm_up(struct cache *cache) {
+    while (!cache->has_stepped && cache->warm_up_next < cache->warm_up_count && has_tags(cache) &&
+           cache->ahead_in_flight < AHEAD_LIMIT) {
+        uint32_t expert = cache->warm_up[cache->warm_up_next];
+        if (!residents_admit(&cache->residents, expert)) {
+            cache->warm_up_count = cache->warm_up_next;
+            break;
+        }
+        cache->warm_up_next++;
+        begin_read(cache, expert, true);
+    }
+}
+
+/* Sleep until there is work; the lock is held, and left meanwhile. */
+static void rest(struct cache *cache) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += WAIT * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(&cache->has_work, &cache->lock, &until);
+}
+
+static void *read_beside(void *data) {
+    struct cache *cache = data;
+    uint64_t next_tick = 0;
+    pthread_mutex_lock(&cache->lock);
+    while (!cache->is_closing) {
+        if (cache->owner.tick && now() >= next_tick) {
+            pthread_mutex_unlock(&cache->lock);
+            cache->owner.tick(cache->owner.data);
+            pthread_mutex_lock(&cache->lock);
+            next_tick = now() + WAIT * 1000000ull;
+        }
+        begin_warm_up(cache);
+        begin_ahead(cache);
+        if (collect(cache)) continue;
+        if (cache->ahead_in_flight)
+            wait_for_change(cache);
+        else
+            rest(cache);
+    }
+    pthread_mutex_unlock(&cache->lock);
+    return NULL;
+}
+
+int cache_start(struct cache *cache) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's own */
+    int error = pthread_create(&cache->thread, NULL, read_beside, cache);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    cache->has_thread = !error;
+    return error;
+}

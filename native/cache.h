@@ -1,0 +1,148 @@
+/*
+ * The cache of experts: reads what is missing into slots, and waits for it.
+ *
+ * Any thread may call any function here, except cache_close, which must be the last. One lock guards all of a cache.
+ * It is left while a thread waits for the drive, computes digests or makes pages ready. A context is used by one thread
+ * at a time.
+ *
+ * Nothing is allocated after cache_open, and no function of the C library is called that takes a lock of its own: so
+ * cache_bring may be called by a signal handler, if its thread is in no function of the cache.
+ */
+#ifndef CACHE_H
+#define CACHE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "drive.h"
+#include "pool.h"
+#include "prompts.h"
+#include "residents.h"
+
+enum { CHECK_NONE, CHECK_FIRST, CHECK_EACH };
+enum { PLACES = 2, PATH_LENGTH = 4096 };
+
+/* Statistics, in memory that other processes may map. */
+struct cache_statistics {
+    _Atomic uint64_t hit_count, miss_count; /* lookups */
+    _Atomic uint64_t read_length;           /* bytes, those read ahead in vain included */
+    _Atomic uint64_t wait_nanoseconds;      /* in which steps waited for reads */
+    _Atomic uint64_t fault_count;           /* uses that nobody announced */
+    _Atomic uint64_t resident_length, slots_length, memory;
+    _Atomic uint64_t routed_count; /* tokens times layers, but for the last layer */
+    _Atomic uint64_t holds_all, is_warming;
+    _Atomic uint64_t wasted_length;
+};
+
+/* One of the places where a file's bytes lie; a second drive has a mirror. */
+struct place {
+    const char *path;
+    int direct, cached; /* descriptors, with O_DIRECT and without; -1: it is refused, or there is none */
+    uint64_t queued_length, busy_length;
+    double throughput; /* bytes a nanosecond, 0: unknown */
+    uint64_t measured_at, began_at;
+};
+
+struct cache_file {
+    struct place places[PLACES];
+    uint32_t place_count;
+};
+
+struct cache_error {
+    int code; /* enum cache_code */
+    int system_error;
+    char message[512];
+};
+
+enum cache_code { CACHE_OK, CACHE_READ_FAILED, CACHE_DIGEST_DIFFERS, CACHE_TOO_SMALL, CACHE_SYSTEM };
+
+struct in_flight { /* of one expert */
+    uint8_t read_count;
+    bool has_failed, is_ahead;
+};
+
+struct pending { /* a read, by its tag */
+    uint32_t expert;
+    uint32_t length, needed;
+    uint64_t offset;
+    char *address;
+    uint32_t file;
+    uint8_t place;
+    uint32_t next_free;
+};
+
+/* What a program has to do with experts that come and go; called with the lock held. */
+struct cache_owner {
+    void *data;
+    void (*map)(void *data, uint32_t expert);
+    void (*unmap)(void *data, uint32_t expert);
+    void (*tick)(void *data); /* a few times a second, without the lock */
+};
+
+struct cache_options {
+    uint64_t memory, reserve;
+    enum policy policy;
+    bool is_by_layer;
+    int check;
+    enum drive_kind reads;
+    bool is_cached; /* through the page cache */
+};
+
+struct cache {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;  /* reads ended, experts released: for steps */
+    pthread_cond_t has_work; /* for the thread that reads ahead */
+    const struct experts *experts;
+    struct cache_options options;
+    struct cache_file *files;
+    uint32_t file_count;
+    struct cache_owner owner;
+    struct residents residents;
+    struct prompts prompts;
+    struct drive *drive;
+    struct pool_memory pool;
+    struct in_flight *in_flight;
+    struct pending *pending;
+    uint32_t first_free, pending_count;
+    uint64_t ahead_in_flight; /* bytes */
+    bool is_waiting;          /* a thread waits for the drive */
+    uint32_t turn;            /* the context that takes slots, or NO_CONTEXT */
+    uint32_t *counts;         /* by a layer's experts: tokens of the current step; by context */
+    struct cache_error error; /* of the last read that failed */
+    struct cache_statistics *statistics, own_statistics;
+    const uint32_t *warm_up; /* experts to read before the first step */
+    uint32_t warm_up_count, warm_up_next;
+    uint64_t favoured_length;
+    bool has_stepped, is_closing, has_thread;
+    pthread_t thread;
+};
+
+enum { NO_CONTEXT = UINT32_MAX };
+
+/* Open a cache; `experts` and `files` stay until it is closed. CACHE_OK or a code, with `error` filled. */
+int cache_open(struct cache *cache, const struct experts *experts, struct cache_file *files, uint32_t file_count,
+               const struct cache_options *options, struct cache_owner owner, struct cache_statistics *statistics,
+               struct cache_error *error);
+void cache_close(struct cache *cache);
+
+/* Have `rows` times `columns` routed experts of a layer (its own numbers) resident, until the context's next step or
+ * its release. Waits for their reads. */
+int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32_t *routed, uint32_t rows,
+              uint32_t columns, struct cache_error *error);
+void cache_release(struct cache *cache, uint32_t context);
+/* Have one expert resident that nobody announced, and map it. */
+int cache_bring(struct cache *cache, uint32_t expert, struct cache_error *error);
+/* Read experts ahead, in this order, as far as there is room; none: stop. */
+void cache_read_ahead(struct cache *cache, const uint32_t *experts, uint32_t count);
+void cache_resize(struct cache *cache, uint64_t memory);
+/* Before the first step, and before the thread is started: experts that are never evicted; those to begin with, of
+ * which the first, up to `favoured_length` bytes, are evicted last. */
+bool cache_pin(struct cache *cache, uint32_t expert);
+void cache_warm_up(struct cache *cache, const uint32_t *experts, uint32_t count, uint64_t favoured_length);
+/* Start the thread that reads ahead while others compute. */
+int cache_start(struct cache *cache);
+
+/* The address of an expert's slot; it is resident. */
+char *cache_address(const struct cache *cache, uint32_t expert);
+
+#endif

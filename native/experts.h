@@ -1,0 +1,57 @@
+/*
+ * The experts of a model: which there are, where their parts lie in files, and where in a slot.
+ *
+ * Filled once and never changed, so any thread may read it. Experts are numbered over all layers:
+ * those of layer 0 first. A slot is the memory of one expert, in whole pages.
+ */
+#ifndef EXPERTS_H
+#define EXPERTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { PAGE = 4096, MAX_PARTS = 8, MAX_CLASSES = 64 };
+
+#define NO_EXPERT UINT32_MAX
+
+struct part {
+    uint64_t offset, length; /* in its file */
+    uint64_t digest;         /* XXH3-64, where `has_digest` */
+    uint32_t file;
+    uint32_t slot_offset;
+    bool has_digest;
+};
+
+struct layer {
+    uint32_t number;       /* of the model */
+    uint32_t first, count; /* its experts */
+    uint32_t part_count;
+    uint32_t slot_class; /* of its experts' slots, by their length */
+    bool is_rare;        /* for multi-token prediction: programs may never use it */
+};
+
+struct experts {
+    struct layer *layers; /* in ascending order */
+    struct part *parts;   /* [count][MAX_PARTS] */
+    uint32_t *layer_of;   /* by expert, an index of `layers` */
+    uint32_t layer_count, count, class_count;
+    uint64_t class_length[MAX_CLASSES]; /* bytes of a slot */
+};
+
+static inline const struct layer *layer_of(const struct experts *experts, uint32_t expert) {
+    return &experts->layers[experts->layer_of[expert]];
+}
+
+static inline uint32_t class_of(const struct experts *experts, uint32_t expert) {
+    return layer_of(experts, expert)->slot_class;
+}
+
+static inline uint64_t slot_length(const struct experts *experts, uint32_t expert) {
+    return experts->class_length[class_of(experts, expert)];
+}
+
+static inline const struct part *part_of(const struct experts *experts, uint32_t expert, uint32_t part) {
+    return &experts->parts[(uint64_t)expert * MAX_PARTS + part];
+}
+
+#endif

@@ -1,0 +1,489 @@
+#include "residents.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- making and freeing ---- */
+
+static struct partition *partition_of(const struct residents *residents, uint32_t expert) {
+    bool is_by_layer = residents->partition_count > 1;
+    return &residents->partitions[is_by_layer ? residents->experts->layer_of[expert] : 0];
+}
+
+static void set_budgets(struct residents *residents, uint64_t memory) {
+    residents->memory = memory;
+    uint64_t budget = memory > residents->reserve ? memory - residents->reserve : 0;
+    for (uint32_t i = 0; i < residents->partition_count; i++)
+        residents->partitions[i].budget = budget / residents->partition_count;
+}
+
+static bool make_steps(struct residents *residents) {
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < residents->experts->layer_count; i++)
+        if (residents->experts->layers[i].count > most) most = residents->experts->layers[i].count;
+    for (uint32_t i = 0; i < MAX_CONTEXTS; i++) {
+        residents->steps[i].used = calloc((size_t)most + 1, sizeof(uint32_t));
+        residents->steps[i].missing = calloc((size_t)most + 1, sizeof(uint32_t));
+        if (!residents->steps[i].used || !residents->steps[i].missing) return false;
+    }
+    residents->is_miss = calloc((size_t)most + 1, sizeof(bool));
+    residents->ordered = calloc((size_t)most + 1, sizeof(uint32_t));
+    return residents->is_miss && residents->ordered;
+}
+
+static bool make_partitions(struct residents *residents, enum policy policy) {
+    const struct experts *experts = residents->experts;
+    for (uint32_t i = 0; i < experts->count; i++) residents->entries[i].position = NO_EXPERT;
+    for (uint32_t i = 0; i < residents->partition_count; i++)
+        if (!order_init(&residents->partitions[i].order, policy, experts, residents->entries, experts->count)) return false;
+    for (uint32_t i = 0; i < experts->count; i++) partition_of(residents, i)->whole_length += slot_length(experts, i);
+    return true;
+}
+
+bool residents_init(struct residents *residents, const struct experts *experts, enum policy policy, bool is_by_layer,
+                    uint64_t memory, uint64_t reserve, struct residents_owner owner) {
+    *residents = (struct residents){.experts = experts, .owner = owner, .reserve = reserve};
+    size_t count = (size_t)experts->count + 1;
+    residents->partition_count = is_by_layer && experts->layer_count ? experts->layer_count : 1;
+    residents->states = calloc(count, sizeof *residents->states);
+    residents->entries = calloc(count, sizeof *residents->entries);
+    residents->partitions = calloc(residents->partition_count, sizeof *residents->partitions);
+    residents->of_step = calloc(count, 1);
+    residents->users = calloc(count, 1);
+    residents->leftovers = calloc(count, sizeof(uint32_t));
+    residents->favoured = calloc(count, sizeof(uint32_t));
+    residents->ahead = calloc(count, sizeof(uint32_t));
+    bool has_memory = residents->states && residents->entries && residents->partitions && residents->of_step &&
+                      residents->users && residents->leftovers && residents->favoured && residents->ahead;
+    if (!has_memory || !make_partitions(residents, policy) || !make_steps(residents)) return false;
+    for (uint32_t i = 0; i < experts->count; i++) {
+        residents->states[i].slot = NO_SLOT;
+        residents->common_count += !layer_of(experts, i)->is_rare;
+    }
+    set_budgets(residents, memory);
+    return slots_init(&residents->slots, experts);
+}
+
+void residents_free(struct residents *residents) {
+    for (uint32_t i = 0; residents->partitions && i < residents->partition_count; i++)
+        order_free(&residents->partitions[i].order);
+    for (uint32_t i = 0; i < MAX_CONTEXTS; i++) {
+        free(residents->steps[i].used);
+        free(residents->steps[i].missing);
+    }
+    slots_free(&residents->slots);
+    free(residents->states);
+    free(residents->entries);
+    free(residents->partitions);
+    free(residents->of_step);
+    free(residents->users);
+    free(residents->is_miss);
+    free(residents->ordered);
+    free(residents->leftovers);
+    free(residents->favoured);
+    free(residents->ahead);
+}
+
+/* ---- slots ---- */
+
+static void remove_at(uint32_t *list, uint32_t *count, uint32_t position) {
+    (*count)--;
+    memmove(list + position, list + position + 1, (*count - position) * sizeof *list);
+}
+
+static void remove_from(uint32_t *list, uint32_t *count, uint32_t expert) {
+    for (uint32_t i = 0; i < *count; i++)
+        if (list[i] == expert) {
+            remove_at(list, count, i);
+            return;
+        }
+}
+
+static void set_resident(struct residents *residents, uint32_t expert, bool is_resident) {
+    struct resident *state = &residents->states[expert];
+    uint64_t length = slot_length(residents->experts, expert);
+    uint32_t common = layer_of(residents->experts, expert)->is_rare ? 0 : 1;
+    state->bytes = is_resident ? RESIDENT : ABSENT;
+    if (is_resident) {
+        residents->resident_length += length;
+        residents->common_resident_count += common;
+    } else {
+        residents->resident_length -= length;
+        residents->common_resident_count -= common;
+    }
+}
+
+static void release_slot(struct residents *residents, uint32_t expert) {
+    struct resident *state = &residents->states[expert];
+    slots_release(&residents->slots, class_of(residents->experts, expert), state->slot);
+    state->slot = NO_SLOT;
+}
+
+/* Unmap an expert that nobody uses, and release its slot. */
+static void drop_bytes(struct residents *residents, uint32_t expert) {
+    residents->owner.unmap(residents->owner.data, expert);
+    set_resident(residents, expert, false);
+    release_slot(residents, expert);
+}
+
+static void keep_leftover(struct residents *residents, uint32_t expert) {
+    struct resident *state = &residents->states[expert];
+    if (state->bytes == ABSENT || state->is_leftover) return;
+    state->is_leftover = true;
+    residents->leftovers[residents->leftover_count++] = expert;
+}
+
+static void unkeep_leftover(struct residents *residents, uint32_t expert) {
+    if (!residents->states[expert].is_leftover) return;
+    residents->states[expert].is_leftover = false;
+    remove_from(residents->leftovers, &residents->leftover_count, expert);
+}
+
+/* Release the slot of an expert that was evicted, of a class or of any other but it. */
+static bool reclaim(struct residents *residents, uint32_t slot_class, bool is_alike) {
+    for (uint32_t i = 0; i < residents->leftover_count; i++) {
+        uint32_t expert = residents->leftovers[i];
+        bool is_free = !residents->users[expert] && residents->states[expert].bytes == RESIDENT;
+        if (!is_free || (class_of(residents->experts, expert) == slot_class) != is_alike) continue;
+        residents->states[expert].is_leftover = false;
+        remove_at(residents->leftovers, &residents->leftover_count, i);
+        drop_bytes(residents, expert);
+        return true;
+    }
+    return false;
+}
+
+static bool punch_spare(struct residents *residents, uint32_t kept_class) {
+    uint64_t slot, length;
+    if (!slots_empty_spare(&residents->slots, kept_class, &slot, &length)) return false;
+    residents->owner.punch(residents->owner.data, slot, length);
+    return true;
+}
+
+static uint32_t evict_by_policy(struct residents *residents, struct partition *partition, const uint8_t *kept,
+                                uint32_t slot_class);
+
+/* Evict one more whose slot is of a class, though the budget does not ask for it: slots of other classes would have to
+ * be punched out of huge pages. A few of each class stay for unannounced uses. */
+static bool evict_alike(struct residents *residents, uint32_t slot_class) {
+    const struct slot_class *slots = &residents->slots.classes[slot_class];
+    if (slots->taken_count * slots->length <= 2 * residents->reserve) return false;
+    struct partition *fullest = NULL;
+    for (uint32_t i = 0; i < residents->partition_count; i++) {
+        struct partition *one = &residents->partitions[i];
+        if (residents->partition_count > 1 && residents->experts->layers[i].slot_class != slot_class) continue;
+        if (!fullest || one->length > fullest->length) fullest = one;
+    }
+    return fullest && evict_by_policy(residents, fullest, residents->users, slot_class) != NO_EXPERT;
+}
+
+/* Take a slot for an expert; `may_evict`: also that of an admitted one. */
+static bool take_slot(struct residents *residents, uint32_t expert, bool may_evict) {
+    struct slots *slots = &residents->slots;
+    uint32_t slot_class = class_of(residents->experts, expert);
+    uint64_t length = slot_length(residents->experts, expert);
+    uint64_t slot = slots_take_spare(slots, slot_class);
+    while (slot == NO_SLOT && slots->length + length > residents->memory) {
+        if (reclaim(residents, slot_class, true) ||
+            (may_evict && evict_alike(residents, slot_class) && reclaim(residents, slot_class, true)))
+            slot = slots_take_spare(slots, slot_class);
+        else if (!punch_spare(residents, slot_class) && !reclaim(residents, slot_class, false))
+            return false;
+    }
+    if (slot == NO_SLOT) slot = slots_take_new(slots, slot_class);
+    struct resident *state = &residents->states[expert];
+    state->slot = slot;
+    state->bytes = READING;
+    state->is_cancelled = false;
+    return true;
+}
+
+/* ---- the cache ---- */
+
+static bool is_ordered(const struct residents *residents, uint32_t expert) {
+    return !residents->states[expert].is_pinned && !residents->states[expert].is_favoured;
+}
+
+static void leave_order(struct residents *residents, uint32_t expert) {
+    struct resident *state = &residents->states[expert];
+    struct partition *partition = partition_of(residents, expert);
+    if (state->is_favoured) {
+        state->is_favoured = false;
+        remove_from(residents->favoured, &residents->favoured_count, expert);
+        partition->favoured_length -= slot_length(residents->experts, expert);
+    } else if (!state->is_pinned) {
+        order_remove(&partition->order, expert);
+    }
+}
+
+static void leave_cache(struct residents *residents, uint32_t expert) {
+    residents->states[expert].is_admitted = false;
+    partition_of(residents, expert)->length -= slot_length(residents->experts, expert);
+    keep_leftover(residents, expert);
+}
+
+static uint32_t evict_by_policy(struct residents *residents, struct partition *partition, const uint8_t *kept,
+                                uint32_t slot_class) {
+    uint32_t expert = order_evict(&partition->order, kept, slot_class);
+    for (uint32_t i = residents->favoured_count; expert == NO_EXPERT && i-- > 0;) {
+        uint32_t favoured = residents->favoured[i];
+        bool is_of_class = slot_class == ANY_CLASS || class_of(residents->experts, favoured) == slot_class;
+        if (kept[favoured] || !is_of_class || partition_of(residents, favoured) != partition) continue;
+        leave_order(residents, favoured);
+        expert = favoured;
+    }
+    if (expert != NO_EXPERT) leave_cache(residents, expert);
+    return expert;
+}
+
+static void shrink(struct residents *residents, struct partition *partition) {
+    while (partition->length > partition->budget)
+        if (evict_by_policy(residents, partition, residents->of_step, ANY_CLASS) == NO_EXPERT) return;
+}
+
+static void enter_cache(struct residents *residents, uint32_t expert) {
+    residents->states[expert].is_admitted = true;
+    partition_of(residents, expert)->length += slot_length(residents->experts, expert);
+    unkeep_leftover(residents, expert);
+}
+
+/* Note that an expert which was read ahead is used, or that it is not. */
+static void end_ahead(struct residents *residents, uint32_t expert, bool is_used) {
+    struct resident *state = &residents->states[expert];
+    state->is_ahead = false;
+    if (is_used || state->bytes == ABSENT) return;
+    if (state->bytes == READING) {
+        state->is_cancelled = true;
+        return;
+    }
+    residents->tally.wasted_length += slot_length(residents->experts, expert);
+    if (residents->users[expert])
+        keep_leftover(residents, expert);
+    else
+        drop_bytes(residents, expert);
+}
+
+static void end_all_ahead(struct residents *residents, const uint8_t *used) {
+    for (uint32_t i = 0; i < residents->ahead_count; i++) {
+        uint32_t expert = residents->ahead[i];
+        if (residents->states[expert].is_ahead) end_ahead(residents, expert, used && used[expert]);
+    }
+    residents->ahead_count = residents->next_ahead = 0;
+    residents->ahead_length = 0;
+}
+
+static void look_up(struct residents *residents, uint32_t layer, const uint32_t *used, uint32_t count) {
+    struct partition *partition = partition_of(residents, used[0]);
+    uint32_t ordered_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        bool is_miss = !residents->states[used[i]].is_admitted;
+        residents->tally.miss_count += is_miss;
+        residents->tally.hit_count += !is_miss;
+        if (is_miss) enter_cache(residents, used[i]);
+        if (!is_ordered(residents, used[i])) continue;
+        residents->is_miss[ordered_count] = is_miss;
+        residents->ordered[ordered_count++] = used[i];
+    }
+    order_record(&partition->order, layer, residents->ordered, residents->is_miss, ordered_count);
+    shrink(residents, partition);
+}
+
+/* ---- steps ---- */
+
+/* Give back memory beyond the limit, as far as nothing uses it. */
+static void trim(struct residents *residents) {
+    while (residents->slots.length > residents->memory)
+        if (!punch_spare(residents, ANY_CLASS) && !reclaim(residents, ANY_CLASS, false)) return;
+}
+
+static void release(struct residents *residents, uint32_t context) {
+    struct step *step = &residents->steps[context];
+    for (uint32_t i = 0; i < step->used_count; i++) residents->users[step->used[i]]--;
+    step->used_count = step->missing_count = step->next_missing = 0;
+    step->length = 0;
+}
+
+void residents_release(struct residents *residents, uint32_t context) {
+    release(residents, context);
+    trim(residents);
+}
+
+void residents_begin(struct residents *residents, uint32_t context, uint32_t layer, const uint32_t *used, uint32_t count) {
+    struct step *step = &residents->steps[context];
+    release(residents, context);
+    if (!count) return;
+    for (uint32_t i = 0; i < count; i++) {
+        residents->of_step[used[i]] = 1;
+        residents->users[used[i]]++;
+        step->length += slot_length(residents->experts, used[i]);
+    }
+    if (context != UNANNOUNCED)
+        end_all_ahead(residents, residents->of_step);
+    else
+        residents->states[used[0]].is_ahead = false;
+    look_up(residents, layer, used, count);
+    memcpy(step->used, used, count * sizeof *used);
+    step->used_count = count;
+    step->layer = layer;
+    for (uint32_t i = 0; i < count; i++) {
+        residents->of_step[used[i]] = 0;
+        residents->states[used[i]].is_cancelled = false;
+        if (residents->states[used[i]].bytes == ABSENT) step->missing[step->missing_count++] = used[i];
+    }
+}
+
+/* Does a step fit beside those of the other contexts, with the reserve left to unannounced uses? */
+static bool fits_beside(const struct residents *residents, uint32_t context) {
+    uint64_t length = 0;
+    if (context == UNANNOUNCED) return true;
+    for (uint32_t i = 0; i < UNANNOUNCED; i++) length += residents->steps[i].length;
+    return length + residents->reserve <= residents->memory;
+}
+
+enum next_read residents_next(struct residents *residents, uint32_t context, uint32_t *expert) {
+    struct step *step = &residents->steps[context];
+    if (step->next_missing < step->missing_count && !fits_beside(residents, context)) return READ_WAIT;
+    while (step->next_missing < step->missing_count) {
+        uint32_t next = step->missing[step->next_missing];
+        if (residents->states[next].bytes == ABSENT && !take_slot(residents, next, true)) return READ_WAIT;
+        step->next_missing++;
+        if (residents->states[next].bytes != READING) continue;
+        *expert = next;
+        return READ_NEXT;
+    }
+    return READ_NONE;
+}
+
+bool residents_is_ready(const struct residents *residents, uint32_t context, bool *has_failed) {
+    const struct step *step = &residents->steps[context];
+    *has_failed = false;
+    bool is_ready = step->next_missing == step->missing_count;
+    for (uint32_t i = 0; i < step->used_count; i++) {
+        uint8_t bytes = residents->states[step->used[i]].bytes;
+        if (bytes != RESIDENT) is_ready = false;
+        if (bytes == ABSENT && step->next_missing == step->missing_count) *has_failed = true;
+    }
+    return is_ready;
+}
+
+void residents_complete(struct residents *residents, uint32_t expert, bool is_right) {
+    struct resident *state = &residents->states[expert];
+    if (is_right && !state->is_cancelled) {
+        set_resident(residents, expert, true);
+        return;
+    }
+    state->bytes = ABSENT;
+    if (is_right) residents->tally.wasted_length += slot_length(residents->experts, expert);
+    unkeep_leftover(residents, expert);
+    release_slot(residents, expert);
+    state->is_cancelled = state->is_ahead = false;
+    if (state->is_admitted) {
+        leave_order(residents, expert);
+        leave_cache(residents, expert);
+    }
+    trim(residents);
+}
+
+/* ---- before use ---- */
+
+void residents_set_ahead(struct residents *residents, const uint32_t *experts, uint32_t count) {
+    end_all_ahead(residents, NULL);
+    for (uint32_t i = 0; i < count; i++) {
+        residents->ahead[residents->ahead_count++] = experts[i];
+        residents->ahead_length += slot_length(residents->experts, experts[i]);
+    }
+}
+
+bool residents_next_ahead(struct residents *residents, uint32_t *expert) {
+    while (residents->next_ahead < residents->ahead_count) {
+        uint32_t next = residents->ahead[residents->next_ahead];
+        struct resident *state = &residents->states[next];
+        if (state->is_cancelled) { /* what an earlier list asked for, and is still being read */
+            state->is_cancelled = false;
+            state->is_ahead = true;
+        }
+        bool is_wanted = state->bytes == ABSENT && !state->is_admitted;
+        if (is_wanted && !take_slot(residents, next, false)) return false;
+        residents->next_ahead++;
+        if (!is_wanted) continue;
+        state->is_ahead = true;
+        *expert = next;
+        return true;
+    }
+    return false;
+}
+
+bool residents_admit(struct residents *residents, uint32_t expert) {
+    struct partition *partition = partition_of(residents, expert);
+    struct resident *state = &residents->states[expert];
+    uint64_t length = slot_length(residents->experts, expert);
+    bool has_room = state->is_pinned || partition->length + length <= partition->budget;
+    if (state->bytes != ABSENT || (state->is_admitted && !state->is_pinned) || !has_room) return false;
+    if (!take_slot(residents, expert, false)) return false;
+    if (state->is_pinned) return true;
+    enter_cache(residents, expert);
+    bool is_miss = true;
+    order_record(&partition->order, residents->experts->layer_of[expert], &expert, &is_miss, 1);
+    return true;
+}
+
+bool residents_pin(struct residents *residents, uint32_t expert) {
+    struct partition *partition = partition_of(residents, expert);
+    struct resident *state = &residents->states[expert];
+    if (state->is_admitted) return true;
+    if (partition->length + slot_length(residents->experts, expert) > partition->budget) return false;
+    state->is_pinned = true;
+    enter_cache(residents, expert);
+    return true;
+}
+
+void residents_favour(struct residents *residents, uint32_t expert) {
+    struct partition *partition = partition_of(residents, expert);
+    struct resident *state = &residents->states[expert];
+    uint64_t length = slot_length(residents->experts, expert);
+    if (!state->is_admitted || !is_ordered(residents, expert)) return;
+    if (2 * (partition->favoured_length + length) > partition->budget) return;
+    order_remove(&partition->order, expert);
+    partition->favoured_length += length;
+    state->is_favoured = true;
+    residents->favoured[residents->favoured_count++] = expert;
+}
+
+void residents_refresh(struct residents *residents, uint32_t expert) {
+    bool is_miss = false;
+    if (!residents->states[expert].is_admitted || !is_ordered(residents, expert)) return;
+    order_record(&partition_of(residents, expert)->order, residents->experts->layer_of[expert], &expert, &is_miss, 1);
+}
+
+/* ---- memory ---- */
+
+void residents_resize(struct residents *residents, uint64_t memory) {
+    end_all_ahead(residents, NULL);
+    set_budgets(residents, memory);
+    for (uint32_t i = 0; i < residents->partition_count; i++) shrink(residents, &residents->partitions[i]);
+    trim(residents);
+}
+
+void residents_evict(struct residents *residents, uint32_t expert) {
+    leave_order(residents, expert);
+    leave_cache(residents, expert);
+}
+
+bool residents_is_evictable(const struct residents *residents, uint32_t expert) {
+    return residents->states[expert].is_admitted && is_ordered(residents, expert);
+}
+
+int64_t residents_free_length(const struct residents *residents) {
+    uint64_t length = residents->ahead_length, budget = 0;
+    for (uint32_t i = 0; i < residents->partition_count; i++) {
+        length += residents->partitions[i].length;
+        budget += residents->partitions[i].budget;
+    }
+    return (int64_t)(budget - length);
+}
+
+bool residents_holds_all(const struct residents *residents) {
+    for (uint32_t i = 0; i < residents->partition_count; i++)
+        if (residents->partitions[i].whole_length > residents->partitions[i].budget) return false;
+    return residents->common_resident_count == residents->common_count;
+}
