@@ -146,10 +146,10 @@ char *cache_address(const struct cache *cache, uint32_t expert) {
 
 /* Choose the place that will be done first: by queued bytes over recent throughput. One without a recent measurement is
  * tried. */
-static uint8_t choose_place(struct cache_file *file, uint64_t length, uint64_t time) {
+static uint8_t choose_place(struct cache_file *file, bool has_mirror, uint64_t length, uint64_t time) {
     uint8_t best = 0;
     double shortest = 0;
-    for (uint8_t i = 0; i < file->place_count; i++) {
+    for (uint8_t i = 0; has_mirror && i < file->place_count; i++) {
         const struct place *place = &file->places[i];
         bool is_measured = place->throughput > 0 && time - place->measured_at < MEASUREMENT_AGE;
         if (!is_measured && !place->queued_length) return i;
@@ -171,10 +171,10 @@ static void measure_place(struct place *place, uint64_t length, uint64_t time) {
 }
 
 /* Queue a read of bytes of a file; the lock is held, and there is a free tag. */
-static void queue_read(struct cache *cache, uint32_t expert, uint32_t file, uint64_t offset, uint64_t length, char *address) {
-    uint64_t time = now();
-    uint8_t number = choose_place(&cache->files[file], length, time);
-    struct place *place = &cache->files[file].places[number];
+static void queue_read(struct cache *cache, uint32_t expert, const struct part *part, uint64_t length, char *address) {
+    uint64_t time = now(), offset = part->offset;
+    uint8_t number = choose_place(&cache->files[part->file], part->has_mirror, length, time);
+    struct place *place = &cache->files[part->file].places[number];
     uint32_t tag = cache->first_free;
     struct pending *pending = &cache->pending[tag];
     cache->first_free = pending->next_free;
@@ -184,7 +184,7 @@ static void queue_read(struct cache *cache, uint32_t expert, uint32_t file, uint
     bool is_direct = place->direct >= 0 && !cache->options.is_cached && (uintptr_t)(address - lead) % PAGE == 0;
     if (!is_direct) lead = 0;
     uint64_t whole = is_direct ? (lead + length + PAGE - 1) / PAGE * PAGE : length;
-    *pending = (struct pending){.expert = expert, .file = file, .place = number, .offset = offset - lead, .address = address - lead,
+    *pending = (struct pending){.expert = expert, .file = part->file, .place = number, .has_mirror = part->has_mirror, .offset = offset - lead, .address = address - lead,
                                 .length = (uint32_t)whole, .needed = (uint32_t)(lead + length)};
     if (!place->queued_length) {
         place->began_at = time;
@@ -212,7 +212,7 @@ static void queue_expert(struct cache *cache, uint32_t expert) {
             if (!is_beside) break;
             last = next;
         }
-        queue_read(cache, expert, first->file, first->offset, last->offset + last->length - first->offset, slot + first->slot_offset);
+        queue_read(cache, expert, first, last->offset + last->length - first->offset, slot + first->slot_offset);
     }
 }
 
@@ -220,8 +220,9 @@ static void queue_expert(struct cache *cache, uint32_t expert) {
 static int read_again(const struct cache *cache, const struct pending *pending) {
     const struct cache_file *file = &cache->files[pending->file];
     int error = 0;
-    for (uint8_t i = 0; i < file->place_count; i++) {
-        const struct place *place = &file->places[(pending->place + i) % file->place_count];
+    uint32_t place_count = pending->has_mirror ? file->place_count : 1;
+    for (uint8_t i = 0; i < place_count; i++) {
+        const struct place *place = &file->places[(pending->place + i) % place_count];
         uint32_t done = 0;
         while (done < pending->needed) {
             ssize_t count = pread(place->cached, pending->address + done, pending->needed - done, (off_t)(pending->offset + done));
@@ -444,7 +445,7 @@ int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32
     } else {
         code = finish_step(cache, context, error);
     }
-    if (!code && rows >= MANY_TOKENS) {
+    if (!code && rows >= MANY_TOKENS && !atomic_load(&cache->is_idle)) {
         prompts_look_ahead(&cache->prompts, &cache->residents, layer, counts, rows);
         begin_ahead(cache);
         pthread_cond_signal(&cache->has_work); /* the thread goes on with them */

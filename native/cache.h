@@ -68,6 +68,7 @@ struct pending { /* a read, by its tag */
     char *address;
     uint32_t file;
     uint8_t place;
+    bool has_mirror;
     uint32_t next_free;
 };
 
@@ -114,6 +115,7 @@ struct cache {
     uint32_t warm_up_count, warm_up_next;
     uint64_t favoured_length;
     bool has_stepped, is_closing, has_thread;
+    atomic_bool is_idle; /* nobody waits for the program: nothing is read ahead */
     pthread_t thread;
 };
 

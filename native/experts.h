@@ -19,7 +19,7 @@ struct part {
     uint64_t digest;         /* XXH3-64, where `has_digest` */
     uint32_t file;
     uint32_t slot_offset;
-    bool has_digest;
+    bool has_digest, has_mirror; /* the bytes lie in the second place of its file as well */
 };
 
 struct layer {

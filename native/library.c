@@ -72,7 +72,7 @@ static moepack_code lay_out(const moepack *pack, const moepack_family *family, u
         code = moepack_locate_part(pack, family, expert, p, &part, error);
         if (code) break;
         uint64_t start = part.apart ? end + part.offset % PAGE : part.offset_in_blob;
-        parts[p] = (struct part){part.offset, part.length, part.digest, part.file, (uint32_t)start, part.has_digest != 0};
+        parts[p] = (struct part){part.offset, part.length, part.digest, part.file, (uint32_t)start, part.has_digest != 0, false};
         end = (start + part.length + PAGE - 1) / PAGE * PAGE;
     }
     *length = blob.apart ? end + PAGE : (blob.length + PAGE - 1) / PAGE * PAGE;

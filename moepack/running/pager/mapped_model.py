@@ -15,8 +15,6 @@ from moepack.common.sizes import align, size_text
 from moepack.pack.engines.gguf_layout import GgufLayout, LaidTensor, lay_out
 from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.pack.reading.pack import Pack
-from moepack.running.pager.messages import Op, encode
-from moepack.running.pager.page_faults import check_page_faults
 from moepack.storage.regular_file import map_file, open_regular
 
 _PAGE = mmap.PAGESIZE
@@ -30,32 +28,19 @@ class MappedSpan(NamedTuple):
     offset: int
     length: int
 
-    @property
-    def first_page(self) -> int:
-        """The offset of the page that has its first byte."""
-        return self.offset // _PAGE * _PAGE
 
-    @property
-    def paged_length(self) -> int:
-        """The bytes of all pages on which it has bytes."""
-        return align(self.offset + self.length, _PAGE) - self.first_page
+class DenseRange(NamedTuple):
+    """Bytes of dense tensors as programs map them.
 
-    @property
-    def whole_pages(self) -> tuple[int, int]:
-        """The first and the end offset of the pages that are its alone; empty for a short part."""
-        start = align(self.offset, _PAGE)
-        return start, max(start, (self.offset + self.length) // _PAGE * _PAGE)
+    Of a shard they are read ahead; of an image they are mapped from `offset` of the pack's file
+    with the number `source`.
+    """
 
-    @property
-    def has_pages(self) -> bool:
-        """Whether any page is its alone."""
-        start, end = self.whole_pages
-        return start < end
-
-    def operation(self, op: Op, source: int = 0) -> bytes:
-        """Return an operation on the pages that are its alone."""
-        start, end = self.whole_pages
-        return encode(op, file=self.file, offset=start, length=end - start, source=source)
+    file: int
+    mapped_offset: int
+    length: int
+    source: int = 0
+    offset: int = 0
 
 
 Spans = tuple[MappedSpan, ...]
@@ -66,8 +51,8 @@ FamilySpans = dict[str, dict[ExpertKey, Spans]]
 def map_model(pack: Pack) -> MappedModel:
     """Return the model of a pack, or of an index over shards, as programs can map it.
 
-    Raises PackError for a model that llama.cpp does not run, MachineError for packs if the system
-    hands out no page faults, what reading dense tensors raises, and OSError.
+    Raises PackError for a model that llama.cpp does not run, what reading dense tensors raises, and
+    OSError.
     """
     for family in pack.index.families:
         if any(kind.origin.first_slice is not None for kind in family.part_kinds):
@@ -87,6 +72,7 @@ class MappedShards:
 
     experts_offset = 0
     image: int | None = None
+    length = 0
 
     def __init__(self, pack: Pack) -> None:
         self._pack = pack
@@ -111,38 +97,12 @@ class MappedShards:
 
         return _spans(self._pack, span)
 
-    def lies_alike(self, spans: Iterable[MappedSpan]) -> bool:
-        """Return whether parts lie in pages as in the files that they are read from."""
-        return True
-
-    def prefetch_edges(self, spans: Iterable[MappedSpan]) -> None:
-        """Read the pages that parts share with others into the system's memory for programs.
-
-        Else these would be read when a program comes to them, one after another.
-        """
-        for span in spans:
-            start, end = span.whole_pages
-            behind = span.first_page + span.paged_length
-            for first, last in ((span.first_page, start), (end, behind)):
-                if first < last:
-                    file, advice = self.descriptors[span.file], os.POSIX_FADV_WILLNEED
-                    os.posix_fadvise(file, first, last - first, advice)
-
-    def position(self, key: ExpertKey) -> tuple[object, ...]:
-        """Return the key that sorts experts in the order of their files."""
-        return key
-
-    def prepare(self, file: int) -> Iterator[bytes]:
-        """Yield operations for a file that a program has just mapped: to read dense tensors.
-
-        libllama asks for all of the file ahead; experts are no part of that.
-        """
-        path = self._paths[file]
+    def dense(self) -> Iterator[DenseRange]:
+        """Yield the ranges of dense tensors: libllama reads all of a file ahead, with experts."""
+        numbers = {path: number for number, path in enumerate(self._paths)}
         for tensor in self._pack.dense():
-            if tensor.path == path and tensor.length and not is_row_table(tensor.name):
-                start = tensor.offset // _PAGE * _PAGE
-                end = tensor.offset + tensor.length
-                yield encode(Op.WANTED, file=file, offset=start, length=end - start)
+            if tensor.path in numbers and tensor.length and not is_row_table(tensor.name):
+                yield DenseRange(numbers[tensor.path], tensor.offset, tensor.length)
 
     def close(self) -> None:
         """Close all files; programs keep their mappings."""
@@ -159,10 +119,10 @@ class MappedImage:
     """
 
     def __init__(self, pack: Pack) -> None:
-        check_page_faults()
         self._pack = pack
         self._layout: GgufLayout = lay_out(pack, _PAGE)
         self.experts_offset = self._layout.experts_offset
+        self.length = self._layout.length
         self._open: list[int] = []
         self._files: dict[int, int | None] = {}
         """The pack's files with dense tensors, opened; None for those that cannot be mapped."""
@@ -215,23 +175,8 @@ class MappedImage:
 
         return _spans(self._pack, span)
 
-    def lies_alike(self, spans: Iterable[MappedSpan]) -> bool:
-        """Return whether parts lie in pages as in the pack, where each begins on one."""
-        return all(span.offset % _PAGE == span.length % _PAGE == 0 for span in spans)
-
-    def prefetch_edges(self, spans: Iterable[MappedSpan]) -> None:
-        """Do nothing: pages that parts share are copied for programs."""
-
-    def position(self, key: ExpertKey) -> tuple[object, ...]:
-        """Return the key that sorts experts in the order of their files."""
-        blob = self._pack.locate(key.layer, key.expert, family=ROUTED_FAMILY)
-        return blob.path, blob.offset
-
-    def prepare(self, file: int) -> Iterator[bytes]:
-        """Yield operations for the image: to map dense tensors.
-
-        It is one mapping for tensors that follow each other in the pack as in the image.
-        """
+    def dense(self) -> Iterator[DenseRange]:
+        """Yield the ranges of dense tensors, one for those that are beside each other twice."""
         start = source = length = number = 0
         for tensor in self._layout.dense:
             if not tensor.length or not self._is_mapped(tensor):
@@ -243,10 +188,10 @@ class MappedImage:
                 length += pages
                 continue
             if length:
-                yield self._map_dense(start, length, number, source)
+                yield DenseRange(0, start, length, number, source)
             start, source, length, number = extent.offset, extent.input_offset, pages, extent.input
         if length:
-            yield self._map_dense(start, length, number, source)
+            yield DenseRange(0, start, length, number, source)
 
     def _is_mapped(self, tensor: LaidTensor) -> bool:
         """Return whether programs map a dense tensor in the pack's file."""
@@ -259,11 +204,6 @@ class MappedImage:
             mapped = map_file(file)
             self._files[extent.input] = None if mapped is None else file
         return self._files[extent.input] is not None
-
-    def _map_dense(self, start: int, length: int, number: int, source: int) -> bytes:
-        file = self._files[number]
-        assert file is not None
-        return encode(Op.DENSE, expert=file, offset=start, length=length, source=source)
 
     def close(self) -> None:
         """Close all files; programs keep their mappings."""
@@ -287,21 +227,3 @@ def _spans(pack: Pack, span: Callable[[PackedFamily, int, PartKind], MappedSpan]
 def _on_page(tensor: LaidTensor) -> bool:
     (extent,) = tensor.extents
     return extent.input_offset % _PAGE == 0
-
-
-def slot_length(spans: Spans) -> int:
-    """Return the bytes of a slot for an expert: the same for all experts of a layer."""
-    return sum(
-        align(span.length, _PAGE) + _PAGE * bool(span.offset % _PAGE or span.length % _PAGE)
-        for span in spans
-    )
-
-
-def slot_offsets(spans: Spans) -> dict[str, int]:
-    """Return the offset of each part in a slot: as far behind a page's start as in its file."""
-    offsets = {}
-    end = 0
-    for span in spans:
-        offsets[span.part] = end + span.offset - span.first_page
-        end += span.paged_length
-    return offsets

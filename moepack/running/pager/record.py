@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.common.shape import ModelShape
-from moepack.running.pager.client import Client, Selection
+from moepack.running.pager.control import Selection
 
 Layers = dict[int, NDArray[np.uint16]]
 """By layer, the experts of each token of a call [tokens, experts used].
@@ -30,23 +30,23 @@ class RoutingRecord:
     def __init__(self, shape: ModelShape) -> None:
         self._expert_counts = shape.expert_counts
         self._most_used = shape.experts_used
-        self._open: dict[tuple[Client, int], Call] = {}
+        self._open: dict[tuple[int, int], Call] = {}
         self._ended: list[Call] = []
         self.request_count = 0
 
-    def add(self, client: Client, context: int, selection: Selection) -> None:
-        """Add a selection of a context, each call of which has one for each layer, in order."""
+    def add(self, source: tuple[int, int], selection: Selection) -> None:
+        """Add a selection of a process and context, whose calls have one for each layer, in order."""
         count = len(selection.experts)
         if not count or not selection.token_count or count % selection.token_count:
             return
         rows = np.array(selection.experts, np.int64).reshape(selection.token_count, -1)
         if not self._is_possible(selection.layer, rows):
             return
-        call = self._open.get((client, context))
+        call = self._open.get(source)
         if call is None or self._begins(call.layers, selection.layer, rows):
             if call is not None:
                 self._ended.append(call)
-            call = self._open[client, context] = Call(self.request_count, {})
+            call = self._open[source] = Call(self.request_count, {})
         call.layers.setdefault(selection.layer, rows.astype(np.uint16))
 
     def _is_possible(self, layer: int, rows: NDArray[np.int64]) -> bool:
@@ -65,9 +65,9 @@ class RoutingRecord:
         is_again = np.array_equal(rows, layers[layer][:, : rows.shape[1]])
         return len(self._expert_counts) <= 2 or not is_again
 
-    def end(self, client: Client) -> None:
+    def end(self, process: int) -> None:
         """End the calls of all contexts of a process."""
-        for source in [one for one in self._open if one[0] is client]:
+        for source in [one for one in self._open if one[0] == process]:
             self._ended.append(self._open.pop(source))
 
     def pop(self, *, with_open: bool) -> list[Call]:

@@ -1,0 +1,198 @@
+"""The control file: memory that moepack and the programs with its library share while they run.
+
+The structs are those of native/table.h. Programs write statistics and selections, and wait for
+nobody; moepack writes the budget, and reads.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+_PAGE = 4096
+_MAX_PROCESSES, _MAX_CONTEXTS = 32, 64
+_RING_WORDS = 1 << 18
+_RING_LENGTH = _PAGE + 4 * _RING_WORDS
+_PROCESS_LENGTH = 3 * _PAGE
+_RINGS = _PAGE + _MAX_PROCESSES * _PROCESS_LENGTH
+_LENGTH = _RINGS + _MAX_PROCESSES * _MAX_CONTEXTS * _RING_LENGTH
+_LIVE, _ENDED = 1, 2
+_STATISTICS = struct.Struct("<12Q")
+_ERROR = struct.Struct("<2i512s")
+_COPIED = 1 << 30
+_WRITE, _WATCH_ALL = 1, 2
+
+
+class Selection(NamedTuple):
+    """The experts to which a layer routed `token_count` tokens, the same number for each, in turn.
+
+    If it `is_copied` the program does not need them: it copied all of the layer while it loaded, as
+    into a GPU's memory.
+    """
+
+    layer: int
+    token_count: int
+    experts: Sequence[int]
+    is_copied: bool = False
+
+
+class Statistics(NamedTuple):
+    """What a program's cache has counted; lengths are bytes, in whole pages."""
+
+    hit_count: int = 0
+    miss_count: int = 0
+    read_length: int = 0
+    wait_nanoseconds: int = 0
+    fault_count: int = 0
+    resident_length: int = 0
+    slots_length: int = 0
+    memory: int = 0
+    routed_count: int = 0
+    holds_all: int = 0
+    is_warming: int = 0
+    wasted_length: int = 0
+
+    def ended(self) -> "Statistics":
+        """Return these of a program that has ended: counts stay, memory does not."""
+        return self._replace(resident_length=0, slots_length=0, memory=0, holds_all=0, is_warming=0)
+
+
+class ProgramError(NamedTuple):
+    """Why a program could not go on: a code of native/cache.h, an errno or 0, and a sentence."""
+
+    code: int
+    system_error: int
+    problem: str
+
+
+class Control:
+    """The control file; `descriptor` is open as long as programs may start. Raises OSError."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("moepack-control", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.descriptor, _LENGTH)
+            self._memory = mmap.mmap(self.descriptor, _LENGTH)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+        self._words = memoryview(self._memory).cast("I")
+        self._longs = memoryview(self._memory).cast("Q")
+        self._past: list[Statistics] = []
+        self._reported: set[int] = set()
+        self.has_served = False
+        """Whether any process has mapped the model."""
+
+    def set_memory(self, length: int) -> None:
+        """Set the bytes for experts, of all processes together."""
+        self._longs[0] = length
+
+    def set_wants(self, *, selections: bool, always: bool) -> None:
+        """Have programs write selections; `always`: though all experts stay in memory."""
+        self._words[2] = _WRITE * selections | _WATCH_ALL * always
+
+    def live(self) -> Iterator[int]:
+        """Yield the numbers of live processes; those that have ended are counted, and forgotten."""
+        for number in range(_MAX_PROCESSES):
+            start = _PAGE + number * _PROCESS_LENGTH
+            state = self._words[start // 4]
+            if state in (_LIVE, _ENDED):
+                self.has_served = True
+            if state == _LIVE:
+                yield number
+
+    def forget_ended(self) -> list[int]:
+        """Keep the counts of processes that have ended, and free their places; return those."""
+        ended = []
+        for number in range(_MAX_PROCESSES):
+            start = _PAGE + number * _PROCESS_LENGTH
+            process = self._words[start // 4 + 1]
+            if self._words[start // 4] == _LIVE and process and not _is_running(process):
+                self._words[start // 4] = _ENDED
+            if self._words[start // 4] == _ENDED:
+                ended.append(number)
+        return ended
+
+    def free(self, number: int) -> None:
+        """Free the place of a process that has ended, whose selections were read."""
+        start = _PAGE + number * _PROCESS_LENGTH
+        self._past.append(self._read_statistics(number).ended())
+        for _, ring in self._rings(number):
+            self._memory[ring : ring + 24] = bytes(24)
+        self._memory[start + 4 : start + _PROCESS_LENGTH] = bytes(_PROCESS_LENGTH - 4)
+        self._reported.discard(number)
+        self._words[start // 4] = 0
+
+    def _read_statistics(self, number: int) -> Statistics:
+        return Statistics(*_STATISTICS.unpack_from(self._memory, _PAGE + number * _PROCESS_LENGTH + 8))
+
+    def statistics(self) -> list[Statistics]:
+        """Return what all processes have counted so far, those that have ended among them."""
+        return [*self._past, *map(self._read_statistics, self.live())]
+
+    def errors(self) -> Iterator[ProgramError]:
+        """Yield the errors for which processes could not go on, each once."""
+        for number in range(_MAX_PROCESSES):
+            start = _PAGE + number * _PROCESS_LENGTH + 8 + _STATISTICS.size
+            if self._words[start // 4 + 1] and number not in self._reported:
+                self._reported.add(number)
+                code, system_error, text = _ERROR.unpack_from(self._memory, start + 8)
+                yield ProgramError(code, system_error, text.split(b"\0", 1)[0].decode(errors="replace"))
+
+    def selections(self, number: int) -> Iterator[tuple[int, Selection]]:
+        """Yield the selections of a process since the last time, with the number of the context."""
+        for context, ring in self._rings(number):
+            for selection in self._read_ring(ring):
+                yield context, selection
+
+    def lost_count(self) -> int:
+        """Return how many selections were lost, as nobody read them in time."""
+        return sum(
+            self._longs[ring // 8 + 2] for number in self.live() for _, ring in self._rings(number)
+        )
+
+    def _rings(self, number: int) -> Iterator[tuple[int, int]]:
+        """Yield the contexts of a process, and the offsets of their rings."""
+        start = _PAGE + number * _PROCESS_LENGTH + 8 + _STATISTICS.size
+        for context in range(min(self._words[start // 4], _MAX_CONTEXTS)):
+            yield context, _RINGS + (number * _MAX_CONTEXTS + context) * _RING_LENGTH
+
+    def _read_ring(self, ring: int) -> Iterator[Selection]:
+        head, tail = self._longs[ring // 8], self._longs[ring // 8 + 1]
+        while tail < head:
+            word, row_count, column_count = self._read_words(ring, tail, 3)
+            count = row_count * column_count
+            if tail + 3 + count > head:  # a damaged ring tells nothing more
+                tail = head
+                break
+            experts = self._read_words(ring, tail + 3, count)
+            tail += 3 + count
+            self._longs[ring // 8 + 1] = tail
+            yield Selection(word & ~_COPIED, row_count, experts, bool(word & _COPIED))
+        self._longs[ring // 8 + 1] = tail
+
+    def _read_words(self, ring: int, start: int, count: int) -> list[int]:
+        words = (ring + _PAGE) // 4
+        first = start % _RING_WORDS
+        found = self._words[words + first : words + min(first + count, _RING_WORDS)].tolist()
+        if len(found) < count:
+            found += self._words[words : words + count - len(found)].tolist()
+        return found
+
+    def close(self) -> None:
+        """Close the file; programs keep their mappings."""
+        self._words.release()
+        self._longs.release()
+        self._memory.close()
+        os.close(self.descriptor)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

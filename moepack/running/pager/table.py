@@ -1,0 +1,216 @@
+"""The table of a model for the preloaded library: the structs of native/table.h.
+
+It is made once, before a program starts, in a file of memory that programs map.
+"""
+
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from moepack.common.errors import RequestError
+from moepack.common.keys import ExpertKey
+from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.sizes import align
+from moepack.pack.format.tables import PackedFamily
+from moepack.pack.reading.mirror import Mirror
+from moepack.pack.reading.pack import Pack
+from moepack.running.pager.mapped_model import FamilySpans, MappedModel
+
+_Value = TypeVar("_Value")
+_MAX_PARTS = 8
+_PAGE = 4096
+_VERSION = 1
+_HEADER = struct.Struct("<8s14I11QiI")
+_LAYER = struct.Struct("<4I" + "64s" * _MAX_PARTS)
+_PART = struct.Struct("<4Q2I2HI")
+_PAIR = struct.Struct("<QQ")
+_DENSE = struct.Struct("<3Q2I")
+
+POLICIES = {
+    "lru": (0, False),
+    "lfu": (1, False),
+    "layer": (0, True),
+    "layer+lfu": (1, True),
+    "s3fifo": (2, False),
+    "least-stale": (3, False),
+    "random": (4, False),
+}
+"""By name: the number of the order of evictions, and whether each layer has its own cache."""
+CHECKS = {"never": 0, "first": 1, "always": 2}
+BACKENDS = {
+    "auto": (0, False),
+    "uring": (1, False),
+    "direct": (2, False),
+    "buffered": (2, True),
+}
+"""By name: the kind of reads, and whether they go through the page cache."""
+
+
+class CacheChoices(NamedTuple):
+    """How the library caches: names as in POLICIES, CHECKS and BACKENDS; lengths are bytes.
+
+    `reserve` is kept beside the cache's budget; of `warm_up`, which is read while a program loads,
+    the first up to `favoured_length` are evicted last.
+    """
+
+    policy: str
+    check: str
+    backend: str
+    reserve: int
+    pinned: Sequence[ExpertKey] = ()
+    warm_up: Sequence[ExpertKey] = ()
+    favoured_length: int = 0
+
+
+class ExpertTable:
+    """The experts of a pack in the order of the library: routed families first, by layer.
+
+    `slot_lengths` are the bytes that each routed expert takes in memory.
+    """
+
+    def __init__(self, pack: Pack, model: MappedModel) -> None:
+        self._pack, self._model = pack, model
+        mtp = pack.shape.mtp_layers
+        families = [one for one in pack.index.families if one.expert_count]
+        self._families = sorted(
+            families, key=lambda one: (one.name != ROUTED_FAMILY, one.layer in mtp, one.layer)
+        )
+        self._rare = {one for one in self._families if one.name != ROUTED_FAMILY or one.layer in mtp}
+        self._spans: FamilySpans = model.spans()
+        self._numbers: dict[ExpertKey, int] = {}
+        self.slot_lengths: dict[ExpertKey, int] = {}
+        count = 0
+        for family in self._families:
+            if family.name == ROUTED_FAMILY:
+                keys = [ExpertKey(family.layer, one) for one in range(family.expert_count)]
+                length = max(self._slot_length(family, key) for key in keys)
+                self._numbers.update((key, count + key.expert) for key in keys)
+                self.slot_lengths.update(dict.fromkeys(keys, length))
+            count += family.expert_count
+        self._count = count
+
+    def _slot_length(self, family: PackedFamily, key: ExpertKey) -> int:
+        """Return the bytes of a slot: a blob's, or whole pages around each part."""
+        if self._model.experts_offset:
+            return align(self._pack.locate(*key, family=family.name).length, _PAGE)
+        spans = self._spans[family.name][key]
+        return sum(align(span.offset % _PAGE + span.length, _PAGE) for span in spans)
+
+    def encode(self, choices: CacheChoices) -> bytes:
+        """Encode the table. Raises RequestError for unknown names."""
+        paths = {path: number for number, path in enumerate(self._pack.file_paths)}
+        mirror = self._sound_mirror()
+        sections = [
+            b"".join(map(self._layer, self._families)),
+            b"".join(part for family in self._families for part in self._parts(family, paths, mirror)),
+            b"",  # files: their paths follow everything else
+            b"".join(
+                _PAIR.pack(status.st_dev, status.st_ino)
+                for status in map(os.fstat, self._model.descriptors)
+            ),
+            b"".join(
+                _DENSE.pack(one.mapped_offset, one.length, one.offset, one.source, one.file)
+                for one in self._model.dense()
+            ),
+            self._encode_keys(choices.pinned),
+            self._encode_keys(choices.warm_up),
+        ]
+        sections[2] = bytes(_PAIR.size * len(paths))
+        offsets, end = [], _HEADER.size
+        for section in sections:
+            offsets.append(end)
+            end += align(len(section), 8)
+        sections[2], strings = self._files(list(paths), mirror, end)
+        body = b"".join(section.ljust(align(len(section), 8), b"\0") for section in sections)
+        return self._header(choices, sections, offsets) + body + strings
+
+    def _header(
+        self, choices: CacheChoices, sections: Sequence[bytes], offsets: Sequence[int]
+    ) -> bytes:
+        policy, is_by_layer = _look_up("policy", POLICIES, choices.policy)
+        kind, is_cached = _look_up("backend", BACKENDS, choices.backend)
+        return _HEADER.pack(
+            b"MOEPTABL",
+            _VERSION,
+            os.getpid(),
+            len(self._families),
+            self._count,
+            len(sections[2]) // _PAIR.size,
+            len(sections[3]) // _PAIR.size,
+            len(sections[4]) // _DENSE.size,
+            len(choices.pinned),
+            len(choices.warm_up),
+            policy,
+            is_by_layer,
+            _look_up("check", CHECKS, choices.check),
+            kind,
+            is_cached,
+            choices.reserve,
+            choices.favoured_length,
+            self._model.length,
+            self._model.experts_offset,
+            *offsets,
+            -1 if self._model.image is None else self._model.image,
+            0,
+        )
+
+    def _layer(self, family: PackedFamily) -> bytes:
+        names = [kind.name.encode() for kind in family.part_kinds]
+        names += [b""] * (_MAX_PARTS - len(names))
+        count = len(family.part_kinds)
+        return _LAYER.pack(family.layer, family.expert_count, count, family in self._rare, *names)
+
+    def _parts(
+        self, family: PackedFamily, paths: Mapping[os.PathLike[str], int], mirror: Mirror | None
+    ) -> Iterable[bytes]:
+        padding = bytes(_PART.size * (_MAX_PARTS - len(family.part_kinds)))
+        for expert in range(family.expert_count):
+            for span in self._spans[family.name][ExpertKey(family.layer, expert)]:
+                part = self._pack.locate(family.layer, expert, span.part, family=family.name)
+                blob_offset = part.offset if part.blob_offset is None else part.blob_offset
+                is_mirrored = mirror is not None and _covers(mirror, part.path.name, part.offset, part.length)
+                yield _PART.pack(
+                    part.offset,
+                    part.length,
+                    part.digest or 0,
+                    span.offset,
+                    paths[part.path],
+                    span.file,
+                    part.digest is not None,
+                    is_mirrored,
+                    part.offset - blob_offset,
+                )
+            yield padding
+
+    def _files(
+        self, paths: Sequence[os.PathLike[str]], mirror: Mirror | None, end: int
+    ) -> tuple[bytes, bytes]:
+        records, strings = b"", b""
+        for path in paths:
+            offsets = [end + len(strings), 0]
+            strings += os.fsencode(os.path.abspath(path)) + b"\0"
+            if mirror is not None and mirror.record is not None and mirror.record.ranges(os.path.basename(path)):
+                offsets[1] = end + len(strings)
+                strings += os.fsencode(mirror.path / os.path.basename(path)) + b"\0"
+            records += _PAIR.pack(*offsets)
+        return records, strings
+
+    def _sound_mirror(self) -> Mirror | None:
+        mirror = self._pack.mirror
+        return None if mirror is None or mirror.problem is not None else mirror
+
+    def _encode_keys(self, keys: Iterable[ExpertKey]) -> bytes:
+        numbers = [self._numbers[key] for key in keys]
+        return struct.pack(f"<{len(numbers)}I", *numbers)
+
+
+def _covers(mirror: Mirror, name: str, offset: int, length: int) -> bool:
+    assert mirror.record is not None
+    return mirror.record.ranges(name).covers(offset, offset + length)
+
+
+def _look_up(what: str, values: Mapping[str, _Value], name: str) -> _Value:
+    if name not in values:
+        raise RequestError(f"no such {what}", expected=", ".join(values), found=name)
+    return values[name]

@@ -1,0 +1,257 @@
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "../include/moepack.h"
+#include "seam.h"
+
+/*
+ * Accesses that nobody announced, to experts of a pack that are not mapped: a layer whose router has another name,
+ * weights that are checked or copied while they are loaded. The page is protected, so the access is a SIGSEGV of its
+ * own thread, and the handler brings what is missing. That needs no right of any kind, as userfaultfd does, and serves
+ * the same accesses: those of the program itself. What the system would read for it (write(2) of such memory) fails
+ * with EFAULT; nothing is ever read as zeros.
+ *
+ * In the strided region the expert is brought. In the file's own region, where experts share pages if their lengths
+ * are not of whole ones, a chunk of pages is put together from the parts on it, of files that were compared with their
+ * digests. There are few chunks; the oldest is given up for the next.
+ *
+ * `lock` guards the chunks. The handler runs in a thread that computes: it may hold locks of the program, and none of
+ * ours, since nothing of ours reads these addresses.
+ */
+
+enum { CHUNK_PAGES = 16, CHUNK_COUNT = 512, MOST_REPEATS = 1000 };
+
+struct place_in_image { /* a part, by where it lies in the image */
+    uint64_t start, length;
+    uint32_t expert, part;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct place_in_image *places;
+static size_t place_count;
+static bool *is_right; /* by place: its digest was compared */
+static char *chunks, *scratch;
+static int chunk_file = -1;
+static struct {
+    char *address;
+    uint64_t length;
+} taken[CHUNK_COUNT];
+static uint32_t next_chunk;
+static struct sigaction of_program; /* its own handler */
+static __thread const void *last_address __attribute__((tls_model("initial-exec")));
+static __thread uint32_t repeat_count __attribute__((tls_model("initial-exec")));
+
+/* ---- chunks of the image ---- */
+
+static int compare_places(const void *first, const void *second) {
+    const struct place_in_image *a = first, *b = second;
+    return a->start < b->start ? -1 : a->start > b->start;
+}
+
+static bool list_places(void) {
+    const struct table_part *parts = (const struct table_part *)((const char *)seam.table + seam.table->parts);
+    uint64_t longest = 0;
+    places = calloc(((size_t)seam.experts.count + 1) * MAX_PARTS, sizeof *places);
+    if (!places) return false;
+    for (uint32_t e = 0; e < seam.experts.count; e++)
+        for (uint32_t p = 0; p < layer_of(&seam.experts, e)->part_count; p++) {
+            const struct table_part *part = &parts[(uint64_t)e * MAX_PARTS + p];
+            places[place_count++] = (struct place_in_image){part->mapped_offset, part->length, e, p};
+            if (part->length > longest) longest = part->length;
+        }
+    qsort(places, place_count, sizeof *places, compare_places);
+    is_right = calloc(place_count + 1, sizeof *is_right);
+    scratch = malloc(longest + 1);
+    return is_right && scratch;
+}
+
+static int read_fully(int descriptor, char *to, uint64_t length, uint64_t offset) {
+    while (length) {
+        ssize_t count = pread(descriptor, to, length, (off_t)offset);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return count ? errno : ENODATA;
+        to += count;
+        offset += (uint64_t)count;
+        length -= (uint64_t)count;
+    }
+    return 0;
+}
+
+/* Read bytes of a part; the whole part, if it was never compared with its digest. */
+static void read_piece(size_t number, uint64_t start, uint64_t length, char *to) {
+    const struct place_in_image *place = &places[number];
+    const struct part *part = part_of(&seam.experts, place->expert, place->part);
+    const struct place *file = &seam.files[part->file].places[0];
+    bool is_compared = part->has_digest && seam.table->check != CHECK_NONE && !is_right[number];
+    int error = is_compared ? read_fully(file->cached, scratch, part->length, part->offset)
+                            : read_fully(file->cached, to, length, part->offset + start);
+    if (error) seam_end("%s: offset %llu: %s", file->path, (unsigned long long)(part->offset + start),
+                        error == ENODATA ? "the file has become shorter" : strerror(error));
+    if (!is_compared) return;
+    const struct layer *layer = layer_of(&seam.experts, place->expert);
+    if (moepack_xxh3(scratch, (size_t)part->length) != part->digest)
+        seam_end("%s: layer %u expert %u part %u does not have its digest", file->path, layer->number, place->expert - layer->first, place->part);
+    is_right[number] = true;
+    memcpy(to, scratch + start, length);
+}
+
+/* Put bytes of the image together from the parts that lie there. */
+static void assemble(uint64_t start, uint64_t end, char *to) {
+    size_t first = 0, count = place_count;
+    memset(to, 0, end - start);
+    while (count) { /* the first place that ends behind `start` */
+        size_t half = count / 2;
+        bool is_before = places[first + half].start + places[first + half].length <= start;
+        if (is_before) first += half + 1;
+        count = is_before ? count - half - 1 : half;
+    }
+    for (size_t i = first; i < place_count && places[i].start < end; i++) {
+        uint64_t from = places[i].start > start ? places[i].start : start;
+        uint64_t part_end = places[i].start + places[i].length, until = part_end < end ? part_end : end;
+        if (from < until) read_piece(i, from - places[i].start, until - from, to + (from - start));
+    }
+}
+
+static bool map_fixed(char *address, uint64_t length, int descriptor, uint64_t offset) {
+    bool is_file = descriptor >= 0;
+    int flags = MAP_FIXED | MAP_NORESERVE | (is_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
+    return real_mmap(address, length, is_file ? PROT_READ : PROT_NONE, flags, descriptor, (off_t)offset) != MAP_FAILED;
+}
+
+/* Serve the pages around an address of the image's region. */
+static void serve_chunk(char *address, const struct region *region) {
+    uint64_t offset = region->start + (uint64_t)(address - region->address);
+    uint64_t start = offset / (CHUNK_PAGES * PAGE) * (CHUNK_PAGES * PAGE), end = start + CHUNK_PAGES * PAGE;
+    uint64_t first = (seam.table->experts_offset > region->start ? seam.table->experts_offset : region->start) / PAGE * PAGE;
+    uint64_t last = (region->end + PAGE - 1) / PAGE * PAGE;
+    if (start < first) start = first;
+    if (end > last) end = last;
+    pthread_mutex_lock(&lock);
+    uint32_t number = next_chunk++ % CHUNK_COUNT;
+    bool is_mapped = !taken[number].address || map_fixed(taken[number].address, taken[number].length, -1, 0);
+    uint64_t place = (uint64_t)number * CHUNK_PAGES * PAGE;
+    assemble(start, end, chunks + place);
+    taken[number].address = region->address + (start - region->start);
+    taken[number].length = end - start;
+    is_mapped = is_mapped && map_fixed(taken[number].address, end - start, chunk_file, place);
+    if (!is_mapped) seam_end("the system maps no more memory (see vm.max_map_count)");
+    pthread_mutex_unlock(&lock);
+    atomic_fetch_add(&seam.cache.statistics->fault_count, 1);
+}
+
+/* The part that has a whole page of the image to itself; NO_EXPERT: it shares it. */
+static uint32_t owner_of_page(uint64_t page) {
+    size_t first = 0, count = place_count;
+    while (count) {
+        size_t half = count / 2;
+        bool is_before = places[first + half].start + places[first + half].length <= page;
+        if (is_before) first += half + 1;
+        count = is_before ? count - half - 1 : half;
+    }
+    bool is_whole = first < place_count && places[first].start <= page && places[first].start + places[first].length >= page + PAGE;
+    return is_whole ? places[first].expert : NO_EXPERT;
+}
+
+static void bring(uint32_t expert) {
+    struct cache_error error;
+    if (!cache_bring(&seam.cache, expert, &error)) return;
+    seam.page->error = error;
+    atomic_store(&seam.page->error_code, (uint32_t)error.code);
+    seam_end("%s", error.message);
+}
+
+static bool serve(void *address) {
+    struct region region;
+    if (!seam.table) return false;
+    if (mapping_is_strided_address(address)) {
+        uint32_t expert = mapping_expert_at(address);
+        if (expert != NO_EXPERT) bring(expert);
+        return expert != NO_EXPERT;
+    }
+    if (!regions_find(address, &region)) return false;
+    uint64_t offset = region.start + (uint64_t)((char *)address - region.address);
+    if (offset / PAGE * PAGE + PAGE <= seam.table->experts_offset) return false;
+    uint32_t expert = seam.is_strided ? NO_EXPERT : owner_of_page(offset / PAGE * PAGE);
+    if (expert != NO_EXPERT)
+        bring(expert);
+    else
+        serve_chunk(address, &region);
+    return true;
+}
+
+/* ---- the signal ---- */
+
+static void hand_on(int number, siginfo_t *information, void *context) {
+    if (of_program.sa_flags & SA_SIGINFO && of_program.sa_sigaction) {
+        of_program.sa_sigaction(number, information, context);
+    } else if (of_program.sa_handler != SIG_DFL && of_program.sa_handler != SIG_IGN) {
+        of_program.sa_handler(number);
+    } else { /* it happens again, and ends the program */
+        struct sigaction none = {.sa_handler = SIG_DFL};
+        syscall(SYS_rt_sigaction, number, &none, NULL, sizeof(uint64_t));
+    }
+}
+
+/* A page that is there, and still faults, is written to, or executed: that is the program's own mistake. */
+static bool is_repeated(const void *address) {
+    repeat_count = address == last_address ? repeat_count + 1 : 0;
+    last_address = address;
+    return repeat_count > MOST_REPEATS;
+}
+
+static void on_fault(int number, siginfo_t *information, void *context) {
+    int error = errno;
+    bool is_served = information->si_code > 0 && !is_repeated(information->si_addr) && serve(information->si_addr);
+    errno = error;
+    if (!is_served) hand_on(number, information, context);
+}
+
+static int (*real_sigaction)(int, const struct sigaction *, struct sigaction *);
+
+bool faults_open(void) {
+    struct sigaction ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    real_sigaction = (__typeof__(real_sigaction))dlsym(RTLD_NEXT, "sigaction");
+    chunk_file = memfd_create("moepack-chunks", MFD_CLOEXEC);
+    uint64_t length = (uint64_t)CHUNK_COUNT * CHUNK_PAGES * PAGE;
+    if (!real_sigaction || chunk_file < 0 || ftruncate(chunk_file, (off_t)length) || !list_places()) return false;
+    chunks = real_mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, chunk_file, 0);
+    return chunks != MAP_FAILED && !real_sigaction(SIGSEGV, &ours, &of_program);
+}
+
+/* The handler stays ours; the program's own gets what is not for us. */
+EXPORT int sigaction(int number, const struct sigaction *action, struct sigaction *before) {
+    if (!real_sigaction) FIND(real_sigaction, "sigaction");
+    if (number != SIGSEGV || chunk_file < 0 || !seam.table) return real_sigaction(number, action, before);
+    if (before) *before = of_program;
+    if (action) of_program = *action;
+    return 0;
+}
+
+EXPORT __sighandler_t signal(int number, __sighandler_t handler) {
+    static __typeof__(&signal) real;
+    FIND(real, "signal");
+    if (number != SIGSEGV || chunk_file < 0 || !seam.table) return real(number, handler);
+    __sighandler_t before = of_program.sa_handler;
+    of_program = (struct sigaction){.sa_handler = handler};
+    return before;
+}
+
+/* A thread that blocks the signal would be killed by it. */
+EXPORT int pthread_sigmask(int how, const sigset_t *set, sigset_t *before) {
+    static __typeof__(&pthread_sigmask) real;
+    sigset_t without;
+    FIND(real, "pthread_sigmask");
+    if (set && how != SIG_UNBLOCK && seam.table && seam.is_image) {
+        without = *set;
+        sigdelset(&without, SIGSEGV);
+        set = &without;
+    }
+    return real(how, set, before);
+}

@@ -1,0 +1,141 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "seam.h"
+
+/*
+ * Experts at the addresses where programs expect them. With only CPUs, a pack's experts are whole blobs in a region of
+ * ours, and their tensors get its addresses and another stride: one mapping an expert. Else each part is mapped over its
+ * whole pages in the file's regions.
+ *
+ * `is_mapped` is guarded by the lock of the cache; the strided region is made once.
+ */
+
+enum { LEAST_POPULATED = 1 << 20 }; /* of a slot: the pages of larger ones are put into the tables at once */
+
+static bool *is_mapped;
+static char *blobs; /* the strided region */
+static uint64_t blobs_length;
+static uint64_t *layer_offsets, *strides;
+
+static const struct table_part *table_part(uint32_t expert, uint32_t part) {
+    const char *parts = (const char *)seam.table + seam.table->parts;
+    return (const struct table_part *)parts + (uint64_t)expert * MAX_PARTS + part;
+}
+
+bool mapping_open(void) {
+    const struct experts *experts = &seam.experts;
+    is_mapped = calloc((size_t)experts->count + 1, sizeof *is_mapped);
+    layer_offsets = calloc((size_t)experts->layer_count + 1, sizeof *layer_offsets);
+    strides = calloc((size_t)experts->layer_count + 1, sizeof *strides);
+    if (!is_mapped || !layer_offsets || !strides) return false;
+    if (!seam.is_strided) return true;
+    for (uint32_t i = 0; i < experts->layer_count; i++) {
+        layer_offsets[i] = blobs_length;
+        strides[i] = experts->class_length[experts->layers[i].slot_class];
+        blobs_length += strides[i] * experts->layers[i].count + PAGE; /* kernels may read a little beyond the last */
+    }
+    blobs = real_mmap(NULL, blobs_length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return blobs != MAP_FAILED;
+}
+
+char *mapping_blob(uint32_t layer) { return blobs + layer_offsets[layer]; }
+uint64_t mapping_stride(uint32_t layer) { return strides[layer]; }
+
+bool mapping_is_strided_address(const void *address) {
+    const char *wanted = address;
+    return blobs && wanted >= blobs && wanted < blobs + blobs_length;
+}
+
+uint32_t mapping_expert_at(const void *address) {
+    if (!mapping_is_strided_address(address)) return NO_EXPERT;
+    uint64_t offset = (uint64_t)((const char *)address - blobs);
+    for (uint32_t i = seam.experts.layer_count; i-- > 0;) {
+        if (offset < layer_offsets[i]) continue;
+        uint64_t expert = (offset - layer_offsets[i]) / strides[i];
+        return expert < seam.experts.layers[i].count ? seam.experts.layers[i].first + (uint32_t)expert : NO_EXPERT;
+    }
+    return NO_EXPERT;
+}
+
+void mapping_renew(void) {
+    pthread_mutex_lock(&seam.cache.lock);
+    if (!seam.is_strided) memset(is_mapped, 0, seam.experts.count * sizeof *is_mapped);
+    pthread_mutex_unlock(&seam.cache.lock);
+}
+
+void mapping_forget_in_child(void) {
+    if (blobs) real_mmap(blobs, blobs_length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+}
+
+/* ---- mapping and unmapping ---- */
+
+static int map_slot(void *data, char *address, uint64_t length, uint64_t behind) {
+    uint64_t slot = *(const uint64_t *)data;
+    int flags = MAP_SHARED | MAP_FIXED | (length >= LEAST_POPULATED ? MAP_POPULATE : 0);
+    void *mapped = real_mmap(address, length, PROT_READ, flags, seam.cache.pool.descriptor, (off_t)(slot + behind));
+    return mapped == MAP_FAILED ? errno : 0;
+}
+
+static int hide(void *data, char *address, uint64_t length, uint64_t behind) {
+    (void)data, (void)behind;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
+    return real_mmap(address, length, PROT_NONE, flags, -1, 0) == MAP_FAILED ? errno : 0;
+}
+
+/* Map the shard itself again, in the place of a slot. */
+static int show_file(void *data, char *address, uint64_t length, uint64_t behind) {
+    const struct table_part *part = data;
+    uint64_t start = (part->mapped_offset + PAGE - 1) / PAGE * PAGE;
+    int descriptor = seam.files[part->file].places[0].cached;
+    void *mapped = real_mmap(address, length, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, (off_t)(start + behind));
+    if (mapped == MAP_FAILED) return errno;
+    madvise(address, length, MADV_RANDOM);
+    return 0;
+}
+
+/* Do something to the pages of each part that are its alone, wherever they are mapped. */
+static int each_part(uint32_t expert, bool is_slot) {
+    const struct layer *layer = layer_of(&seam.experts, expert);
+    uint64_t slot = seam.cache.residents.states[expert].slot;
+    int error = 0;
+    for (uint32_t p = 0; p < layer->part_count && !error; p++) {
+        const struct table_part *part = table_part(expert, p);
+        uint64_t start = (part->mapped_offset + PAGE - 1) / PAGE * PAGE;
+        uint64_t end = (part->mapped_offset + part->length) / PAGE * PAGE;
+        if (start >= end) continue;
+        uint64_t source = slot + part_of(&seam.experts, expert, p)->slot_offset + (start - part->mapped_offset);
+        if (is_slot)
+            error = regions_each(part->mapped_file, start, end - start, map_slot, &source);
+        else
+            error = regions_each(part->mapped_file, start, end - start, seam.is_image ? hide : show_file, (void *)(uintptr_t)part);
+    }
+    return error;
+}
+
+static int change(uint32_t expert, bool is_slot) {
+    if (!seam.is_strided) return each_part(expert, is_slot);
+    uint32_t layer = seam.experts.layer_of[expert];
+    char *address = mapping_blob(layer) + strides[layer] * (expert - seam.experts.layers[layer].first);
+    uint64_t slot = seam.cache.residents.states[expert].slot;
+    return is_slot ? map_slot(&slot, address, strides[layer], 0) : hide(NULL, address, strides[layer], 0);
+}
+
+void mapping_map(void *data, uint32_t expert) {
+    (void)data;
+    if (is_mapped[expert]) return;
+    int error = change(expert, true);
+    if (error) seam_end("the system maps no more memory (%s; see vm.max_map_count)", strerror(error));
+    is_mapped[expert] = true;
+}
+
+void mapping_unmap(void *data, uint32_t expert) {
+    (void)data;
+    if (!is_mapped[expert]) return;
+    int error = change(expert, false);
+    if (error) seam_end("the system maps no more memory (%s; see vm.max_map_count)", strerror(error));
+    is_mapped[expert] = false;
+}

@@ -1,0 +1,254 @@
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "seam.h"
+
+/*
+ * The program and moepack: the table and the control file, which are mapped when the program first maps a file that may
+ * be the model. `attach` runs once; what it fills is only read afterwards, but for the cache.
+ */
+
+struct seam seam = {.image = -1, .moepack = -1};
+
+_Noreturn void seam_end(const char *format, ...) {
+    char text[600];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    dprintf(2, "moepack: %s; this program cannot go on\n", text);
+    _exit(EXIT_CODE);
+}
+
+void *seam_find_optional(const char *name, void *caller) {
+    void *function = dlsym(RTLD_NEXT, name);
+    Dl_info library;
+    void *handle = function || !dladdr(caller, &library) ? NULL : dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    return handle ? dlsym(handle, name) : function;
+}
+
+/* Find a function as the library that calls has it: programs load theirs locally. */
+void *seam_find(const char *name, void *caller) {
+    void *function = seam_find_optional(name, caller);
+    if (!function) seam_end("%s is not found in this program", name);
+    return function;
+}
+
+/* A program that moepack started ends with it, even before it has mapped the model. */
+__attribute__((constructor)) static void at_start(void) {
+    const char *parent = getenv("MOEPACK_PARENT");
+    if (parent && atoi(parent) == getppid()) prctl(PR_SET_PDEATHSIG, SIGTERM);
+}
+
+/* ---- the table ---- */
+
+static const void *map_shared(const char *variable, int protection) {
+    const char *path = getenv(variable);
+    struct stat status;
+    int descriptor = path ? open(path, (protection & PROT_WRITE ? O_RDWR : O_RDONLY) | O_CLOEXEC) : -1;
+    if (descriptor < 0 || fstat(descriptor, &status)) seam_end("moepack, which started this program, has ended");
+    void *start = real_mmap(NULL, (size_t)status.st_size, protection, MAP_SHARED, descriptor, 0);
+    close(descriptor);
+    if (start == MAP_FAILED) seam_end("no memory for the table of experts");
+    return start;
+}
+
+static const void *array_at(uint64_t offset) { return (const char *)seam.table + offset; }
+
+static uint32_t slot_class_for(uint64_t length) {
+    struct experts *experts = &seam.experts;
+    for (uint32_t i = 0; i < experts->class_count; i++)
+        if (experts->class_length[i] == length) return i;
+    if (experts->class_count == MAX_CLASSES) seam_end("experts have more than %d lengths", MAX_CLASSES);
+    experts->class_length[experts->class_count] = length;
+    return experts->class_count++;
+}
+
+/* Lay the parts of an expert into a slot: as in its blob; or each as far behind a page's start as where it is mapped, so
+ * that its whole pages can be. */
+static uint64_t lay_out(const struct table_part *from, struct part *parts, uint32_t count) {
+    uint64_t end = 0;
+    for (uint32_t p = 0; p < count; p++) {
+        uint64_t start = seam.is_strided ? from[p].slot_offset : end + from[p].mapped_offset % PAGE;
+        parts[p] = (struct part){from[p].offset, from[p].length, from[p].digest, from[p].file, (uint32_t)start, from[p].has_digest, from[p].has_mirror};
+        uint64_t part_end = (start + from[p].length + PAGE - 1) / PAGE * PAGE;
+        if (part_end > end) end = part_end;
+    }
+    return end;
+}
+
+static void read_experts(void) {
+    struct experts *experts = &seam.experts;
+    const struct table_layer *layers = array_at(seam.table->layers);
+    const struct table_part *parts = array_at(seam.table->parts);
+    uint32_t expert_count = seam.table->expert_count;
+    experts->layer_count = seam.table->layer_count;
+    experts->layers = calloc((size_t)experts->layer_count + 1, sizeof *experts->layers);
+    experts->parts = calloc(((size_t)expert_count + 1) * MAX_PARTS, sizeof *experts->parts);
+    experts->layer_of = calloc((size_t)expert_count + 1, sizeof *experts->layer_of);
+    if (!experts->layers || !experts->parts || !experts->layer_of) seam_end("no memory for the table of experts");
+    for (uint32_t i = 0; i < experts->layer_count; i++) {
+        uint64_t longest = 0;
+        for (uint32_t e = 0; e < layers[i].expert_count; e++) {
+            uint64_t place = (uint64_t)(experts->count + e) * MAX_PARTS;
+            uint64_t length = lay_out(parts + place, experts->parts + place, layers[i].part_count);
+            if (length > longest) longest = length;
+            experts->layer_of[experts->count + e] = i;
+        }
+        experts->layers[i] = (struct layer){layers[i].number, experts->count, layers[i].expert_count, layers[i].part_count,
+                                            slot_class_for(longest), layers[i].is_rare != 0};
+        experts->count += layers[i].expert_count;
+    }
+}
+
+static void open_place(struct place *place, const char *path) {
+    *place = (struct place){.path = path, .direct = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT), .cached = open(path, O_RDONLY | O_CLOEXEC)};
+    if (place->cached < 0) seam_end("%s: %s", path, strerror(errno));
+}
+
+static void open_files(void) {
+    const struct table_file *files = array_at(seam.table->files);
+    seam.files = calloc((size_t)seam.table->file_count + 1, sizeof *seam.files);
+    if (!seam.files) seam_end("no memory");
+    for (uint32_t i = 0; i < seam.table->file_count; i++) {
+        open_place(&seam.files[i].places[0], array_at(files[i].path));
+        if (files[i].mirror) open_place(&seam.files[i].places[1], array_at(files[i].mirror));
+        seam.files[i].place_count = files[i].mirror ? 2 : 1;
+    }
+}
+
+/* ---- the control file ---- */
+
+static void take_page(void) {
+    for (uint32_t i = 0; i < MAX_PROCESSES; i++) {
+        struct process_page *page = &seam.control->processes[i];
+        uint32_t is_free = PROCESS_FREE;
+        if (!atomic_compare_exchange_strong(&page->state, &is_free, PROCESS_LIVE)) continue;
+        atomic_store(&page->process, (uint32_t)getpid());
+        seam.page = page;
+        seam.rings = seam.control->rings[i];
+        return;
+    }
+    seam_end("more than %d processes map the model", MAX_PROCESSES);
+}
+
+/* All live processes have equal parts of the memory; none has less than a step needs. */
+static uint64_t own_share(void) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < MAX_PROCESSES; i++) count += atomic_load(&seam.control->processes[i].state) == PROCESS_LIVE;
+    return atomic_load(&seam.control->memory) / (count ? count : 1);
+}
+
+/* A few times a second: follow the memory, and end with moepack. */
+static void tick(void *nothing) {
+    (void)nothing;
+    struct pollfd process = {.fd = seam.moepack, .events = POLLIN};
+    if (poll(&process, 1, 0) > 0) seam_end("moepack, which started this program, has ended");
+    for (uint32_t i = 0; i < MAX_PROCESSES; i++) {
+        struct process_page *page = &seam.control->processes[i];
+        uint32_t live = PROCESS_LIVE;
+        if (atomic_load(&page->state) == PROCESS_LIVE && kill((pid_t)atomic_load(&page->process), 0) && errno == ESRCH)
+            atomic_compare_exchange_strong(&page->state, &live, PROCESS_ENDED);
+    }
+    uint64_t share = own_share();
+    if (share != seam.cache.options.memory) cache_resize(&seam.cache, share);
+}
+
+/* ---- attaching ---- */
+
+/* Does this program have a device that is no CPU? Then experts stay where files have them, since they may be copied from
+ * there; only for CPUs may a tensor have another stride. */
+static bool has_only_cpus(void *caller) {
+    size_t (*count)(void) = (size_t (*)(void))seam_find_optional("ggml_backend_dev_count", caller);
+    void *(*get)(size_t) = (void *(*)(size_t))seam_find_optional("ggml_backend_dev_get", caller);
+    int (*type)(void *) = (int (*)(void *))seam_find_optional("ggml_backend_dev_type", caller);
+    if (!count || !get || !type) return false;
+    for (size_t i = 0; i < count(); i++)
+        if (type(get(i)) != 0 /* GGML_BACKEND_DEVICE_TYPE_CPU */) return false;
+    return true;
+}
+
+static void open_cache(void) {
+    const struct table *table = seam.table;
+    struct cache_options options = {own_share(), table->reserve, (enum policy)table->policy, table->is_by_layer != 0,
+                                    (int)table->check, (enum drive_kind)table->reads, table->is_cached != 0};
+    struct cache_owner owner = {NULL, mapping_map, mapping_unmap, tick};
+    struct cache_error error;
+    if (cache_open(&seam.cache, &seam.experts, seam.files, table->file_count, &options, owner, &seam.page->statistics, &error))
+        seam_end("%s", error.message);
+    const uint32_t *pinned = array_at(table->pinned);
+    for (uint32_t i = 0; i < table->pinned_count; i++)
+        if (!cache_pin(&seam.cache, pinned[i])) seam_end("the pinned experts are larger than the memory for experts");
+    cache_warm_up(&seam.cache, array_at(table->warm_up), table->warm_up_count, table->favoured_length);
+    if (!mapping_open() || (seam.is_image && !faults_open())) seam_end("the model cannot be mapped: %s", strerror(errno));
+    if (cache_start(&seam.cache)) seam_end("no thread");
+}
+
+static void before_fork(void) {
+    pthread_mutex_lock(&seam.cache.lock);
+    regions_lock();
+}
+
+static void after_fork(void) {
+    regions_unlock();
+    pthread_mutex_unlock(&seam.cache.lock);
+}
+
+/* A child has no thread that reads, and slots would change under it. It gets shards as they are; of an image nothing,
+ * and ends where it reads that. */
+static void in_child(void) {
+    regions_forget_in_child();
+    mapping_forget_in_child();
+    seam.table = NULL;
+    after_fork();
+}
+
+static void *attach_caller;
+
+static void attach(void) {
+    if (!getenv("MOEPACK_TABLE")) return;
+    const struct table *table = map_shared("MOEPACK_TABLE", PROT_READ);
+    if (memcmp(table->magic, "MOEPTABL", 8) || table->version != TABLE_VERSION) seam_end("moepack is of another version");
+    seam.table = table;
+    seam.control = (struct control *)map_shared("MOEPACK_CONTROL", PROT_READ | PROT_WRITE);
+    seam.moepack = (int)syscall(SYS_pidfd_open, (pid_t)table->process, 0);
+    seam.is_image = table->experts_offset != 0;
+    seam.is_strided = seam.is_image && has_only_cpus(attach_caller);
+    if (seam.is_image) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%u/fd/%d", table->process, table->image);
+        seam.image = open(path, O_RDONLY | O_CLOEXEC);
+        if (seam.image < 0) seam_end("moepack, which started this program, has ended");
+    }
+    take_page();
+    read_experts();
+    open_files();
+    open_cache();
+    pthread_atfork(before_fork, after_fork, in_child);
+}
+
+int seam_find_file(int descriptor, void *caller) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    struct stat status;
+    if (descriptor < 0 || fstat(descriptor, &status) || !S_ISREG(status.st_mode)) return -1;
+    attach_caller = caller;
+    pthread_once(&once, attach);
+    if (!seam.table) return -1;
+    const struct mapped_file *files = array_at(seam.table->mapped);
+    for (uint32_t i = 0; i < seam.table->mapped_count; i++)
+        if (files[i].device == status.st_dev && files[i].inode == status.st_ino) return seam.is_image ? 0 : (int)i;
+    return -1;
+}
