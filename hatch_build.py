@@ -1,8 +1,8 @@
-"""Compile the preloaded library while moepack is built, where the machine can.
+"""Compile the libraries of native/ while moepack is built, where the machine can.
 
-A wheel brings it and is of one machine then; without a compiler the wheel is for all machines, and
-the library is compiled at first use. MOEPACK_WHEEL_MACHINE names the machine of a wheel that is to
-be published (x86_64, aarch64): it is compiled with zig for all systems since a certain glibc.
+A wheel brings them and is of one machine then; without a compiler the wheel is for all machines,
+and they are compiled at first use. MOEPACK_WHEEL_MACHINE names the machine of a wheel that is to
+be published (x86_64, aarch64): they are compiled with zig for all systems since a certain glibc.
 """
 
 import importlib.util
@@ -17,48 +17,51 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class PreloadedLibraryHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Put the preloaded library beside its source, in wheels and in checkouts."""
+    """Put the libraries beside their sources, in wheels and in checkouts."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile it before the files of a wheel are gathered; `editable` stays in the checkout."""
-        source = Path(self.root, "moepack", "running", "pager", "preload.c")
-        if platform.system() != "Linux" or not source.exists():
+        native = Path(self.root, "native")
+        if platform.system() != "Linux" or not native.exists():
             return
         compiling = _load(Path(self.root, "moepack", "running", "programs", "compiling.py"))
         published = os.environ.get("MOEPACK_WHEEL_MACHINE")
         try:
             if version == "editable":
-                _compile_in_place(compiling, source)
+                _compile_in_place(compiling, native)
             else:
-                self._add_to_wheel(compiling, source, published, build_data)
+                self._add_to_wheel(compiling, native, published, build_data)
         except (compiling.CompileError, OSError) as error:
             if published:
                 raise
-            self.app.display_warning(f"the preloaded library is compiled at first use: {error}")
+            self.app.display_warning(f"the libraries are compiled at first use: {error}")
 
     def _add_to_wheel(
-        self, compiling: ModuleType, source: Path, published: str | None, build_data: dict[str, Any]
+        self, compiling: ModuleType, native: Path, published: str | None, build_data: dict[str, Any]
     ) -> None:
         # It is removed with the hook, when the wheel is written.
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
+        system = f"linux_{platform.machine()}"
         if published:
-            library = compiling.cross_compile_library(source, folder, published)
             system = f"manylinux_{'_'.join(map(str, compiling.GLIBC))}_{published}"
-        else:
-            library = compiling.compile_library(source, folder)
-            system = f"linux_{platform.machine()}"
-        build_data["force_include"][str(library)] = f"moepack/running/pager/{library.name}"
+        for name in compiling.SOURCES:
+            if published:
+                library = compiling.cross_compile_library(native, name, folder, published)
+            else:
+                library = compiling.compile_library(native, name, folder)
+            build_data["force_include"][str(library)] = f"moepack/native/{library.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{system}"
 
 
-def _compile_in_place(compiling: ModuleType, source: Path) -> None:
+def _compile_in_place(compiling: ModuleType, native: Path) -> None:
     machine = platform.machine()
-    if compiling.find_compiled(source, source.parent, machine) is None:
-        for old in source.parent.glob(f"{source.stem}-*-{machine}-*.so"):
-            old.unlink()
-        compiling.compile_library(source, source.parent)
+    for name in compiling.SOURCES:
+        if compiling.find_compiled(native, name, native, machine) is None:
+            for old in native.glob(f"{name}-*-{machine}-*.so"):
+                old.unlink()
+            compiling.compile_library(native, name, native)
 
 
 def _load(path: Path) -> ModuleType:

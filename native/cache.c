@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MOEPACK_STATIC
 #include "../include/moepack.h"
 
 enum {

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { PAGE = 4096, MAX_PARTS = 8, MAX_CLASSES = 64 };
+enum { PAGE = 4096, MAX_PARTS = 16, MAX_CLASSES = 64 };
 
 #define NO_EXPERT UINT32_MAX
 

@@ -143,7 +143,13 @@ static void serve_chunk(char *address, const struct region *region) {
     is_mapped = is_mapped && map_fixed(taken[number].address, end - start, chunk_file, place);
     if (!is_mapped) seam_end("the system maps no more memory (see vm.max_map_count)");
     pthread_mutex_unlock(&lock);
-    atomic_fetch_add(&seam.cache.statistics->fault_count, 1);
+}
+
+void faults_bring_range(const void *address, uint64_t length) {
+    struct region region;
+    const char *end = (const char *)address + length;
+    for (const char *page = address; page < end; page += PAGE)
+        if (regions_find(page, &region)) serve_chunk((char *)(uintptr_t)page, &region);
 }
 
 /* The part that has a whole page of the image to itself; NO_EXPERT: it shares it. */
@@ -179,10 +185,12 @@ static bool serve(void *address) {
     uint64_t offset = region.start + (uint64_t)((char *)address - region.address);
     if (offset / PAGE * PAGE + PAGE <= seam.table->experts_offset) return false;
     uint32_t expert = seam.is_strided ? NO_EXPERT : owner_of_page(offset / PAGE * PAGE);
-    if (expert != NO_EXPERT)
+    if (expert != NO_EXPERT) {
         bring(expert);
-    else
+    } else {
         serve_chunk(address, &region);
+        atomic_fetch_add(&seam.cache.statistics->fault_count, 1);
+    }
     return true;
 }
 

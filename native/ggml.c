@@ -14,6 +14,7 @@
 enum {
     TYPE_I32 = 26,      /* GGML_TYPE_I32 */
     STATUS_FAILED = -1, /* GGML_STATUS_FAILED */
+    MOST_SCALES = 64,   /* bytes of a part that is a number or a few */
     LEAST_DATA = 80,    /* bytes of ggml_tensor before which its `data` does not lie */
 };
 
@@ -245,7 +246,8 @@ static bool find_part(const char *name, uint32_t *layer, uint32_t *part) {
 }
 
 /* Give an expert tensor its addresses in whole blobs: `data`, and the stride from one expert to the next. What is found
- * otherwise than expected leaves the tensor in the file's region, where it is served as well. */
+ * otherwise than expected leaves the tensor in the file's region, where it is served as well; so do scales, which are
+ * one number an expert: these are brought now. */
 static void use_blobs(void *tensor, const void *address, uint32_t layer, uint32_t part, void *caller) {
     size_t (*count_bytes)(const void *) = (size_t (*)(const void *))seam_find_optional("ggml_nbytes", caller);
     void *(*get_data)(const void *) = (void *(*)(const void *))seam_find_optional("ggml_get_data", caller);
@@ -256,6 +258,7 @@ static void use_blobs(void *tensor, const void *address, uint32_t layer, uint32_
     size_t offset = data_offset(tensor, address);
     bool is_known = count_bytes && get_data && offset && get_data(tensor) == address && head->ne[axis] == of->count &&
                     head->ne[3] == 1 && head->nb[axis] == first->length && count_bytes(tensor) == first->length * of->count;
+    if (first->length <= MOST_SCALES) faults_bring_range(address, first->length * of->count);
     if (!is_known) return;
     const struct tensor_head before = *head;
     void *blob = mapping_blob(layer) + first->slot_offset;

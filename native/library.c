@@ -10,8 +10,10 @@
 
 #include "cache.h"
 
+#pragma GCC visibility push(default)
 #define MOEPACK_IMPLEMENTATION
 #include "../include/moepack_cache.h"
+#pragma GCC visibility pop
 
 /*
  * moepack_cache.h: a cache over the index of a pack, for engines. `context_count` is guarded by the cache's lock; all

@@ -163,18 +163,23 @@ static bool punch_spare(struct residents *residents, uint32_t kept_class) {
 static uint32_t evict_by_policy(struct residents *residents, struct partition *partition, const uint8_t *kept,
                                 uint32_t slot_class);
 
-/* Evict one more whose slot is of a class, though the budget does not ask for it: slots of other classes would have to
- * be punched out of huge pages. A few of each class stay for unannounced uses. */
+/* Evict one more, though the budget does not ask for it: of a class, or of any; from the fullest partition if it has
+ * one, else from any. */
+static bool evict_more(struct residents *residents, uint32_t slot_class) {
+    struct partition *fullest = residents->partitions;
+    for (uint32_t i = 0; i < residents->partition_count; i++)
+        if (residents->partitions[i].length > fullest->length) fullest = &residents->partitions[i];
+    if (evict_by_policy(residents, fullest, residents->users, slot_class) != NO_EXPERT) return true;
+    for (uint32_t i = 0; i < residents->partition_count; i++)
+        if (evict_by_policy(residents, &residents->partitions[i], residents->users, slot_class) != NO_EXPERT) return true;
+    return false;
+}
+
+/* Slots of other classes would have to be punched out of huge pages, so one of the same class is evicted first. A few
+ * of each class stay: else unannounced uses would wait for one in turn. */
 static bool evict_alike(struct residents *residents, uint32_t slot_class) {
     const struct slot_class *slots = &residents->slots.classes[slot_class];
-    if (slots->taken_count * slots->length <= 2 * residents->reserve) return false;
-    struct partition *fullest = NULL;
-    for (uint32_t i = 0; i < residents->partition_count; i++) {
-        struct partition *one = &residents->partitions[i];
-        if (residents->partition_count > 1 && residents->experts->layers[i].slot_class != slot_class) continue;
-        if (!fullest || one->length > fullest->length) fullest = one;
-    }
-    return fullest && evict_by_policy(residents, fullest, residents->users, slot_class) != NO_EXPERT;
+    return slots->taken_count * slots->length > 2 * residents->reserve && evict_more(residents, slot_class);
 }
 
 /* Take a slot for an expert; `may_evict`: also that of an admitted one. */
@@ -187,7 +192,8 @@ static bool take_slot(struct residents *residents, uint32_t expert, bool may_evi
         if (reclaim(residents, slot_class, true) ||
             (may_evict && evict_alike(residents, slot_class) && reclaim(residents, slot_class, true)))
             slot = slots_take_spare(slots, slot_class);
-        else if (!punch_spare(residents, slot_class) && !reclaim(residents, slot_class, false))
+        else if (!punch_spare(residents, slot_class) && !reclaim(residents, slot_class, false) &&
+                 !(may_evict && evict_more(residents, ANY_CLASS)))
             return false;
     }
     if (slot == NO_SLOT) slot = slots_take_new(slots, slot_class);

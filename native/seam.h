@@ -80,5 +80,7 @@ void mapping_forget_in_child(void);
 
 /* faults.c: accesses that nobody announced */
 bool faults_open(void);
+/* Have bytes of the image there before they are used. */
+void faults_bring_range(const void *address, uint64_t length);
 
 #endif

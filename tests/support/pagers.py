@@ -18,8 +18,6 @@ from moepack.common.errors import MoepackError
 from moepack.common.keys import ExpertKey
 from moepack.pack.engines.gguf_layout import lay_out
 from moepack.pack.opening.open_model import open_model
-from moepack.running.pager.mapped_model import slot_length
-from moepack.running.pager.messages import Op, encode
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.programs.runner import preloaded_library
 from tests.support.children import MOEPACK, PATIENCE, Piped
@@ -171,12 +169,6 @@ class Paging:
         self._programs.append(program)
         return program
 
-    @property
-    def rooms(self) -> dict[ExpertKey, int]:
-        """The bytes that each expert takes in memory."""
-        spans = self.pager._residents.spans
-        return {key: slot_length(parts) for key, parts in spans.items()}
-
     def chooser(self, ggml: Path, model: Path) -> Program:
         """Start a program whose routers select as they are told."""
         return chooser(ggml, model, self.pager)
@@ -184,16 +176,6 @@ class Paging:
     def settle(self) -> None:
         """Wait until it has served all that came before."""
         self.do(lambda pager: None)
-
-    def watch(self, is_watched: bool) -> None:
-        """Have programs announce their choices or, as where routers have other names, none."""
-
-        def job(pager: Pager) -> None:
-            for client in pager._mapper.clients:
-                client.send([encode(Op.WATCH, expert=is_watched)])
-                client.finish()
-
-        self.do(job)
 
     def do(self, job: Callable[[Pager], None]) -> None:
         """Do something between what it serves, in its thread."""

@@ -18,7 +18,7 @@ from moepack.pack.reading.pack import Pack
 from moepack.running.pager.mapped_model import FamilySpans, MappedModel
 
 _Value = TypeVar("_Value")
-_MAX_PARTS = 8
+_MAX_PARTS = 16
 _PAGE = 4096
 _VERSION = 1
 _HEADER = struct.Struct("<8s14I11QiI")

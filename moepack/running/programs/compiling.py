@@ -1,7 +1,7 @@
-"""Compile the preloaded library. The build hook uses this file alone: it imports Python's own only.
+"""Compile the libraries of `native/`. The build hook uses this file alone: it imports Python's own.
 
-A compiled library's name is `SOURCE-DIGEST-MACHINE-DIGEST.so`: first the source's digest, so that
-another version is another file, and last its own, so that a damaged file is none.
+A compiled library's name is `NAME-DIGEST-MACHINE-DIGEST.so`: first the digest of its sources, so
+that another version is another file, and last its own, so that a damaged file is none.
 """
 
 import hashlib
@@ -22,6 +22,8 @@ GLIBC = (2, 28)
 _FLAGS = [
     "-shared",
     "-fPIC",
+    "-std=c17",
+    "-fvisibility=hidden",
     "-O2",
     "-fstack-protector-strong",
     "-U_FORTIFY_SOURCE",
@@ -30,8 +32,16 @@ _FLAGS = [
     "-Wl,-z,now",
     "-Wl,-z,noexecstack",
 ]
-_LIBRARIES = ("-ldl", "-lpthread")
+_LIBRARIES = ("-ldl", "-lm", "-lpthread")
 _SECONDS = 120.0  # zig compiles parts of the C library first
+
+
+_CORE = ("cache", "drive", "order", "pool", "prompts", "residents", "slots")
+SOURCES = {
+    "seam": (*_CORE, "digest", "faults", "ggml", "mapping", "program", "regions"),
+    "cache": (*_CORE, "library"),
+}
+"""By the name of a library, its C files: what programs preload, and what engines link with."""
 
 
 class CompileError(Exception):
@@ -49,32 +59,36 @@ def _zig() -> list[tuple[str, ...]]:
     return [(sys.executable, "-m", "ziglang", "cc")] if is_installed else []
 
 
-def find_compiled(source: Path, folder: Path, machine: str) -> Path | None:
-    """Return the undamaged library in `folder` that was compiled from `source`."""
-    for path in sorted(folder.glob(f"{_stem(source, machine)}-*.so")):
+def find_compiled(native: Path, name: str, folder: Path, machine: str) -> Path | None:
+    """Return the undamaged library in `folder` that was compiled from the sources in `native`."""
+    stem = _stem(native, name, machine)
+    for path in sorted(folder.glob(f"{stem}-*.so")):
         try:
-            if path.is_file() and path.name == _name(source, machine, path.read_bytes()):
+            if path.is_file() and path.name == f"{stem}-{_digest(path.read_bytes())}.so":
                 return path
         except OSError:
             continue
     return None
 
 
-def cross_compile_library(source: Path, folder: Path, machine: str) -> Path:
-    """Compile `source` with zig for `machine` and `GLIBC`."""
+def cross_compile_library(native: Path, name: str, folder: Path, machine: str) -> Path:
+    """Compile a library with zig for `machine` and `GLIBC`."""
     flags = f"-target {machine}-linux-gnu.{'.'.join(map(str, GLIBC))}".split()
-    return compile_library(source, folder, machine=machine, compilers=_zig(), flags=flags)
+    return compile_library(native, name, folder, machine=machine, compilers=_zig(), flags=flags)
 
 
 def compile_library(
-    source: Path,
+    native: Path,
+    name: str,
     folder: Path,
     *,
     machine: str | None = None,
     compilers: Sequence[Sequence[str]] | None = None,
     flags: Sequence[str] = (),
 ) -> Path:
-    """Compile `source` for a machine, by default this one, into `folder`; return its path.
+    """Compile a library of SOURCES for a machine, by default this one; return its path in `folder`.
+
+    `native` is the folder of its C files.
 
     Raises CompileError, and OSError if `folder` cannot be written to.
     """
@@ -85,13 +99,15 @@ def compile_library(
     if not compilers:
         raise CompileError("no C compiler is installed")
     problems = []
+    sources = [str(native / f"{one}.c") for one in SOURCES[name]]
     with tempfile.TemporaryDirectory(prefix=".compiling-", dir=folder) as scratch:
         for number, compiler in enumerate(compilers):
             library = Path(scratch) / f"{number}.so"
-            options = (*_FLAGS, *flags, "-o", str(library), str(source), *_LIBRARIES)
+            options = (*_FLAGS, *flags, "-o", str(library), *sources, *_LIBRARIES)
             problem = _run([*compiler, *options], scratch) or _why_not_loadable(library, machine)
             if problem is None:
-                compiled = folder / _name(source, machine, library.read_bytes())
+                stem = _stem(native, name, machine)
+                compiled = folder / f"{stem}-{_digest(library.read_bytes())}.so"
                 library.chmod(0o755)
                 os.replace(library, compiled)
                 return compiled
@@ -137,12 +153,11 @@ def _why_not_loadable(library: Path, machine: str) -> str | None:
     return _run([sys.executable, "-I", "-S", "-c", code, library], str(library.parent))
 
 
-def _stem(source: Path, machine: str) -> str:
-    return f"{source.stem}-{_digest(source.read_bytes())}-{machine}"
-
-
-def _name(source: Path, machine: str, library: bytes) -> str:
-    return f"{_stem(source, machine)}-{_digest(library)}.so"
+def _stem(native: Path, name: str, machine: str) -> str:
+    headers = [*native.glob("*.h"), *(native.parent / "include").glob("*.h")]
+    files = [*(native / f"{one}.c" for one in SOURCES[name]), *sorted(headers)]
+    content = b"".join(one.name.encode() + b"\0" + one.read_bytes() for one in files)
+    return f"{name}-{_digest(content)}-{machine}"
 
 
 def _digest(content: bytes) -> str:

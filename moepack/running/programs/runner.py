@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +57,7 @@ _SILENT = Listener()
 
 def preloaded_library() -> Path:
     """Return the library that programs get; raise MachineError if it cannot be compiled."""
-    return find_library(Path(str(resources.files("moepack.running.pager"))) / "preload.c")
+    return find_library("seam")
 
 
 def program_environment(
