@@ -182,21 +182,39 @@ static bool evict_alike(struct residents *residents, uint32_t slot_class) {
     return slots->taken_count * slots->length > 2 * residents->reserve && evict_more(residents, slot_class);
 }
 
+static void end_ahead(struct residents *residents, uint32_t expert, bool is_used);
+
+/* Give up an expert that was read ahead, for one that is needed now. */
+static bool drop_ahead(struct residents *residents) {
+    for (uint32_t i = residents->ahead_count; i-- > 0;) {
+        struct resident *state = &residents->states[residents->ahead[i]];
+        if (!state->is_ahead || state->bytes != RESIDENT) continue;
+        end_ahead(residents, residents->ahead[i], false);
+        return true;
+    }
+    return false;
+}
+
+/* Release a slot of a class, or the memory of any; `may_evict`: also by evicting one more. */
+static bool make_room(struct residents *residents, uint32_t slot_class, bool may_evict) {
+    bool is_over = residents->slots.length > residents->memory; /* since that was made smaller */
+    if (reclaim(residents, slot_class, true)) return true;
+    if (may_evict && evict_alike(residents, slot_class) && reclaim(residents, slot_class, true)) return true;
+    if (punch_spare(residents, is_over ? ANY_CLASS : slot_class)) return true;
+    if (reclaim(residents, slot_class, false)) return true;
+    return may_evict && (drop_ahead(residents) || evict_more(residents, ANY_CLASS));
+}
+
 /* Take a slot for an expert; `may_evict`: also that of an admitted one. */
 static bool take_slot(struct residents *residents, uint32_t expert, bool may_evict) {
     struct slots *slots = &residents->slots;
     uint32_t slot_class = class_of(residents->experts, expert);
-    uint64_t length = slot_length(residents->experts, expert);
-    uint64_t slot = slots_take_spare(slots, slot_class);
-    while (slot == NO_SLOT && slots->length + length > residents->memory) {
-        if (reclaim(residents, slot_class, true) ||
-            (may_evict && evict_alike(residents, slot_class) && reclaim(residents, slot_class, true)))
-            slot = slots_take_spare(slots, slot_class);
-        else if (!punch_spare(residents, slot_class) && !reclaim(residents, slot_class, false) &&
-                 !(may_evict && evict_more(residents, ANY_CLASS)))
-            return false;
+    uint64_t length = slot_length(residents->experts, expert), slot = NO_SLOT;
+    while (slot == NO_SLOT) {
+        if (slots->length <= residents->memory) slot = slots_take_spare(slots, slot_class);
+        if (slot == NO_SLOT && slots->length + length <= residents->memory) slot = slots_take_new(slots, slot_class);
+        if (slot == NO_SLOT && !make_room(residents, slot_class, may_evict)) return false;
     }
-    if (slot == NO_SLOT) slot = slots_take_new(slots, slot_class);
     struct resident *state = &residents->states[expert];
     state->slot = slot;
     state->bytes = READING;
@@ -351,9 +369,10 @@ enum next_read residents_next(struct residents *residents, uint32_t context, uin
     if (step->next_missing < step->missing_count && !fits_beside(residents, context)) return READ_WAIT;
     while (step->next_missing < step->missing_count) {
         uint32_t next = step->missing[step->next_missing];
-        if (residents->states[next].bytes == ABSENT && !take_slot(residents, next, true)) return READ_WAIT;
+        bool is_absent = residents->states[next].bytes == ABSENT; /* or another context has begun to read it */
+        if (is_absent && !take_slot(residents, next, true)) return READ_WAIT;
         step->next_missing++;
-        if (residents->states[next].bytes != READING) continue;
+        if (!is_absent) continue;
         *expert = next;
         return READ_NEXT;
     }
@@ -376,6 +395,7 @@ void residents_complete(struct residents *residents, uint32_t expert, bool is_ri
     struct resident *state = &residents->states[expert];
     if (is_right && !state->is_cancelled) {
         set_resident(residents, expert, true);
+        if (!state->is_admitted && !state->is_ahead) keep_leftover(residents, expert); /* evicted meanwhile */
         return;
     }
     state->bytes = ABSENT;
@@ -394,7 +414,7 @@ void residents_complete(struct residents *residents, uint32_t expert, bool is_ri
 
 void residents_set_ahead(struct residents *residents, const uint32_t *experts, uint32_t count) {
     end_all_ahead(residents, NULL);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count && i < residents->experts->count; i++) {
         residents->ahead[residents->ahead_count++] = experts[i];
         residents->ahead_length += slot_length(residents->experts, experts[i]);
     }
