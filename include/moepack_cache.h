@@ -47,7 +47,7 @@ enum {
 };
 
 typedef struct moepack_cache_options {
-    uint64_t memory;    /* bytes for experts; the experts of one step, and of one more token, have to fit */
+    uint64_t memory;    /* bytes for experts: at least those of two tokens in a layer */
     const char *policy; /* of docs/policies.md; NULL: "lru" */
     const char *family; /* NULL: each layer's main one */
     uint32_t experts_used; /* by a token, in each layer; 0: 8 */
@@ -75,7 +75,8 @@ MOEPACK_API moepack_code moepack_cache_add_context(moepack_cache *cache, uint32_
 /* Have the experts of one step in memory: `rows` tokens with `columns` experts each, row by row. Waits for their reads.
  * addresses[n * parts_per_blob + p]: part p of expert experts[n], for rows * columns experts; NULL: none are wanted.
  * Steps of 64 tokens and more also begin to read what the next layer likely uses.
- * Errors: NO_SUCH (layer or expert), BUFFER (the step is larger than the memory), SYSTEM, SHORT_READ, DIGEST. */
+ * A step that is larger than the memory takes more, until it is released.
+ * Errors: NO_SUCH (layer or expert), SYSTEM, SHORT_READ, DIGEST. */
 MOEPACK_API moepack_code moepack_cache_use(moepack_cache *cache, uint32_t context, uint32_t layer,
                                            const int32_t *experts, uint32_t rows, uint32_t columns,
                                            const void **addresses, moepack_error *error);

@@ -434,16 +434,7 @@ int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32
     cache->turn = context;
     prompts_begin(&cache->prompts, &cache->residents, layer, counts, rows);
     residents_begin(&cache->residents, context, layer, used, used_count);
-    uint64_t length = cache->residents.steps[context].length;
-    int code;
-    if (length + cache->options.reserve > cache->residents.memory) {
-        code = fail(error, CACHE_TOO_SMALL, 0, "the experts of one step take %" PRIu64 " bytes, and %" PRIu64 " are for them",
-                    length, cache->residents.memory - cache->options.reserve);
-        residents_release(&cache->residents, context);
-        cache->turn = NO_CONTEXT;
-    } else {
-        code = finish_step(cache, context, error);
-    }
+    int code = finish_step(cache, context, error);
     if (!code && rows >= MANY_TOKENS && !atomic_load(&cache->is_idle)) {
         prompts_look_ahead(&cache->prompts, &cache->residents, layer, counts, rows);
         begin_ahead(cache);

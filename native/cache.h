@@ -54,7 +54,7 @@ struct cache_error {
     char message[512];
 };
 
-enum cache_code { CACHE_OK, CACHE_READ_FAILED, CACHE_DIGEST_DIFFERS, CACHE_TOO_SMALL, CACHE_SYSTEM };
+enum cache_code { CACHE_OK, CACHE_READ_FAILED, CACHE_DIGEST_DIFFERS, CACHE_SYSTEM };
 
 struct in_flight { /* of one expert */
     uint8_t read_count;

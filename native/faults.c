@@ -169,7 +169,7 @@ static void bring(uint32_t expert) {
     struct cache_error error;
     if (!cache_bring(&seam.cache, expert, &error)) return;
     seam.page->error = error;
-    atomic_store(&seam.page->error_code, (uint32_t)error.code);
+    atomic_fetch_add(&seam.page->error_count, 1);
     seam_end("%s", error.message);
 }
 

@@ -101,7 +101,7 @@ static void write_selection(const struct context *context, uint32_t layer, uint3
 
 static void report(const struct cache_error *error) {
     seam.page->error = *error;
-    atomic_store(&seam.page->error_code, (uint32_t)error->code);
+    atomic_fetch_add(&seam.page->error_count, 1);
 }
 
 /* Have the experts of a selection resident. */

@@ -16,8 +16,7 @@
 #pragma GCC visibility pop
 
 /*
- * moepack_cache.h: a cache over the index of a pack, for engines. `context_count` is guarded by the cache's lock; all
- * else is written while it is opened.
+ * moepack_cache.h: a cache over the index of a pack, for engines. Only `context_count` changes after it was opened.
  */
 
 struct moepack_cache {
@@ -26,7 +25,7 @@ struct moepack_cache {
     struct cache_file *files;
     char (*paths)[PATH_LENGTH];
     struct cache cache;
-    uint32_t context_count;
+    _Atomic uint32_t context_count;
 };
 
 __attribute__((format(printf, 3, 4))) static moepack_code refuse(moepack_error *error, moepack_code code, const char *format, ...) {
@@ -43,8 +42,10 @@ __attribute__((format(printf, 3, 4))) static moepack_code refuse(moepack_error *
 
 static moepack_code translate(const struct cache_error *from, moepack_error *error) {
     static const moepack_code codes[] = {
-        [CACHE_OK] = MOEPACK_OK,           [CACHE_READ_FAILED] = MOEPACK_ERR_SYSTEM, [CACHE_DIGEST_DIFFERS] = MOEPACK_ERR_DIGEST,
-        [CACHE_TOO_SMALL] = MOEPACK_ERR_BUFFER, [CACHE_SYSTEM] = MOEPACK_ERR_SYSTEM,
+        [CACHE_OK] = MOEPACK_OK,
+        [CACHE_READ_FAILED] = MOEPACK_ERR_SYSTEM,
+        [CACHE_DIGEST_DIFFERS] = MOEPACK_ERR_DIGEST,
+        [CACHE_SYSTEM] = MOEPACK_ERR_SYSTEM,
     };
     moepack_code code = codes[from->code];
     if (from->system_error == ENODATA) code = MOEPACK_ERR_SHORT_READ;
@@ -66,11 +67,11 @@ static uint32_t slot_class_for(struct experts *experts, uint64_t length) {
 /* Lay the parts of an expert into a slot: as in its blob, or each as far behind a page's start as in its file. */
 static moepack_code lay_out(const moepack *pack, const moepack_family *family, uint32_t expert, struct part *parts,
                             uint64_t *length, moepack_error *error) {
-    moepack_blob blob;
+    moepack_blob blob = {0};
     moepack_code code = moepack_locate_blob(pack, family, expert, &blob, error);
     uint64_t end = 0;
     for (uint32_t p = 0; !code && p < family->parts_per_blob; p++) {
-        moepack_part part;
+        moepack_part part = {0};
         code = moepack_locate_part(pack, family, expert, p, &part, error);
         if (code) break;
         uint64_t start = part.apart ? end + part.offset % PAGE : part.offset_in_blob;
@@ -114,7 +115,7 @@ static moepack_code add_layers(moepack_cache *cache, const char *name, moepack_e
     if (!cache->experts.layers || !cache->experts.parts || !cache->experts.layer_of)
         return refuse(error, MOEPACK_ERR_SYSTEM, "no memory");
     for (uint32_t number = 0; number < pack->layer_count; number++) {
-        const moepack_family *family;
+        const moepack_family *family = NULL;
         if (moepack_find_family(pack, number, name, &family, NULL)) continue;
         moepack_code code = add_layer(cache, family, error);
         if (code) return code;
@@ -230,11 +231,11 @@ void moepack_cache_close(moepack_cache *cache) {
 const moepack *moepack_cache_pack(const moepack_cache *cache) { return &cache->pack; }
 
 moepack_code moepack_cache_add_context(moepack_cache *cache, uint32_t *context, moepack_error *error) {
-    pthread_mutex_lock(&cache->cache.lock);
-    bool has_room = cache->context_count < UNANNOUNCED;
-    if (has_room) *context = cache->context_count++;
-    pthread_mutex_unlock(&cache->cache.lock);
-    return has_room ? MOEPACK_OK : refuse(error, MOEPACK_ERR_BUFFER, "all %d contexts are taken", UNANNOUNCED);
+    uint32_t count = cache->context_count;
+    while (count < UNANNOUNCED && !atomic_compare_exchange_weak(&cache->context_count, &count, count + 1)) continue;
+    if (count >= UNANNOUNCED) return refuse(error, MOEPACK_ERR_BUFFER, "all %d contexts are taken", UNANNOUNCED);
+    *context = count;
+    return MOEPACK_OK;
 }
 
 /* Find a layer by its number in the model, and check the experts of a step. */
@@ -254,7 +255,7 @@ static moepack_code find_layer(const moepack_cache *cache, uint32_t number, cons
 
 moepack_code moepack_cache_use(moepack_cache *cache, uint32_t context, uint32_t layer, const int32_t *experts,
                                uint32_t rows, uint32_t columns, const void **addresses, moepack_error *error) {
-    uint32_t index;
+    uint32_t index = 0;
     struct cache_error problem;
     size_t count = (size_t)rows * columns;
     moepack_code code = find_layer(cache, layer, experts, count, &index, error);
@@ -277,7 +278,7 @@ void moepack_cache_release(moepack_cache *cache, uint32_t context) {
 
 moepack_code moepack_cache_prefetch(moepack_cache *cache, uint32_t layer, const int32_t *experts, uint32_t count,
                                     moepack_error *error) {
-    uint32_t index, numbers[1024];
+    uint32_t index = 0, numbers[1024];
     moepack_code code = find_layer(cache, layer, experts, count, &index, error);
     if (code) return code;
     if (count > 1024) count = 1024;

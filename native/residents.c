@@ -195,9 +195,18 @@ static bool drop_ahead(struct residents *residents) {
     return false;
 }
 
+/* The bytes that all slots may take. A step that is larger than the memory takes more; then nothing else has any. */
+static uint64_t most_memory(const struct residents *residents) {
+    uint64_t longest = 0;
+    for (uint32_t i = 0; i < MAX_CONTEXTS; i++)
+        if (residents->steps[i].length > longest) longest = residents->steps[i].length;
+    uint64_t needed = longest + residents->reserve + residents->pinned_length;
+    return needed > residents->memory ? needed : residents->memory;
+}
+
 /* Release a slot of a class, or the memory of any; `may_evict`: also by evicting one more. */
 static bool make_room(struct residents *residents, uint32_t slot_class, bool may_evict) {
-    bool is_over = residents->slots.length > residents->memory; /* since that was made smaller */
+    bool is_over = residents->slots.length > most_memory(residents); /* since that was made smaller */
     if (reclaim(residents, slot_class, true)) return true;
     if (may_evict && evict_alike(residents, slot_class) && reclaim(residents, slot_class, true)) return true;
     if (punch_spare(residents, is_over ? ANY_CLASS : slot_class)) return true;
@@ -210,9 +219,10 @@ static bool take_slot(struct residents *residents, uint32_t expert, bool may_evi
     struct slots *slots = &residents->slots;
     uint32_t slot_class = class_of(residents->experts, expert);
     uint64_t length = slot_length(residents->experts, expert), slot = NO_SLOT;
+    uint64_t limit = most_memory(residents);
     while (slot == NO_SLOT) {
-        if (slots->length <= residents->memory) slot = slots_take_spare(slots, slot_class);
-        if (slot == NO_SLOT && slots->length + length <= residents->memory) slot = slots_take_new(slots, slot_class);
+        if (slots->length <= limit) slot = slots_take_spare(slots, slot_class);
+        if (slot == NO_SLOT && slots->length + length <= limit) slot = slots_take_new(slots, slot_class);
         if (slot == NO_SLOT && !make_room(residents, slot_class, may_evict)) return false;
     }
     struct resident *state = &residents->states[expert];
@@ -317,7 +327,7 @@ static void look_up(struct residents *residents, uint32_t layer, const uint32_t 
 /* Give back memory beyond the limit, as far as nothing uses it. */
 static void trim(struct residents *residents) {
     while (residents->slots.length > residents->memory)
-        if (!punch_spare(residents, ANY_CLASS) && !reclaim(residents, ANY_CLASS, false)) return;
+        if (!punch_spare(residents, ANY_CLASS) && !reclaim(residents, ANY_CLASS, false) && !drop_ahead(residents)) return;
 }
 
 static void release(struct residents *residents, uint32_t context) {
@@ -361,7 +371,7 @@ static bool fits_beside(const struct residents *residents, uint32_t context) {
     uint64_t length = 0;
     if (context == UNANNOUNCED) return true;
     for (uint32_t i = 0; i < UNANNOUNCED; i++) length += residents->steps[i].length;
-    return length + residents->reserve <= residents->memory;
+    return length + residents->reserve + residents->pinned_length <= most_memory(residents);
 }
 
 enum next_read residents_next(struct residents *residents, uint32_t context, uint32_t *expert) {
@@ -381,14 +391,14 @@ enum next_read residents_next(struct residents *residents, uint32_t context, uin
 
 bool residents_is_ready(const struct residents *residents, uint32_t context, bool *has_failed) {
     const struct step *step = &residents->steps[context];
-    *has_failed = false;
-    bool is_ready = step->next_missing == step->missing_count;
+    bool is_complete = step->next_missing == step->missing_count, is_absent = false;
     for (uint32_t i = 0; i < step->used_count; i++) {
         uint8_t bytes = residents->states[step->used[i]].bytes;
-        if (bytes != RESIDENT) is_ready = false;
-        if (bytes == ABSENT && step->next_missing == step->missing_count) *has_failed = true;
+        if (bytes == READING) is_complete = false;
+        if (bytes == ABSENT) is_absent = true;
     }
-    return is_ready;
+    *has_failed = is_complete && is_absent;
+    return is_complete && !is_absent;
 }
 
 void residents_complete(struct residents *residents, uint32_t expert, bool is_right) {
@@ -459,6 +469,7 @@ bool residents_pin(struct residents *residents, uint32_t expert) {
     if (state->is_admitted) return true;
     if (partition->length + slot_length(residents->experts, expert) > partition->budget) return false;
     state->is_pinned = true;
+    residents->pinned_length += slot_length(residents->experts, expert);
     enter_cache(residents, expert);
     return true;
 }

@@ -55,6 +55,7 @@ struct residents {
     const struct experts *experts;
     struct residents_owner owner;
     uint64_t memory, reserve; /* bytes of all slots; of those beside the cache's budget */
+    uint64_t pinned_length;
     struct resident *states;
     struct order_entry *entries;
     struct partition *partitions;
@@ -87,7 +88,7 @@ void residents_begin(struct residents *residents, uint32_t context, uint32_t lay
 /* Take a slot for the next missing expert of a context's step. READ_WAIT: another context has to release some first.
  * No other context may begin a step meanwhile, but the one of unannounced uses: so the wait comes to an end. */
 enum next_read residents_next(struct residents *residents, uint32_t context, uint32_t *expert);
-/* Is the step's every expert resident? `has_failed`: one could not be read. */
+/* Is the step's every expert resident? `has_failed`: one could not be read, and no other is being read. */
 bool residents_is_ready(const struct residents *residents, uint32_t context, bool *has_failed);
 /* A context no longer uses its experts. */
 void residents_release(struct residents *residents, uint32_t context);

@@ -71,8 +71,8 @@ enum { PROCESS_FREE, PROCESS_LIVE, PROCESS_ENDED };
 struct process_page { /* of one process that maps the model */
     _Atomic uint32_t state, process;
     struct cache_statistics statistics;
-    _Atomic uint32_t context_count, error_code;
-    struct cache_error error; /* read it when `error_code` is not 0 */
+    _Atomic uint32_t context_count, error_count;
+    struct cache_error error; /* the last one */
     char rest[3 * PAGE - 16 - sizeof(struct cache_statistics) - sizeof(struct cache_error)];
 };
 

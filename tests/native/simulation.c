@@ -27,7 +27,7 @@ static uint32_t reading[MOST], reading_count; /* experts whose reads are in flig
 static uint32_t content[1 << 16];             /* by page of the pool: 1 + the expert whose bytes are there, or 0 */
 static bool is_mapped[MOST];
 static uint64_t looked_up;
-static uint32_t most_used; /* experts of a step, for which there is always memory */
+static uint32_t most_used; /* experts of a step */
 static uint32_t token_counts[MAX_CONTEXTS], counts[MAX_CONTEXTS][MOST_EXPERTS], step_layers[MAX_CONTEXTS];
 
 static uint64_t draw(uint64_t below) {
@@ -120,7 +120,11 @@ static void check_users(void) {
 
 static void begin_reading(uint32_t expert) {
     require(residents.states[expert].bytes == READING, "what is read has a slot");
-    require(residents.slots.length <= residents.memory, "reading takes no more memory than there is");
+    uint64_t longest = 0;
+    for (uint32_t i = 0; i < MAX_CONTEXTS; i++)
+        if (residents.steps[i].length > longest) longest = residents.steps[i].length;
+    uint64_t needed = longest + residents.reserve + residents.pinned_length;
+    require(residents.slots.length <= (needed > residents.memory ? needed : residents.memory), "reading takes no more memory than there is");
     set_content(expert, 0);
     reading[reading_count++] = expert;
 }
@@ -240,15 +244,11 @@ static void settle(void) {
         }
         if (is_done) break;
     }
-    for (uint32_t c = 0; getenv("SHOW") && c < MAX_CONTEXTS; c++)
-        if (phases[c] != IDLE) {
-            struct step *t = &residents.steps[c];
-            printf("context %u phase %d turn %u missing %u/%u used %u length %llu memory %llu reserve %llu slots %llu leftovers %u reading %u\n", c, phases[c], turn, t->next_missing, t->missing_count, t->used_count,
-                   (unsigned long long)t->length, (unsigned long long)residents.memory, (unsigned long long)residents.reserve, (unsigned long long)residents.slots.length, residents.leftover_count, reading_count);
-            for (uint32_t e = 0; e < experts.count; e++) if (residents.states[e].bytes || residents.states[e].is_admitted) printf(" e%u b%d a%d l%d u%d len%llu p%d ah%d ca%d;", e, residents.states[e].bytes, residents.states[e].is_admitted, residents.states[e].is_leftover, residents.users[e], (unsigned long long)slot_length(&experts, e), residents.states[e].is_pinned, residents.states[e].is_ahead, residents.states[e].is_cancelled);
-        }
     for (uint32_t c = 0; c < MAX_CONTEXTS; c++) require(phases[c] == IDLE || phases[c] == COMPUTING, "no context waits for ever");
-    require(!reading_count && residents.slots.length <= residents.memory, "memory comes down to its limit");
+    uint64_t admitted = 0; /* a step that is larger than its cache stays there until the next */
+    for (uint32_t i = 0; i < residents.partition_count; i++) admitted += residents.partitions[i].length;
+    bool is_small = residents.slots.length <= residents.memory || residents.slots.length <= admitted;
+    require(!reading_count && is_small, "memory comes down to its limit");
 }
 
 static void make_model(void) {
@@ -275,7 +275,7 @@ int main(int argument_count, char **arguments) {
     }
     uint64_t reserve = longest * (1 + draw(3)), least, most = whole + reserve;
     most_used = 1 + (uint32_t)draw(layers[0].count);
-    least = reserve + longest * most_used;
+    least = reserve + longest * (1 + draw(most_used)); /* or less than a large step takes */
     if (most < least) most = least;
     bool is_by_layer = draw(3) == 0;
     struct residents_owner owner = {NULL, unmap, punch};

@@ -131,12 +131,15 @@ def _environment(pager: Pager) -> dict[str, str]:
     return {**pager.environment, "LD_PRELOAD": str(preloaded_library())}
 
 
-def chooser(ggml: Path, model: Path, pager: Pager) -> Program:
+def chooser(ggml: Path, model: Path, pager: Pager, before: Path | None = None) -> Program:
     """Start a program whose routers select as they are told, with experts of `model` mapped."""
     with open_model([model]) as pack:
         shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
     length = os.path.getsize(shard)
-    return Program(shard, ggml, length, module="chooser", **_environment(pager))
+    names = _environment(pager)
+    if before is not None:
+        names["LD_PRELOAD"] = f"{before}:{names['LD_PRELOAD']}"
+    return Program(shard, ggml, length, module="chooser", **names)
 
 
 def answers(program: Program) -> list[Answers]:
@@ -162,20 +165,27 @@ class Paging:
         """The variables that programs get."""
         return _environment(self.pager)
 
-    def program(self, *options: object, module: str = _LLAMA, **names: str) -> Program:
-        """Start a program that it serves: a module of this folder, or a script of node."""
+    def program(
+        self, *options: object, module: str = _LLAMA, before: Path | None = None, **names: str
+    ) -> Program:
+        """Start a program that it serves: a module of this folder, or a script of node.
+
+        The library `before` is loaded before the seam.
+        """
         names = {**names, **self.environment}
+        if before is not None:
+            names["LD_PRELOAD"] = f"{before}:{names['LD_PRELOAD']}"
         program = Program(self.pager.model_path, *options, module=module, **names)
         self._programs.append(program)
         return program
 
-    def chooser(self, ggml: Path, model: Path) -> Program:
+    def chooser(self, ggml: Path, model: Path, before: Path | None = None) -> Program:
         """Start a program whose routers select as they are told."""
-        return chooser(ggml, model, self.pager)
+        return chooser(ggml, model, self.pager, before)
 
     def settle(self) -> None:
-        """Wait until it has served all that came before."""
-        self.do(lambda pager: None)
+        """Wait until it has read all that programs wrote so far."""
+        self.do(lambda pager: pager.disconnect())
 
     def do(self, job: Callable[[Pager], None]) -> None:
         """Do something between what it serves, in its thread."""

@@ -80,7 +80,8 @@ class Control:
         self._words = memoryview(self._memory).cast("I")
         self._longs = memoryview(self._memory).cast("Q")
         self._past: list[Statistics] = []
-        self._reported: set[int] = set()
+        self._reported: dict[int, int] = {}
+        """By process, how many of its errors were reported."""
         self.has_served = False
         """Whether any process has mapped the model."""
 
@@ -121,7 +122,7 @@ class Control:
         for _, ring in self._rings(number):
             self._memory[ring : ring + 24] = bytes(24)
         self._memory[start + 4 : start + _PROCESS_LENGTH] = bytes(_PROCESS_LENGTH - 4)
-        self._reported.discard(number)
+        self._reported.pop(number, None)
         self._words[start // 4] = 0
 
     def _read_statistics(self, number: int) -> Statistics:
@@ -135,8 +136,9 @@ class Control:
         """Yield the errors for which processes could not go on, each once."""
         for number in range(_MAX_PROCESSES):
             start = _PAGE + number * _PROCESS_LENGTH + 8 + _STATISTICS.size
-            if self._words[start // 4 + 1] and number not in self._reported:
-                self._reported.add(number)
+            count = self._words[start // 4 + 1]
+            if count != self._reported.get(number, 0):
+                self._reported[number] = count
                 code, system_error, text = _ERROR.unpack_from(self._memory, start + 8)
                 yield ProgramError(code, system_error, text.split(b"\0", 1)[0].decode(errors="replace"))
 

@@ -221,6 +221,12 @@ class Pager(Closing):
             routed_count=sum(one.routed_count for one in every) // self._routed_layer_count,
         )
 
+    @property
+    def lost_count(self) -> int:
+        """Selections that were not read in time: a recording lacks them."""
+        with self._lock:
+            return self._control.lost_count()
+
     def begin_request(self) -> None:
         """Record selections from now on as another request's; in any thread."""
         if self._record is not None:

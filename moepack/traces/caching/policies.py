@@ -2,12 +2,13 @@
 
 import heapq
 import itertools
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 from moepack.common.keys import ExpertKey
+
+_BITS = (1 << 64) - 1
 
 
 class Policy(Protocol):
@@ -247,7 +248,7 @@ class RandomEviction:
     def __init__(self) -> None:
         self._keys: list[ExpertKey] = []
         self._index: dict[ExpertKey, int] = {}
-        self._random = random.Random(0)
+        self._state = 0
 
     def record(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
         """Record newly admitted experts."""
@@ -258,13 +259,21 @@ class RandomEviction:
     def evict(self, kept: Container[ExpertKey]) -> ExpertKey | None:
         """Evict any."""
         count = len(self._keys)
-        start = self._random.randrange(count) if count else 0
+        start = self._draw() % count if count else 0
         for number in range(count):
             key = self._keys[(start + number) % count]
             if key not in kept:
                 self.remove(key)
                 return key
         return None
+
+    def _draw(self) -> int:
+        """Return the next 64 bits of SplitMix64 (Steele, Lea and Flood 2014)."""
+        self._state = (self._state + 0x9E3779B97F4A7C15) & _BITS
+        x = self._state
+        x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & _BITS
+        x = ((x ^ x >> 27) * 0x94D049BB133111EB) & _BITS
+        return x ^ x >> 31
 
     def remove(self, key: ExpertKey) -> None:
         """Remove an expert."""

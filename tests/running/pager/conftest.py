@@ -1,5 +1,7 @@
 """The fixture models in the forms that a pager takes, and the answers of programs without one."""
 
+import subprocess
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from moepack.packing.shard_index import index_model
 from tests.support.models import first_shard
 from tests.support.needs import require_llama
-from tests.support.pagers import SLOTS, Alone, Answers, Form, Program, answers
+from tests.support.pagers import ROOT, SLOTS, Alone, Answers, Form, Program, answers
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +41,17 @@ def form(packs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Fo
         return folder
 
     return path
+
+
+@pytest.fixture(scope="session")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that compiles a C file of tests/support into a library."""
+
+    @cache
+    def compile_library(name: str) -> Path:
+        library = tmp_path_factory.mktemp("preloaded") / f"{name}.so"
+        source = ROOT / "tests" / "support" / f"{name}.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        return library
+
+    return compile_library

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from moepack.common.keys import ExpertKey
-from moepack.running.pager.messages import RING_WORDS
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally
+from tests.support.gguf_builder import moe
 from tests.support.models import first_shard
 from tests.support.pagers import Paging, Program, paging
 
 Graph = tuple[int, int, list[list[int]], int]
 EXPERT_COUNT = 16
+RING_WORDS = 1 << 18
 MODEL = first_shard("qwen3moe")
 LAST: Graph = (0, 0, [[15, 14, 13, 12]], 4)
 """A miss: all before it is counted."""
@@ -53,16 +54,32 @@ def random_graphs(count: int, most: int) -> list[Graph]:
     return [*graphs, LAST]
 
 
-def test_hits_and_misses_are_those_of_a_simulated_cache(run: Paging, program: Program) -> None:
-    graphs = random_graphs(300, 60)
-    for graph in graphs:
-        assert program.call([graph]) == [[0]]
-        run.settle()  # when it has released evicted slots
-    residents = run.pager._residents
-    cache, expected = caching.make("lru", residents.cache.budget, run.rooms), Tally()
+@pytest.mark.parametrize("policy", caching.POLICIES)
+@pytest.mark.parametrize("share", [0.5, 0.65, 0.8])
+def test_hits_and_misses_are_those_of_a_simulated_cache(
+    ggml: Path, tmp_path: Path, policy: str, share: float
+) -> None:
+    """Of a model whose experts have one length; a token's experts are set aside."""
+    model = moe((0, 1, 2), EXPERT_COUNT).write(tmp_path / "m.gguf")
+    order = random.Random(3)
+    graphs: list[Graph] = [
+        (0, number % 3, rows_of(order, order.choice((1, 1, 1, 2))), 4) for number in range(400)
+    ]
+    room = 3 * 8192
+    count = int(share * 3 * EXPERT_COUNT)
+    with paging(model, memory="floor", micro_batch=1) as run:
+        reserve = run.pager.floor // 2
+    memory = count * room + reserve
+    with (
+        paging(model, memory=memory, micro_batch=1, policy=policy) as run,
+        run.chooser(ggml, model) as program,
+    ):
+        assert program.call(graphs) == [[0] * len(graphs)]
+        usage = run.pager.usage
+    keys = [ExpertKey(layer, expert) for layer in range(3) for expert in range(EXPERT_COUNT)]
+    cache, expected = caching.make(policy, count * room, dict.fromkeys(keys, room)), Tally()
     for _, layer, rows, _ in graphs:
         cache.step([ExpertKey(layer, expert) for row in rows for expert in row], expected)
-    usage = run.pager.usage
     assert (usage.hit_count, usage.miss_count) == (expected.hit_count, expected.miss_count)
     assert min(usage.hit_count, usage.miss_count) > 100
 
@@ -77,28 +94,19 @@ def test_each_selection_is_counted_once_however_fast_they_come(
     assert usage.hit_count + usage.miss_count == lookup_count
 
 
-def test_selections_that_hit_are_read_before_the_ring_is_full(
-    run: Paging, program: Program
+def test_selections_that_nobody_reads_in_time_are_lost_and_counted(
+    ggml: Path, recording: Paging
 ) -> None:
-    rows = [[0, 1, 2, 3]] * 999 + [[4, 5, 6, 7]]  # the last row of one is at the ring's start
-    graphs: list[Graph] = [(0, 0, rows, 4)] * 200
-    assert sum(4 * len(graph[2]) for graph in graphs) > 3 * RING_WORDS
-    assert program.call(graphs) == [[0] * len(graphs)]
-    assert run.pager.usage.miss_count == 8
-    assert program.call([LAST]) == [[0]]
-    assert run.pager.usage.hit_count == 8 * 199
-    assert run.pager.usage.miss_count == 12
-
-
-def test_a_selection_that_is_larger_than_the_ring_fails_and_the_next_does_not(
-    run: Paging, program: Program
-) -> None:
-    row = [0, 1, 2, 3]
-    graphs: list[Graph] = [(0, 0, [row], 4), (0, 0, [row] * (RING_WORDS // 8), 4)]
-    graphs += [(0, 0, [row] * (RING_WORDS // 8 - 1), 4), (0, 0, [[4, 5, 6, 7]], 4)]
-    assert program.call(graphs) == [[0, -1, 0, 0]]
-    assert program.complaint.count("too many tokens at once") == 1
-    assert run.pager.usage.miss_count == 8
+    """Nothing waits for whoever reads them, and the experts are brought all the same."""
+    rows = [[0, 1, 2, 3]] * (RING_WORDS // 16)
+    with recording.chooser(ggml, MODEL) as program:
+        with recording.pager._lock:  # as if it were slow
+            assert program.call([(0, 0, rows, 4)] * 9) == [[0] * 9]
+        recording.settle()
+        assert recording.pager.lost_count == 6
+        assert program.call([LAST]) == [[0]]
+    assert len(recording.pager.pop_calls(with_open=True)) == 4
+    assert recording.pager.usage.miss_count == 8
 
 
 def test_rows_of_a_view_are_read_without_the_bytes_between_them(
@@ -106,7 +114,8 @@ def test_rows_of_a_view_are_read_without_the_bytes_between_them(
 ) -> None:
     assert program.call([(0, 1, [[3, 1], [1, 7], [3, 3]], EXPERT_COUNT)]) == [[0]]
     assert run.pager.usage.miss_count == 3
-    assert all(ExpertKey(1, expert) in run.pager._residents for expert in (1, 3, 7))
+    assert program.call([(0, 1, [[1, 3, 7]], 3)]) == [[0]]
+    assert run.pager.usage.miss_count == 3
 
 
 def test_experts_that_a_model_does_not_have_are_nobody_s(run: Paging, program: Program) -> None:

@@ -1,0 +1,115 @@
+"""The C of `native/` is without a complaint of compilers and sanitizers, alone and in programs."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from moepack.running.programs.compiling import SOURCES
+from moepack.running.programs.library import native_folder
+from tests.support.children import PATIENCE
+from tests.support.models import first_shard
+from tests.support.needs import needs_llama
+from tests.support.pagers import SLOTS, Program, answers, paging
+
+NATIVE = native_folder()
+WARNINGS = ("-std=c17", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Werror")
+CONVERSION = ("-Wconversion", "-Wno-sign-conversion", "-Wno-maybe-uninitialized")
+DECISIONS = ("residents", "prompts", "order", "slots")
+SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def compile_with(compiler: str, *arguments: str | Path) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no {compiler} here")
+    run = subprocess.run([compiler, *arguments], capture_output=True, text=True, timeout=PATIENCE)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def sources(name: str) -> list[Path]:
+    return [NATIVE / f"{one}.c" for one in SOURCES[name]]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(("compiler", "level"), [("gcc", "-O0"), ("gcc", "-O3"), ("clang", "-O2")])
+def test_it_compiles_without_warnings(
+    tmp_path: Path, compiler: str, level: str, name: str
+) -> None:
+    library = (*sources(name), "-shared", "-fPIC", "-lm", "-lpthread", "-ldl")
+    compile_with(compiler, *WARNINGS, *CONVERSION, level, *library, "-o", tmp_path / "a.so")
+
+
+def test_no_function_is_longer_than_sixty_lines() -> None:
+    for path in NATIVE.glob("*.c"):
+        start = 0
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if not line or line.startswith(("#", "/", " *")):
+                start = number
+            if line == "}":
+                assert number - start < 60, f"{path.name}:{start}"
+
+
+@pytest.fixture(scope="session")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("simulation") / "simulation"
+    files = [NATIVE / f"{name}.c" for name in DECISIONS]
+    source = Path(__file__).parent / "simulation.c"
+    compile_with("gcc", *WARNINGS, *SANITIZERS, source, *files, "-lm", "-o", program)
+    return program
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_decisions_keep_their_rules_whatever_happens(simulation: Path, seed: int) -> None:
+    run = subprocess.run([simulation, str(seed), "1000"], capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_decisions_keep_their_rules_for_a_million_events(simulation: Path) -> None:
+    for seed in range(100, 600):
+        run = subprocess.run([simulation, str(seed), "2000"], capture_output=True, text=True)
+        assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+@pytest.mark.parametrize("reads", [1, 2, 3])
+def test_several_threads_share_a_cache(
+    packs: dict[str, Path], tmp_path: Path, sanitizer: str, reads: int
+) -> None:
+    program = tmp_path / "stress"
+    flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-std=gnu17", "-g", "-O1")
+    source = Path(__file__).parent / "stress.c"
+    compile_with("gcc", *flags, source, *sources("cache"), "-lm", "-lpthread", "-o", program)
+    words = (packs["qwen3moe"], 600_000, reads, 4, 100, 1)
+    run = subprocess.run([program, *map(str, words)], capture_output=True, text=True)
+    if run.returncode and "not permitted" in run.stdout:
+        pytest.skip(run.stdout)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert int(run.stdout) > 1000
+
+
+@needs_llama
+@pytest.mark.parametrize("kind", ["pack", "gguf"])
+def test_programs_run_clean_under_sanitizers(
+    packs: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    library = tmp_path / "seam.so"
+    flags = (*SANITIZERS, "-shared", "-fPIC", "-fvisibility=hidden")
+    compile_with("gcc", *flags, *sources("seam"), "-lm", "-ldl", "-o", library)
+    path = subprocess.check_output(["gcc", "-print-file-name=libasan.so"], text=True).strip()
+    if not Path(path).is_absolute():
+        pytest.skip("there is no libasan.so here")
+    model = packs["qwen3moe"] if kind == "pack" else first_shard("qwen3moe")
+    with Program(first_shard("qwen3moe"), *SLOTS) as program:
+        expected = answers(program)
+    with paging(model, memory="floor", micro_batch=1) as run:
+        names = run.environment | {
+            "LD_PRELOAD": f"{path}:{library}",
+            "ASAN_OPTIONS": "detect_leaks=0",
+        }
+        with Program(run.pager.model_path, *SLOTS, **names) as program:
+            assert answers(program) == expected
+            assert "runtime error" not in program.complaint
+            assert "Sanitizer" not in program.complaint
+        assert run.pager.usage.miss_count > 0
