@@ -290,7 +290,8 @@ static void complete(struct cache *cache, uint32_t expert) {
     }
     if (cache->in_flight[expert].is_ahead) cache->ahead_in_flight -= slot_length(cache->experts, expert);
     residents_complete(&cache->residents, expert, is_right);
-    if (state->bytes == RESIDENT && cache->residents.users[expert] && cache->owner.map) cache->owner.map(cache->owner.data, expert);
+    bool is_wanted = state->bytes == RESIDENT && state->is_admitted;
+    if (is_wanted && cache->owner.map) cache->owner.map(cache->owner.data, expert);
 }
 
 static void publish(struct cache *cache) {

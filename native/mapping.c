@@ -61,12 +61,6 @@ uint32_t mapping_expert_at(const void *address) {
     return NO_EXPERT;
 }
 
-void mapping_renew(void) {
-    pthread_mutex_lock(&seam.cache.lock);
-    if (!seam.is_strided) memset(is_mapped, 0, seam.experts.count * sizeof *is_mapped);
-    pthread_mutex_unlock(&seam.cache.lock);
-}
-
 void mapping_forget_in_child(void) {
     if (blobs) real_mmap(blobs, blobs_length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 }
@@ -138,4 +132,16 @@ void mapping_unmap(void *data, uint32_t expert) {
     int error = change(expert, false);
     if (error) seam_end("the system maps no more memory (%s; see vm.max_map_count)", strerror(error));
     is_mapped[expert] = false;
+}
+
+/* Map all again that is mapped elsewhere. */
+void mapping_renew(void) {
+    if (seam.is_strided) return;
+    pthread_mutex_lock(&seam.cache.lock);
+    for (uint32_t i = 0; i < seam.experts.count; i++) {
+        if (!is_mapped[i]) continue;
+        is_mapped[i] = false;
+        mapping_map(NULL, i);
+    }
+    pthread_mutex_unlock(&seam.cache.lock);
 }

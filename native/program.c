@@ -55,13 +55,17 @@ __attribute__((constructor)) static void at_start(void) {
 
 /* ---- the table ---- */
 
-static const void *map_shared(const char *variable, int protection) {
+static int open_shared(const char *variable, int flags) {
     const char *path = getenv(variable);
+    int descriptor = path ? open(path, flags | O_CLOEXEC) : -1;
+    if (descriptor < 0) seam_end("moepack, which started this program, has ended");
+    return descriptor;
+}
+
+static void *map_shared(int descriptor, int protection) {
     struct stat status;
-    int descriptor = path ? open(path, (protection & PROT_WRITE ? O_RDWR : O_RDONLY) | O_CLOEXEC) : -1;
-    if (descriptor < 0 || fstat(descriptor, &status)) seam_end("moepack, which started this program, has ended");
-    void *start = real_mmap(NULL, (size_t)status.st_size, protection, MAP_SHARED, descriptor, 0);
-    close(descriptor);
+    void *start = MAP_FAILED;
+    if (!fstat(descriptor, &status)) start = real_mmap(NULL, (size_t)status.st_size, protection, MAP_SHARED, descriptor, 0);
     if (start == MAP_FAILED) seam_end("no memory for the table of experts");
     return start;
 }
@@ -132,12 +136,27 @@ static void open_files(void) {
 
 /* ---- the control file ---- */
 
+/* Each process holds a lock of the byte of the control file that has the number of its page; the system releases it when
+ * the process ends, however it ends. */
+static struct flock lock_of(uint32_t number, short type) {
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = number, .l_len = 1};
+}
+
+static bool is_locked(uint32_t number) {
+    struct flock lock = lock_of(number, F_WRLCK);
+    return fcntl(seam.control_file, F_GETLK, &lock) || lock.l_type != F_UNLCK;
+}
+
 static void take_page(void) {
     for (uint32_t i = 0; i < MAX_PROCESSES; i++) {
         struct process_page *page = &seam.control->processes[i];
+        struct flock lock = lock_of(i, F_WRLCK), none = lock_of(i, F_UNLCK);
+        if (atomic_load(&page->state) != PROCESS_FREE || fcntl(seam.control_file, F_SETLK, &lock)) continue;
         uint32_t is_free = PROCESS_FREE;
-        if (!atomic_compare_exchange_strong(&page->state, &is_free, PROCESS_LIVE)) continue;
-        atomic_store(&page->process, (uint32_t)getpid());
+        if (!atomic_compare_exchange_strong(&page->state, &is_free, PROCESS_LIVE)) {
+            fcntl(seam.control_file, F_SETLK, &none);
+            continue;
+        }
         seam.page = page;
         seam.rings = seam.control->rings[i];
         return;
@@ -160,7 +179,7 @@ static void tick(void *nothing) {
     for (uint32_t i = 0; i < MAX_PROCESSES; i++) {
         struct process_page *page = &seam.control->processes[i];
         uint32_t live = PROCESS_LIVE;
-        if (atomic_load(&page->state) == PROCESS_LIVE && kill((pid_t)atomic_load(&page->process), 0) && errno == ESRCH)
+        if (page != seam.page && atomic_load(&page->state) == PROCESS_LIVE && !is_locked(i))
             atomic_compare_exchange_strong(&page->state, &live, PROCESS_ENDED);
     }
     uint64_t share = own_share();
@@ -220,10 +239,13 @@ static void *attach_caller;
 
 static void attach(void) {
     if (!getenv("MOEPACK_TABLE")) return;
-    const struct table *table = map_shared("MOEPACK_TABLE", PROT_READ);
+    int file = open_shared("MOEPACK_TABLE", O_RDONLY);
+    const struct table *table = map_shared(file, PROT_READ);
+    close(file);
     if (memcmp(table->magic, "MOEPTABL", 8) || table->version != TABLE_VERSION) seam_end("moepack is of another version");
     seam.table = table;
-    seam.control = (struct control *)map_shared("MOEPACK_CONTROL", PROT_READ | PROT_WRITE);
+    seam.control_file = open_shared("MOEPACK_CONTROL", O_RDWR);
+    seam.control = map_shared(seam.control_file, PROT_READ | PROT_WRITE);
     seam.moepack = (int)syscall(SYS_pidfd_open, (pid_t)table->process, 0);
     seam.is_image = table->experts_offset != 0;
     seam.is_strided = seam.is_image && has_only_cpus(attach_caller);

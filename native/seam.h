@@ -30,6 +30,7 @@ enum { EXIT_CODE = 70 /* EX_SOFTWARE of sysexits.h */ };
 struct seam {
     const struct table *table; /* NULL: this program has not mapped the model */
     struct control *control;
+    int control_file; /* open as long as the process lives, with a lock */
     struct process_page *page;
     struct selection_ring *rings;
     struct experts experts;

@@ -5,9 +5,8 @@ each time; nothing here is of moepack's.
 """
 
 import itertools
-import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 Expert = tuple[int, int]
@@ -128,12 +127,22 @@ class LeastStale:
         return expert
 
 
+def split_mix_64() -> Iterator[int]:
+    """Yield the numbers of SplitMix64 from the seed 0."""
+    state = 0
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        number = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) % 2**64
+        yield number ^ (number >> 31)
+
+
 class AnyOne:
     """A list, and random numbers."""
 
     def __init__(self) -> None:
         self.experts: list[Expert] = []
-        self.random = random.Random(0)
+        self.numbers = split_mix_64()
 
     def record(self, step: Experts, misses: Experts) -> None:
         self.experts += misses
@@ -141,7 +150,7 @@ class AnyOne:
     def evict(self, step: Experts) -> Expert | None:
         if not self.experts:
             return None
-        start = self.random.randrange(len(self.experts))
+        start = next(self.numbers) % len(self.experts)
         for expert in self.experts[start:] + self.experts[:start]:
             if expert not in step:
                 index, last = self.experts.index(expert), self.experts.pop()

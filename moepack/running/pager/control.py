@@ -4,6 +4,7 @@ The structs are those of native/table.h. Programs write statistics and selection
 nobody; moepack writes the budget, and reads.
 """
 
+import fcntl
 import mmap
 import os
 import struct
@@ -20,6 +21,8 @@ _LENGTH = _RINGS + _MAX_PROCESSES * _MAX_CONTEXTS * _RING_LENGTH
 _LIVE, _ENDED = 1, 2
 _STATISTICS = struct.Struct("<12Q")
 _ERROR = struct.Struct("<2i512s")
+_LOCK = struct.Struct("hhqqi4x")
+"""struct flock of 64-bit systems: type, whence, start, length, process."""
 _COPIED = 1 << 30
 _WRITE, _WATCH_ALL = 1, 2
 
@@ -108,12 +111,17 @@ class Control:
         ended = []
         for number in range(_MAX_PROCESSES):
             start = _PAGE + number * _PROCESS_LENGTH
-            process = self._words[start // 4 + 1]
-            if self._words[start // 4] == _LIVE and process and not _is_running(process):
+            if self._words[start // 4] == _LIVE and not self._is_locked(number):
                 self._words[start // 4] = _ENDED
             if self._words[start // 4] == _ENDED:
                 ended.append(number)
         return ended
+
+    def _is_locked(self, number: int) -> bool:
+        """Return whether a process is there: it holds a lock of a byte until it has ended."""
+        lock = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
+        kind, *_ = _LOCK.unpack(fcntl.fcntl(self.descriptor, fcntl.F_GETLK, lock))
+        return bool(kind != fcntl.F_UNLCK)
 
     def free(self, number: int) -> None:
         """Free the place of a process that has ended, whose selections were read."""
@@ -188,13 +196,3 @@ class Control:
         self._longs.release()
         self._memory.close()
         os.close(self.descriptor)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
