@@ -290,7 +290,7 @@ static void complete(struct cache *cache, uint32_t expert) {
     }
     if (cache->in_flight[expert].is_ahead) cache->ahead_in_flight -= slot_length(cache->experts, expert);
     residents_complete(&cache->residents, expert, is_right);
-    bool is_wanted = state->bytes == RESIDENT && state->is_admitted;
+    bool is_wanted = state->bytes == RESIDENT && (state->is_admitted || cache->residents.users[expert]);
     if (is_wanted && cache->owner.map) cache->owner.map(cache->owner.data, expert);
 }
 

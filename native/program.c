@@ -171,11 +171,27 @@ static uint64_t own_share(void) {
     return atomic_load(&seam.control->memory) / (count ? count : 1);
 }
 
-/* A few times a second: follow the memory, and end with moepack. */
+/* End with moepack, whose process the descriptor is of. */
+static void *wait_for_end(void *nothing) {
+    struct pollfd process = {.fd = seam.moepack, .events = POLLIN};
+    while (poll(&process, 1, -1) < 0 && errno == EINTR) continue;
+    seam_end("moepack, which started this program, has ended");
+    return nothing;
+}
+
+static bool start_waiting(void) {
+    sigset_t all, before;
+    pthread_t thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's own */
+    int error = pthread_create(&thread, NULL, wait_for_end, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return !error && !pthread_detach(thread);
+}
+
+/* A few times a second: follow the memory. */
 static void tick(void *nothing) {
     (void)nothing;
-    struct pollfd process = {.fd = seam.moepack, .events = POLLIN};
-    if (poll(&process, 1, 0) > 0) seam_end("moepack, which started this program, has ended");
     for (uint32_t i = 0; i < MAX_PROCESSES; i++) {
         struct process_page *page = &seam.control->processes[i];
         uint32_t live = PROCESS_LIVE;
@@ -213,7 +229,7 @@ static void open_cache(void) {
         if (!cache_pin(&seam.cache, pinned[i])) seam_end("the pinned experts are larger than the memory for experts");
     cache_warm_up(&seam.cache, array_at(table->warm_up), table->warm_up_count, table->favoured_length);
     if (!mapping_open() || (seam.is_image && !faults_open())) seam_end("the model cannot be mapped: %s", strerror(errno));
-    if (cache_start(&seam.cache)) seam_end("no thread");
+    if (cache_start(&seam.cache) || !start_waiting()) seam_end("no thread");
 }
 
 static void before_fork(void) {
@@ -247,6 +263,7 @@ static void attach(void) {
     seam.control_file = open_shared("MOEPACK_CONTROL", O_RDWR);
     seam.control = map_shared(seam.control_file, PROT_READ | PROT_WRITE);
     seam.moepack = (int)syscall(SYS_pidfd_open, (pid_t)table->process, 0);
+    if (seam.moepack < 0) seam_end("moepack, which started this program, has ended");
     seam.is_image = table->experts_offset != 0;
     seam.is_strided = seam.is_image && has_only_cpus(attach_caller);
     if (seam.is_image) {
