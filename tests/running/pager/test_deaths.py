@@ -23,12 +23,13 @@ def test_a_program_ends_with_moepack(form: Form, kind: str, through: str) -> Non
     if through == "a shell":
         words = ["sh", "-c", f'{" ".join(words[:3])} "$MOEPACK_MODEL" --tokens 400; :']
     with Command(form("qwen3moe", kind), "--memory", "floor", "--", *words) as run:
-        run.begin([1, 2, 3])
+        for _ in range(100):  # an answer may take less than the end
+            run.begin([1, 2, 3])
         time.sleep(0.1)
         run.process.kill()
         began = time.monotonic()
-        assert run.result() is None
-        assert time.monotonic() - began < 2.0
+        while run.result() is not None:
+            assert time.monotonic() - began < 2.0
         if through == "a shell":  # a child of moepack is also ended by the system
             assert "moepack, which started this program, has ended" in run.complaint
 
