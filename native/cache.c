@@ -253,7 +253,7 @@ static bool has_right_digests(const struct cache *cache, uint32_t expert, struct
     return true;
 }
 
-/* Take the end of a read; the lock is held. Return its expert if that was the last one of it, else NO_EXPERT. */
+/* Take the end of a read; the lock is held, and left where it is read again. Return its expert if that was the last one of it, else NO_EXPERT. */
 static uint32_t end_read(struct cache *cache, const struct ended *ended, struct pending *pending) {
     *pending = cache->pending[ended->tag];
     cache->pending[ended->tag].next_free = cache->first_free;
@@ -265,7 +265,9 @@ static uint32_t end_read(struct cache *cache, const struct ended *ended, struct 
     measure_place(place, pending->length, now());
     if (ended->result == -EINVAL) place->direct = -1; /* its file system refuses O_DIRECT only now */
     if (!is_whole) {
+        pthread_mutex_unlock(&cache->lock);
         int error = read_again(cache, pending);
+        pthread_mutex_lock(&cache->lock);
         if (error) {
             const char *problem = error == ENODATA ? "the file has become shorter" : strerror(error);
             fail(&cache->error, CACHE_READ_FAILED, error, "%s: offset %" PRIu64 ": %s", place->path, pending->offset, problem);
