@@ -343,9 +343,10 @@ static bool has_tags(const struct cache *cache) { return cache->pending_count + 
 static void begin_read(struct cache *cache, uint32_t expert, bool is_ahead) {
     uint64_t slot = cache->residents.states[expert].slot, length = slot_length(cache->experts, expert);
     pthread_mutex_unlock(&cache->lock);
-    pool_prepare(&cache->pool, slot, length);
+    bool is_new = pool_prepare(&cache->pool, slot, length);
     pthread_mutex_lock(&cache->lock);
     queue_expert(cache, expert);
+    if (is_new) drive_submit(cache->drive); /* it reads while the next pages are made */
     cache->in_flight[expert].is_ahead = is_ahead;
     if (is_ahead) cache->ahead_in_flight += length;
 }
@@ -507,6 +508,31 @@ static void begin_warm_up(struct cache *cache) {
     }
 }
 
+/* Make the pages of the next slot ready before it is needed, while the program loads; false if all have some. The lock is
+ * held, and left meanwhile. */
+static bool prepare_slot(struct cache *cache) {
+    uint64_t *lengths = cache->prepared_lengths, total = 0, offset = 0;
+    uint32_t least = 0;
+    if (cache->has_stepped || !cache->options.is_prepared) return false;
+    for (uint32_t i = 0; i < cache->experts->class_count; i++) {
+        const struct slot_class *one = &cache->residents.slots.classes[i];
+        uint64_t taken = (uint64_t)one->taken_count * one->length;
+        if (lengths[i] < taken) lengths[i] = taken;
+        total += lengths[i];
+        if (lengths[i] < lengths[least]) least = i;
+    }
+    uint64_t length = cache->experts->class_length[least];
+    for (uint32_t i = 0; i < least; i++) offset += slots_class_length(&cache->residents.slots, i);
+    if (total + length > cache->residents.memory || lengths[least] + length > slots_class_length(&cache->residents.slots, least))
+        return false;
+    offset += lengths[least];
+    lengths[least] += length;
+    pthread_mutex_unlock(&cache->lock);
+    pool_prepare(&cache->pool, offset, length);
+    pthread_mutex_lock(&cache->lock);
+    return true;
+}
+
 /* Sleep until there is work; the lock is held, and left meanwhile. */
 static void rest(struct cache *cache) {
     struct timespec until;
@@ -531,6 +557,7 @@ static void *read_beside(void *data) {
         begin_warm_up(cache);
         begin_ahead(cache);
         if (collect(cache)) continue;
+        if (prepare_slot(cache)) continue;
         if (cache->ahead_in_flight)
             wait_for_change(cache);
         else

@@ -86,7 +86,8 @@ struct cache_options {
     bool is_by_layer;
     int check;
     enum drive_kind reads;
-    bool is_cached; /* through the page cache */
+    bool is_cached;   /* through the page cache */
+    bool is_prepared; /* memory is taken before it is needed, while the program loads */
 };
 
 struct cache {
@@ -114,6 +115,7 @@ struct cache {
     const uint32_t *warm_up; /* experts to read before the first step */
     uint32_t warm_up_count, warm_up_next;
     uint64_t favoured_length;
+    uint64_t prepared_lengths[MAX_CLASSES]; /* bytes of each class that have pages, or will have */
     bool has_stepped, is_closing, has_thread;
     atomic_bool is_idle; /* nobody waits for the program: nothing is read ahead */
     pthread_t thread;

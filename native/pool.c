@@ -48,14 +48,17 @@ void pool_close(struct pool_memory *pool) {
     free(pool->is_prepared);
 }
 
-void pool_prepare(struct pool_memory *pool, uint64_t offset, uint64_t length) {
-    if (length < LEAST_PREPARED) return; /* it would be memory that may never be used */
+bool pool_prepare(struct pool_memory *pool, uint64_t offset, uint64_t length) {
+    bool is_new = false;
+    if (length < LEAST_PREPARED) return false; /* it would be memory that may never be used */
     for (uint64_t page = offset / HUGE_PAGE; page <= (offset + length - 1) / HUGE_PAGE; page++) {
         if (atomic_exchange(&pool->is_prepared[page], 1)) continue;
+        is_new = true;
         volatile char *first = pool->start + page * HUGE_PAGE;
         *first = *first; /* a range without any page is not collapsed */
         madvise(pool->start + page * HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE);
     }
+    return is_new;
 }
 
 void pool_punch(struct pool_memory *pool, uint64_t offset, uint64_t length) {

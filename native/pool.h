@@ -20,8 +20,9 @@ struct pool_memory {
 /* false with errno */
 bool pool_open(struct pool_memory *pool, uint64_t length);
 void pool_close(struct pool_memory *pool);
-/* Get huge pages for bytes that were never written. Without them, small ones come when they are written. */
-void pool_prepare(struct pool_memory *pool, uint64_t offset, uint64_t length);
+/* Get huge pages for bytes that were never written; false if they are there. Without them, small ones come when they are
+ * written. */
+bool pool_prepare(struct pool_memory *pool, uint64_t offset, uint64_t length);
 /* Give the memory of bytes back to the system. */
 void pool_punch(struct pool_memory *pool, uint64_t offset, uint64_t length);
 

@@ -26,7 +26,7 @@ struct table {
     uint64_t image_length, experts_offset; /* of a pack; 0 where shards are mapped */
     uint64_t layers, parts, files, mapped, dense, pinned, warm_up; /* arrays */
     int32_t image;                                                 /* a descriptor of moepack's process */
-    uint32_t unused;
+    uint32_t is_prepared;
 };
 
 struct table_layer {

@@ -33,11 +33,10 @@ def sources(name: str) -> list[Path]:
 
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize(("compiler", "level"), [("gcc", "-O0"), ("gcc", "-O3"), ("clang", "-O2")])
-def test_it_compiles_without_warnings(
-    tmp_path: Path, compiler: str, level: str, name: str
-) -> None:
-    library = (*sources(name), "-shared", "-fPIC", "-lm", "-lpthread", "-ldl")
-    compile_with(compiler, *WARNINGS, *CONVERSION, level, *library, "-o", tmp_path / "a.so")
+def test_it_compiles_without_warnings(tmp_path: Path, compiler: str, level: str, name: str) -> None:
+    flags = (*WARNINGS, *CONVERSION, level, "-shared", "-fPIC")
+    libraries = ("-lm", "-lpthread", "-ldl", "-o", tmp_path / "a.so")
+    compile_with(compiler, *flags, *sources(name), *libraries)
 
 
 def test_no_function_is_longer_than_sixty_lines() -> None:
@@ -81,7 +80,7 @@ def test_several_threads_share_a_cache(
     flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-std=gnu17", "-g", "-O1")
     source = Path(__file__).parent / "stress.c"
     compile_with("gcc", *flags, source, *sources("cache"), "-lm", "-lpthread", "-o", program)
-    words = (packs["qwen3moe"], 600_000, reads, 4, 100, 1)
+    words: tuple[object, ...] = (packs["qwen3moe"], 600_000, reads, 4, 100, 1)
     run = subprocess.run([program, *map(str, words)], capture_output=True, text=True)
     if run.returncode and "not permitted" in run.stdout:
         pytest.skip(run.stdout)

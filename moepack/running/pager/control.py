@@ -134,7 +134,9 @@ class Control:
         self._words[start // 4] = 0
 
     def _read_statistics(self, number: int) -> Statistics:
-        return Statistics(*_STATISTICS.unpack_from(self._memory, _PAGE + number * _PROCESS_LENGTH + 8))
+        return Statistics(
+            *_STATISTICS.unpack_from(self._memory, _PAGE + number * _PROCESS_LENGTH + 8)
+        )
 
     def statistics(self) -> list[Statistics]:
         """Return what all processes have counted so far, those that have ended among them."""
@@ -148,7 +150,9 @@ class Control:
             if count != self._reported.get(number, 0):
                 self._reported[number] = count
                 code, system_error, text = _ERROR.unpack_from(self._memory, start + 8)
-                yield ProgramError(code, system_error, text.split(b"\0", 1)[0].decode(errors="replace"))
+                yield ProgramError(
+                    code, system_error, text.split(b"\0", 1)[0].decode(errors="replace")
+                )
 
     def selections(self, number: int) -> Iterator[tuple[int, Selection]]:
         """Yield the selections of a process since the last time, with the number of the context."""

@@ -133,6 +133,7 @@ class Pager(Closing):
             pinned,
             list(warm_up),
             max(0, favoured_length),
+            is_prepared=self._memory is not None,
         )
 
     def _divide_memory(
@@ -179,7 +180,7 @@ class Pager(Closing):
 
     @property
     def is_warming(self) -> bool:
-        """Whether a program reads experts that earlier runs used most, as no router has selected."""
+        """Whether programs read pinned and most used experts, as no router has selected any."""
         return any(one.is_warming for one in self._control.statistics())
 
     @property

@@ -35,7 +35,7 @@ class RoutingRecord:
         self.request_count = 0
 
     def add(self, source: tuple[int, int], selection: Selection) -> None:
-        """Add a selection of a process and context, whose calls have one for each layer, in order."""
+        """Add a selection of a process and context: a call has one for each layer, in order."""
         count = len(selection.experts)
         if not count or not selection.token_count or count % selection.token_count:
             return

@@ -6,6 +6,7 @@ It is made once, before a program starts, in a file of memory that programs map.
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from moepack.common.errors import RequestError
@@ -16,6 +17,7 @@ from moepack.pack.format.tables import PackedFamily
 from moepack.pack.reading.mirror import Mirror
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.mapped_model import FamilySpans, MappedModel
+from moepack.storage.ranges import RangeSet
 
 _Value = TypeVar("_Value")
 _MAX_PARTS = 16
@@ -51,7 +53,8 @@ class CacheChoices(NamedTuple):
     """How the library caches: names as in POLICIES, CHECKS and BACKENDS; lengths are bytes.
 
     `reserve` is kept beside the cache's budget; of `warm_up`, which is read while a program loads,
-    the first up to `favoured_length` are evicted last.
+    the first up to `favoured_length` are evicted last. With `is_prepared` programs take memory while
+    they load.
     """
 
     policy: str
@@ -61,6 +64,7 @@ class CacheChoices(NamedTuple):
     pinned: Sequence[ExpertKey] = ()
     warm_up: Sequence[ExpertKey] = ()
     favoured_length: int = 0
+    is_prepared: bool = False
 
 
 class ExpertTable:
@@ -76,7 +80,9 @@ class ExpertTable:
         self._families = sorted(
             families, key=lambda one: (one.name != ROUTED_FAMILY, one.layer in mtp, one.layer)
         )
-        self._rare = {one for one in self._families if one.name != ROUTED_FAMILY or one.layer in mtp}
+        self._rare = {
+            one for one in self._families if one.name != ROUTED_FAMILY or one.layer in mtp
+        }
         self._spans: FamilySpans = model.spans()
         self._numbers: dict[ExpertKey, int] = {}
         self.slot_lengths: dict[ExpertKey, int] = {}
@@ -103,7 +109,9 @@ class ExpertTable:
         mirror = self._sound_mirror()
         sections = [
             b"".join(map(self._layer, self._families)),
-            b"".join(part for family in self._families for part in self._parts(family, paths, mirror)),
+            b"".join(
+                part for family in self._families for part in self._parts(family, paths, mirror)
+            ),
             b"",  # files: their paths follow everything else
             b"".join(
                 _PAIR.pack(status.st_dev, status.st_ino)
@@ -152,7 +160,7 @@ class ExpertTable:
             self._model.experts_offset,
             *offsets,
             -1 if self._model.image is None else self._model.image,
-            0,
+            choices.is_prepared,
         )
 
     def _layer(self, family: PackedFamily) -> bytes:
@@ -162,14 +170,16 @@ class ExpertTable:
         return _LAYER.pack(family.layer, family.expert_count, count, family in self._rare, *names)
 
     def _parts(
-        self, family: PackedFamily, paths: Mapping[os.PathLike[str], int], mirror: Mirror | None
+        self, family: PackedFamily, paths: Mapping[Path, int], mirror: Mirror | None
     ) -> Iterable[bytes]:
         padding = bytes(_PART.size * (_MAX_PARTS - len(family.part_kinds)))
         for expert in range(family.expert_count):
             for span in self._spans[family.name][ExpertKey(family.layer, expert)]:
                 part = self._pack.locate(family.layer, expert, span.part, family=family.name)
                 blob_offset = part.offset if part.blob_offset is None else part.blob_offset
-                is_mirrored = mirror is not None and _covers(mirror, part.path.name, part.offset, part.length)
+                is_mirrored = mirror is not None and _covers(
+                    mirror, part.path.name, part.offset, part.length
+                )
                 yield _PART.pack(
                     part.offset,
                     part.length,
@@ -183,14 +193,16 @@ class ExpertTable:
                 )
             yield padding
 
-    def _files(
-        self, paths: Sequence[os.PathLike[str]], mirror: Mirror | None, end: int
-    ) -> tuple[bytes, bytes]:
+    def _files(self, paths: Sequence[Path], mirror: Mirror | None, end: int) -> tuple[bytes, bytes]:
         records, strings = b"", b""
         for path in paths:
             offsets = [end + len(strings), 0]
             strings += os.fsencode(os.path.abspath(path)) + b"\0"
-            if mirror is not None and mirror.record is not None and mirror.record.ranges(os.path.basename(path)):
+            if (
+                mirror is not None
+                and mirror.record is not None
+                and mirror.record.ranges(os.path.basename(path))
+            ):
                 offsets[1] = end + len(strings)
                 strings += os.fsencode(mirror.path / os.path.basename(path)) + b"\0"
             records += _PAIR.pack(*offsets)
@@ -207,7 +219,7 @@ class ExpertTable:
 
 def _covers(mirror: Mirror, name: str, offset: int, length: int) -> bool:
     assert mirror.record is not None
-    return mirror.record.ranges(name).covers(offset, offset + length)
+    return RangeSet(mirror.record.ranges(name)).covers(offset, offset + length)
 
 
 def _look_up(what: str, values: Mapping[str, _Value], name: str) -> _Value:

@@ -66,21 +66,22 @@ def test_damage_that_faults_meet_ends_the_program(pack_copy: Path, preloaded: Pr
 
 
 @pytest.mark.parametrize("kind", ["pack", "gguf"])
-@pytest.mark.parametrize(
-    "fault", [f"errno {errno.EIO}", f"errno {errno.ENODEV}", "astray 512"]
-)
+@pytest.mark.parametrize("fault", [f"errno {errno.EIO}", f"errno {errno.ENODEV}", "astray 512"])
 def test_a_drive_that_fails_in_an_answer_ends_that_answer_alone(
     form: Form, alone: Alone, preloaded: Preloaded, tmp_path: Path, kind: str, fault: str
 ) -> None:
     if kind == "gguf" and fault.startswith("astray"):
         pytest.skip("digests of shards are not known")
     expected, faults = alone("qwen3moe")[1], tmp_path / "faults"
-    options = {"memory": "floor", "micro_batch": 32, "backend": "buffered", "check": "always"}
     with (
-        paging(form("qwen3moe", kind), **options) as run,
-        run.program(
-            *SLOTS, before=preloaded("faulty_reads"), FAULTY_READS=str(faults)
-        ) as program,
+        paging(
+            form("qwen3moe", kind),
+            memory="floor",
+            micro_batch=32,
+            backend="buffered",
+            check="always",
+        ) as run,
+        run.program(*SLOTS, before=preloaded("faulty_reads"), FAULTY_READS=str(faults)) as program,
     ):
         assert program.ask(PROMPT) == expected
         for _ in range(2):
@@ -103,9 +104,7 @@ def test_reads_that_are_slow_or_come_short_change_no_answer(
     faults.write_text(f"{fault} 0 {1 << 40}")
     with (
         paging(form("qwen3moe", kind), memory="floor", micro_batch=32, backend="direct") as run,
-        run.program(
-            *SLOTS, before=preloaded("faulty_reads"), FAULTY_READS=str(faults)
-        ) as program,
+        run.program(*SLOTS, before=preloaded("faulty_reads"), FAULTY_READS=str(faults)) as program,
     ):
         assert program.ask(PROMPT) == alone("qwen3moe")[1]
     assert not run.failures

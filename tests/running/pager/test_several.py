@@ -120,9 +120,14 @@ def test_what_is_pinned_is_read_while_a_program_loads_and_is_nobodys_miss(
 
 def test_programs_have_equal_parts_of_the_memory(form: Form) -> None:
     memory = 1_500_000
-    with paging(form("qwen3moe", "pack"), memory=memory, micro_batch=4) as run, ExitStack() as stack:
+    with (
+        paging(form("qwen3moe", "pack"), memory=memory, micro_batch=4) as run,
+        ExitStack() as stack,
+    ):
         programs = [stack.enter_context(run.program(*TIGHT)) for _ in range(2)]
-        wait_until(lambda: [one.memory for one in run.pager._control.statistics()] == [memory // 2] * 2)
+        wait_until(
+            lambda: [one.memory for one in run.pager._control.statistics()] == [memory // 2] * 2
+        )
         for program in programs:
             program.ask(*PROMPTS[2])
         wait_until(lambda: run.pager.usage.resident_length <= memory)
