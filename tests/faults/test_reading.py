@@ -18,7 +18,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.pack.reading.open_work import close_orphans
+from moepack.pack.reading.in_flight import close_dropped
 from moepack.pack.reading.pack import Pack
 from tests.support.children import PATIENCE, in_threads, run_child, within
 from tests.support.faulty_backend import (
@@ -36,7 +36,7 @@ HINT_EIO = "the drive or its connection fails: see the kernel's log, then run `m
 def open_descriptors() -> set[str]:
     """Return the open descriptors, without those of other tests' dropped readers."""
     gc.collect()
-    close_orphans()
+    close_dropped()
     return descriptors()
 
 

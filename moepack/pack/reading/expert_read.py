@@ -227,15 +227,13 @@ class ExpertRead(NamedTuple):
             hint=f"it was read with {', '.join(part.name for part in self.parts)}",
         )
 
-    def check_digests(self, memory: AnyMemory, parts: Iterable[PartSpan]) -> None:
-        """Compare some of the parts in `memory` with their digests, if these are known.
-
-        Raises PackError for the first that differs.
-        """
+    def wrong_digest(self, memory: AnyMemory, parts: Iterable[PartSpan]) -> PackError | None:
+        """Compare some of the parts in `memory` with their digests; return the first error."""
         for part in parts:
             if part.digest is None or part.digest == (actual := digest.xxh3(memory.part(part))):
                 continue
-            raise digest_error(*self.place_of(part), part.digest, actual)
+            return digest_error(*self.place_of(part), part.digest, actual)
+        return None
 
     def place_of(self, part: PartSpan) -> tuple[Path, str]:
         """Return the file of one of the parts, and its place there for messages."""

@@ -280,7 +280,7 @@ def test_each_place_is_checked_for_itself_the_first_time(mirrored: Path, past_ca
     with moepack.open(mirrored) as pack:
         backend = FaultyBackend(make(past_cache))
         with pack.reader(backend=backend, check="first") as reader:
-            use = reader._second
+            use = reader._in_flight.second
             assert use is not None
             use.takes = lambda read: False  # type: ignore[method-assign]
             reads_right(pack, reader)
