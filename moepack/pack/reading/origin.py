@@ -16,7 +16,7 @@ from moepack.pack.reading.second_source import SecondSource
 from moepack.storage.backend import Completion, ReadRequest
 from moepack.storage.remote.store import RemoteError
 from moepack.storage.remote.stores import store_of
-from moepack.storage.remote_backend import RemoteBackend
+from moepack.storage.threaded import RemoteBackend
 
 if TYPE_CHECKING:
     from moepack.pack.reading.expert_read import ExpertRead
