@@ -21,7 +21,7 @@ from moepack.common.sizes import exact_size_text
 from moepack.pack.reading.expert_read import FileRead
 from moepack.storage import page_cache
 from moepack.storage.backend import Backend
-from moepack.storage.space import free_space
+from moepack.storage.folders import free_space
 
 LENGTHS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 DEPTHS = (1, 2, 4, 8, 16, 32)

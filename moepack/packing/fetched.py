@@ -31,10 +31,10 @@ from moepack.packing.copies.pull import pull
 from moepack.packing.pack_model import pack_model
 from moepack.source.folder import SHARD_NAME
 from moepack.source.remote_model import choose_on_hub, find_remote_shards
+from moepack.storage.folders import user_folder
 from moepack.storage.input_file import open_input
 from moepack.storage.remote import hub
 from moepack.storage.remote.stores import named_on_hub, resolve
-from moepack.storage.user_folder import user_folder
 
 _SUFFIX = ".moepack"
 _KEPT_SUFFIX = ".kept"

@@ -27,7 +27,7 @@ from moepack.packing.writing.commit import TEMPORARY_NAME, commit
 from moepack.packing.writing.target_directory import check_existing
 from moepack.source.experts import find_experts, shape_of
 from moepack.storage.atomic import make_folder
-from moepack.storage.lock import locked_folder
+from moepack.storage.folders import locked_folder
 from moepack.storage.regular_file import remove
 
 if TYPE_CHECKING:

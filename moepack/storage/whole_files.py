@@ -27,12 +27,11 @@ from moepack.storage.atomic import (
 )
 from moepack.storage.copying import Copier
 from moepack.storage.extents import FinishedFile, NewFile, is_whole
+from moepack.storage.folders import check_space, lock
 from moepack.storage.inputs import Inputs
 from moepack.storage.libc import sync_file_system
-from moepack.storage.lock import lock
 from moepack.storage.regular_file import open_regular
 from moepack.storage.sharing import can_clone
-from moepack.storage.space import check_space
 from moepack.storage.thread_pool import run_each
 
 SUFFIX = ".partial"

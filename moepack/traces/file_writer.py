@@ -10,7 +10,7 @@ import numpy as np
 
 from moepack.common.errors import MachineError, RequestError, TraceError
 from moepack.storage.atomic import publish, refuse_existing
-from moepack.storage.lock import try_lock
+from moepack.storage.folders import try_lock
 from moepack.storage.regular_file import open_regular
 from moepack.traces import file_frames, file_records
 from moepack.traces.compressed import TraceStream

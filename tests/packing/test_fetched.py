@@ -9,7 +9,7 @@ import pytest
 import moepack
 from moepack.common.errors import MachineError, SourceError
 from moepack.packing.fetched import FetchPlan
-from moepack.storage import prefetched_inputs
+from moepack.storage import inputs
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.stores import forget_stores
 from tests.support.hubs import REPOSITORY, hub_of
@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def hub(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setattr(remote_store, "PAUSES", (0.0,) * 2)
-    monkeypatch.setattr(prefetched_inputs, "RANGE_LENGTH", 100_000)
+    monkeypatch.setattr(inputs, "RANGE_LENGTH", 100_000)
     folder = tmp_path / "hub" / REPOSITORY / "UD-Q4_K_XL"
     folder.mkdir(parents=True)
     for shard in shards_of(MODEL):

@@ -14,7 +14,7 @@ from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.shard_index import index_model
 from moepack.source.remote_model import find_remote_shards
 from moepack.source.shards import open_source
-from moepack.storage import prefetched_inputs
+from moepack.storage import inputs
 from moepack.storage.input_file import open_input
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteError
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setattr(remote_store, "PAUSES", (0.0,) * 4)
-    monkeypatch.setattr(prefetched_inputs, "RANGE_LENGTH", 100_000)
+    monkeypatch.setattr(inputs, "RANGE_LENGTH", 100_000)
     folder = tmp_path / "hub" / REPOSITORY
     (folder / "UD-Q4_K_XL").mkdir(parents=True)
     for shard in shards_of(MODEL):
@@ -215,7 +215,7 @@ def test_what_was_interrupted_goes_on_from_its_finished_files(
 def test_long_ranges_are_asked_for_never_one_an_expert(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetched_inputs, "RANGE_LENGTH", 8 << 20)
+    monkeypatch.setattr(inputs, "RANGE_LENGTH", 8 << 20)
     summary = pack_model(f"hf://{REPOSITORY}", tmp_path / "pack")
     resolved = [request for request in hub.traffic.gets() if "/resolve/" in request[1]]
     shard_count = len(shards_of(MODEL))

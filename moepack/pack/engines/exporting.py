@@ -16,7 +16,7 @@ from moepack.pack.engines.contract import Engine, ExportPlan, Settings
 from moepack.pack.engines.stock_gguf import ALIGNMENT
 from moepack.pack.reading.pack import Pack
 from moepack.storage.atomic import make_folder, refuse_existing, require_folder_of, write_whole
-from moepack.storage.space import free_space
+from moepack.storage.folders import free_space
 from moepack.storage.whole_files import (
     WholeFilesResult,
     check_target,

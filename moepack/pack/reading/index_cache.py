@@ -12,9 +12,9 @@ from moepack.common.remote_path import RemotePath
 from moepack.pack.format import records
 from moepack.pack.format.manifest import IndexEntry
 from moepack.storage.atomic import write_whole
+from moepack.storage.folders import is_ours, user_folder
 from moepack.storage.regular_file import read_back
 from moepack.storage.remote.stores import store_of
-from moepack.storage.user_folder import is_ours, user_folder
 
 
 def fetch_index(path: RemotePath, entry: IndexEntry) -> bytes:

@@ -48,7 +48,7 @@ from moepack.packing.copies.packed_items import (
 from moepack.packing.copies.subset_copy import SubsetCopy, write_record
 from moepack.storage import holes
 from moepack.storage.atomic import make_folder, sync_directory
-from moepack.storage.lock import locked_folder
+from moepack.storage.folders import locked_folder
 from moepack.storage.page_cache import drop
 from moepack.storage.ranges import RangeSet
 from moepack.storage.regular_file import open_regular

@@ -51,8 +51,7 @@ from moepack.packing.writing.commit import (
     write_proven,
 )
 from moepack.storage.atomic import make_folder, require_folder_of, sync_directory
-from moepack.storage.lock import locked_folder
-from moepack.storage.space import check_space
+from moepack.storage.folders import check_space, locked_folder
 
 DEFAULT_THREADS = 16
 _GO_ON = "run the same command again: it goes on from what is there"

@@ -26,10 +26,10 @@ from moepack.pack.reading.pack import Pack
 from moepack.packing.copies.packed_items import ItemRun, PackedItem, length_of, ranges_of, runs_of
 from moepack.storage.atomic import publish, sync_directory, write_synced
 from moepack.storage.extents import Extent, digests_of, is_zero
+from moepack.storage.folders import check_space
 from moepack.storage.input_file import InputFile, open_input
 from moepack.storage.ranges import RangeSet
 from moepack.storage.regular_file import open_regular, write_at
-from moepack.storage.space import check_space
 from moepack.storage.thread_pool import SharedProgress, ThreadPool, run_each
 
 _SYNC_LENGTH = 1 << 30

@@ -21,7 +21,7 @@ from moepack.packing.plan.pack_summary import WrittenFiles
 from moepack.packing.plan.plan import Plan
 from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.storage.atomic import require_folder_of
-from moepack.storage.space import check_space
+from moepack.storage.folders import check_space
 
 
 class DistributedPacker:

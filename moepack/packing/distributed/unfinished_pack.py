@@ -32,8 +32,8 @@ from moepack.packing.writing.finished_files import from_json, to_json
 from moepack.packing.writing.journal import check_identity
 from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.storage.extents import FinishedFile, NewFile
+from moepack.storage.folders import check_space
 from moepack.storage.inputs import Inputs
-from moepack.storage.space import check_space
 from moepack.storage.thread_pool import ThreadPool, run_each
 
 _INPUT = f"{RECORDS_NAME}/input.json"

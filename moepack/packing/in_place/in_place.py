@@ -65,8 +65,8 @@ from moepack.packing.writing.target_directory import prepare
 from moepack.source.shards import Source
 from moepack.storage import holes
 from moepack.storage.extents import FinishedFile
+from moepack.storage.folders import check_space, shortage
 from moepack.storage.regular_file import FileStamp, read_back
-from moepack.storage.space import check_space, shortage
 from moepack.version import TOOL
 
 

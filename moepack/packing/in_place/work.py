@@ -19,7 +19,7 @@ from moepack.packing.in_place.unfinished import Unfinished, check_homes
 from moepack.packing.in_place.unit_files import PackFiles, ShardFiles
 from moepack.packing.in_place.units import Piece, Units
 from moepack.storage import holes
-from moepack.storage.space import check_space
+from moepack.storage.folders import check_space
 
 MARGIN = 8 << 20
 """For the file system itself, such as for lists of blocks."""

@@ -12,7 +12,7 @@ from moepack.common.remote_path import is_remote
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.packing.plan.plan import Plan
-from moepack.storage.space import free_space
+from moepack.storage.folders import free_space
 
 
 @dataclass(frozen=True, slots=True)

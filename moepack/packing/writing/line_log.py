@@ -17,7 +17,7 @@ from typing import Any
 
 from moepack.common import digest
 from moepack.common.errors import MoepackError, RequestError
-from moepack.storage.lock import try_lock
+from moepack.storage.folders import try_lock
 from moepack.storage.regular_file import NotRegularError, open_regular, write_at
 
 MAX_LINE_LENGTH = 16 << 20

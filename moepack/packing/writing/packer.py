@@ -45,8 +45,8 @@ from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.packing.writing.target_directory import WatchedFiles, prepare
 from moepack.storage.atomic import sync_directory
 from moepack.storage.extents import FinishedFile, NewFile, is_whole
+from moepack.storage.folders import check_space
 from moepack.storage.regular_file import remove
-from moepack.storage.space import check_space
 from moepack.storage.thread_pool import run_each
 
 DEFAULT_THREADS = 4

@@ -10,8 +10,8 @@ from moepack.common.pack_files import IN_PLACE_NAME, JOURNAL_NAME, RECORDS_NAME
 from moepack.pack.format import manifest
 from moepack.storage.atomic import make_folder, require_folder_of
 from moepack.storage.extents import NewFile, is_whole
+from moepack.storage.folders import check_space
 from moepack.storage.regular_file import FileStamp
-from moepack.storage.space import check_space
 
 
 def prepare(path: Path, resume: bool) -> bool:

@@ -12,9 +12,8 @@ from pathlib import Path
 from moepack.common.errors import MachineError, TraceError, read_failure, write_failure
 from moepack.pack.reading.pack import Pack
 from moepack.storage.atomic import write_whole
-from moepack.storage.lock import try_lock
+from moepack.storage.folders import try_lock, user_folder
 from moepack.storage.regular_file import read_back
-from moepack.storage.user_folder import user_folder
 from moepack.traces.hotness import learned as codec
 from moepack.traces.hotness.learned import LEAST_TOKENS, Learned, LearnedWindow
 

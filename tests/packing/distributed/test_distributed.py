@@ -20,7 +20,7 @@ from moepack.pack.verifying.verifier import verify
 from moepack.packing.distributed import unfinished_pack as distributed_pack
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
-from moepack.storage import prefetched_inputs
+from moepack.storage import inputs
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteStamp
 from moepack.storage.remote.stores import store_of
@@ -353,9 +353,7 @@ def test_parts_of_a_model_on_the_hub_are_checked_before_they_are_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_store, "PAUSES", (0.0,) * 4)
-    monkeypatch.setattr(
-        prefetched_inputs, "MAX_GAP", 0
-    )  # else a worker reads these small shards whole
+    monkeypatch.setattr(inputs, "MAX_GAP", 0)  # else a worker reads these small shards whole
     folder = tmp_path / "hub" / REPOSITORY
     folder.mkdir(parents=True)
     for shard in shards_of(MODEL):

@@ -32,7 +32,7 @@ from moepack.packing.restore import restore
 from moepack.packing.writing.line_log import LineLog
 from moepack.storage import holes
 from moepack.storage.extents import Extent
-from moepack.storage.space import free_space, shortage
+from moepack.storage.folders import free_space, shortage
 from tests.support import gguf_builder
 from tests.support.children import MOEPACK, Piped
 from tests.support.damages import DAMAGES, Damage, change_padding, lengthen

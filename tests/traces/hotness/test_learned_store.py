@@ -12,7 +12,7 @@ import moepack
 from moepack.common.errors import MachineError, TraceError
 from moepack.common.keys import ExpertKey
 from moepack.pack.opening.open_model import open_model
-from moepack.storage.lock import lock
+from moepack.storage.folders import lock
 from moepack.traces.hotness.learned import LearnedWindow
 from moepack.traces.hotness.learned_store import MOST_MODELS, LearnedStore
 from tests.support.models import first_shard
