@@ -88,16 +88,17 @@ class Inputs:
             raise self.fault("the file became shorter", path=path, place=place)
         return length
 
-    def pieces(self, number: int, offset: int, length: int) -> list[bytes]:
-        """Read exactly `length` bytes from `offset` of an input, in pieces as they come."""
-        path, place = self.paths[number], f"byte {offset:,}"
+    def stream(self, number: int, offset: int, length: int) -> Iterator[bytes]:
+        """Yield exactly `length` bytes from `offset` of an input, in pieces as they come."""
+        path, place, end = self.paths[number], f"byte {offset:,}", offset + length
         try:
-            pieces = list(self._files[number].stream(offset, length))
+            for piece in self._files[number].stream(offset, length):
+                offset += len(piece)
+                yield piece
         except OSError as error:
             raise read_failure(error, path, self.fault, place) from error
-        if sum(map(len, pieces)) < length:
+        if offset < end:
             raise self.fault("the file became shorter", path=path, place=place)
-        return pieces
 
     def read(self, number: int, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes from `offset` of an input."""
@@ -248,7 +249,7 @@ def _pieces(
     for number, start, end in spans:
         for offset in range(start, end, RANGE_LENGTH):
             length = min(RANGE_LENGTH, end - offset)
-            in_flight.append(executor.submit(inputs.pieces, number, offset, length))
+            in_flight.append(executor.submit(list, inputs.stream(number, offset, length)))
             if len(in_flight) == range_count:
                 yield from in_flight.popleft().result()
     while in_flight:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,13 +38,7 @@ from moepack.pack.reading import copy_record, mirror
 from moepack.pack.reading.copy_record import CopiedFile, CopyRecord, CopyRequest
 from moepack.pack.reading.directory import pack_folder, read_manifest
 from moepack.pack.reading.pack import Pack
-from moepack.packing.copies.packed_items import (
-    PackedItem,
-    choose,
-    length_of,
-    packed_items,
-    ranges_of,
-)
+from moepack.packing.copies.packed_items import choose, ranges_of
 from moepack.packing.copies.subset_copy import SubsetCopy, write_record
 from moepack.storage import holes
 from moepack.storage.atomic import make_folder, sync_directory
@@ -111,7 +105,8 @@ def mirror_pack(
         opened.require_complete()
         limit = 0 if hottest is None else opened.budget_length(hottest, "hottest")
         request = CopyRequest(is_all=hottest is None, hottest=limit)
-        items = packed_items(opened.index)
+        copy = SubsetCopy(opened, folder)
+        items = copy.items
         chosen = choose(opened, items, request)
         if not chosen:
             raise RequestError("no expert fits", path=path, expected="more bytes", found=hottest)
@@ -123,12 +118,11 @@ def mirror_pack(
         files = {name: CopiedFile(0, ranges[name]) for name in sorted(ranges)}
         content = opened.index.content_digest()
         record = CopyRecord(os.path.realpath(path), content, request, files)
-        copy = SubsetCopy(opened, folder, items)
         try:
             make_folder(folder)
             with locked_folder(folder):
                 _prepare(path, folder, {one.name: one.length for one in opened.index.files}, record)
-                kept_length = _fill(opened, folder, items, chosen, copy, Phases(progress))
+                kept_length = _fill(opened, folder, chosen, copy, Phases(progress))
                 _write(folder, record)
             _link(path, folder)
         except OSError as error:
@@ -137,35 +131,26 @@ def mirror_pack(
         path=os.fspath(folder),
         pack=os.fspath(pack),
         expert_count=len({items[number].key for number in chosen}),
-        length=length_of(items, chosen),
+        length=copy.length(chosen),
         all_length=sum(item.length for item in items if item.key is not None),
         kept_length=kept_length,
         is_same_drive=os.stat(folder).st_dev == os.stat(path).st_dev,
-        digests=DigestCounts(
-            known_length=copy.part_length(chosen),
-            compared_length=copy.part_length(copy.compared),
-        ),
+        digests=copy.digest_counts(chosen),
     )
 
 
-def _fill(
-    pack: Pack,
-    folder: Path,
-    items: Sequence[PackedItem],
-    chosen: set[int],
-    copy: SubsetCopy,
-    phases: Phases,
-) -> int:
+def _fill(pack: Pack, folder: Path, chosen: set[int], copy: SubsetCopy, phases: Phases) -> int:
     """Copy the chosen items that are missing or wrong; return the bytes of the others.
 
     Raises PackError for items that are damaged in the pack, MachineError for a drive that does not
     give back the written bytes, and OSError.
     """
+    items = copy.items
     numbers = sorted({items[number].file for number in chosen})
     paths = [folder / pack.index.files[number].name for number in numbers]
     drop(path for path in paths if path.is_file())  # what is read is then what is on the drive
     copy.find(chosen, _THREADS, phases.begin(later=copy.part_length(chosen)))
-    kept_length = length_of(items, copy.here)
+    kept_length = copy.length(copy.here)
     missing = chosen - copy.here
     copy.fetch(missing, numbers, _THREADS, phases.begin(later=copy.part_length(missing)))
     drop(paths)

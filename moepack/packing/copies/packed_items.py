@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from moepack.common.errors import PackError
 from moepack.pack.format.index import Index
-from moepack.pack.format.tables import PackedFamily
 from moepack.pack.reading.copy_record import CopyRequest
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import part_extent, tensor_extent
@@ -83,27 +82,21 @@ def _blobs(index: Index) -> Iterator[PackedItem]:
         for expert in range(family.expert_count):
             start, length, _, _, file = index.blob(family.first_blob + expert)
             key = (family.layer, expert, family.name)
-            parts = list(_parts(index, family, expert))
+            parts = []
+            for number in range(len(family.part_kinds)):
+                part = part_extent(index, family, expert, number, 0)
+                parts.append(part._replace(offset=part.input_offset))
             if not length:  # an index over shards, in which they lie apart
                 for part in parts:
                     yield PackedItem(part.input, part.offset, part.end, (part,), key)
                 continue
             parts.sort(key=attrgetter("offset"))
-            extents = _inside(index, file, start, start + length, parts)
-            yield PackedItem(file, start, start + length, extents, key)
+            _check_inside(index, file, start, start + length, parts)
+            yield PackedItem(file, start, start + length, tuple(parts), key)
 
 
-def _parts(index: Index, family: PackedFamily, expert: int) -> Iterator[Extent]:
-    """Yield the parts of an expert, at their own offsets."""
-    for number in range(len(family.part_kinds)):
-        part = part_extent(index, family, expert, number, 0)
-        yield part._replace(offset=part.input_offset)
-
-
-def _inside(
-    index: Index, file: int, start: int, end: int, parts: Sequence[Extent]
-) -> tuple[Extent, ...]:
-    """Return the parts of a blob; raise PackError if they are not one after the other in it."""
+def _check_inside(index: Index, file: int, start: int, end: int, parts: Sequence[Extent]) -> None:
+    """Raise PackError if the parts of a blob are not one after the other in it."""
     position = start
     for part in parts:
         if part.input != file or not position <= part.offset <= part.end <= end:
@@ -115,7 +108,6 @@ def _inside(
                 found=f"bytes {part.offset:,} to {part.end:,}",
             )
         position = part.end
-    return tuple(parts)
 
 
 def _dense(index: Index) -> Iterator[PackedItem]:
@@ -181,8 +173,3 @@ def _is_next(first: PackedItem, last: PackedItem, item: PackedItem) -> bool:
 def _run(items: Sequence[PackedItem], numbers: Sequence[int]) -> ItemRun:
     extents = tuple(extent for number in numbers for extent in items[number].extents)
     return ItemRun(items[numbers[0]].file, tuple(numbers), extents)
-
-
-def length_of(items: Sequence[PackedItem], numbers: Iterable[int]) -> int:
-    """Return the bytes of the items of these numbers, padding included."""
-    return sum(items[number].length for number in numbers)

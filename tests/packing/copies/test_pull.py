@@ -131,7 +131,7 @@ def test_a_file_that_is_missing_or_short_there_is_named(
         moepack.pull(address, tmp_path / "here")
     assert refusal.value.path == f"{address}/experts-00001.bin"
     file.unlink()
-    with pytest.raises(PackError, match="a data file is missing"):
+    with pytest.raises(PackError, match="the file is missing"):
         moepack.pull(address, tmp_path / "here")
 
 
