@@ -26,7 +26,7 @@ def find_remote_shards(address: str) -> list[RemotePath]:
     """
     path = resolve(address)
     if path.store.startswith("hf:"):
-        files = hub.repository_at(path.store).files
+        files = hub.repository(path.store).files
         return choose_on_hub(path, {name: stamp.length for name, stamp in files.items()})
     if path.suffix == ".gguf":
         return siblings(path)

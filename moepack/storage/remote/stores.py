@@ -2,11 +2,10 @@
 
 import os
 import re
-from collections.abc import Iterator
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from moepack.common import extras
 from moepack.common.errors import MachineError, SourceError
@@ -38,7 +37,7 @@ def resolve(address: AnyPath) -> RemotePath:
     text = named_on_hub(os.fspath(address))
     if text.lower().startswith("hf:"):
         name, revision, inner = hub.parse(text)
-        return RemotePath(hub.repository(name, revision).root) / inner
+        return RemotePath(hub.repository(f"hf://{name}@{revision}").root) / inner
     try:
         return parse(text)
     except ValueError as error:
@@ -58,8 +57,8 @@ def _store(root: str) -> Store:
     address, endpoint, files = root, root, None
     headers: dict[str, str] = {}
     if root.startswith("hf:"):
-        files = hub.repository_at(root).files
-        address, headers = hub.files_address(root)
+        files = hub.repository(root).files
+        address, headers = hub.files_request(root)
         endpoint = address
     elif not root.startswith("http"):
         endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
@@ -92,15 +91,7 @@ def store_of(path: RemotePath) -> Store:
     return _store(path.store)
 
 
-class Streams(Protocol):
-    """Reads long ranges of files; its calls may be made from several threads."""
-
-    def stream(self, key: str, offset: int, length: int, stamp: RemoteStamp) -> Iterator[bytes]:
-        """Yield exactly `length` bytes of a file from `offset` on, as `Store.stream` does."""
-        ...
-
-
-def streams_of(path: RemotePath, stamp: RemoteStamp) -> Streams:
+def streams_of(path: RemotePath, stamp: RemoteStamp) -> Store | XetFiles:
     """Return what reads long ranges of a file: its store, or Xet's client for files in Xet.
 
     Raises SourceError for a file that the hub sends to Xet's client alone, if that is not here.
@@ -117,7 +108,7 @@ def streams_of(path: RemotePath, stamp: RemoteStamp) -> Streams:
 
 @lru_cache(maxsize=64)
 def _xet_files(root: str) -> XetFiles:
-    return XetFiles(hub.xet_hashes(root), *hub.xet_token_address(root))
+    return XetFiles(hub.xet_hashes(root), *hub.xet_token_request(root))
 
 
 def forget_stores() -> None:
