@@ -110,7 +110,8 @@ def test_without_a_network_the_model_that_is_here_is_used_and_that_is_said(
     (notice,) = notices
     assert notice.startswith("the hub cannot be reached")
     assert str(path) in notice
-    for other in (f"hf://{REPOSITORY}/Q8_0", "hf://someone/B-model/UD-Q4_K_XL"):
+    others = (f"hf://{REPOSITORY}/Q8_0", "hf://someone/B-model/UD-Q4_K_XL", f"{ADDRESS}@{'f' * 40}")
+    for other in others:
         with pytest.raises(MachineError, match="the hub cannot be reached"):
             moepack.fetch_model(other)
     (path / "manifest.json").unlink()
