@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from moepack.common.errors import RequestError as RequestError
     from moepack.common.errors import SourceError as SourceError
     from moepack.common.errors import TraceError as TraceError
-    from moepack.common.keys import ExpertKey as ExpertKey
     from moepack.common.paths import PathOrPaths
+    from moepack.common.shape import ExpertKey as ExpertKey
     from moepack.common.shape import ModelShape as ModelShape
     from moepack.inspection.describe import inspect as inspect
     from moepack.inspection.listing import list_pack as list_pack

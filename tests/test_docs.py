@@ -23,7 +23,7 @@ from moepack.cli import main
 from moepack.cli.shared import exit_codes
 from moepack.cli.words.front import commands_below
 from moepack.common import digest
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.packing.plan import layout
 from moepack.traces.formats import registry
 from moepack.traces.hotness.learned import LearnedWindow

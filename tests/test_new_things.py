@@ -15,7 +15,7 @@ from moepack.cli.export import Formats
 from moepack.cli.main import cli
 from moepack.common import extras
 from moepack.common.errors import PackError, RequestError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.pack.engines import moe_stream_dir
 from moepack.pack.engines import registry as engines
 from moepack.pack.format import records

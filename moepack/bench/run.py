@@ -26,9 +26,9 @@ from moepack.bench.verdict import (
 )
 from moepack.bench.workload import RoutedLayer, Workload
 from moepack.common.errors import RequestError
-from moepack.common.keys import ExpertKey
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.phases import Progress
+from moepack.common.shape import ExpertKey
 from moepack.common.sizes import Size, as_list, parse_size
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.directory import named_pack

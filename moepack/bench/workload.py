@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ModelShape
+from moepack.common.shape import ExpertKey, ModelShape
 from moepack.traces.formats import registry
 from moepack.traces.steps import ALL_PHASES, StepStream
 from moepack.traces.validation import Checks

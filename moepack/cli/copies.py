@@ -37,7 +37,7 @@ from moepack.cli.shared.terminal import (
 from moepack.common.errors import RequestError
 from moepack.common.escaping import one_line, shell_words
 from moepack.common.path_hints import missing_model_hint
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
 from moepack.common.sizes import Size
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from moepack.cli.shared.terminal import (
     suggest,
     sum_up,
 )
-from moepack.common import installed
+from moepack.common import extras
 from moepack.common.errors import RequestError
 from moepack.common.sizes import Size, size_text
 from moepack.storage.atomic import write_whole
@@ -171,4 +171,4 @@ def include_dir() -> None:
 
     Example: moepack include-dir
     """
-    pass_on([f"{installed.folder('include')}\n"])
+    pass_on([f"{extras.folder('include')}\n"])

@@ -21,9 +21,8 @@ from typing import NamedTuple
 
 from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, SourceError, open_failure
-from moepack.common.paths import PathOrPaths, path_list
+from moepack.common.paths import PathOrPaths, RemotePath, is_remote, path_list
 from moepack.common.phases import Progress
-from moepack.common.remote_path import RemotePath, is_remote
 from moepack.common.sizes import size_text
 from moepack.pack.format import manifest
 from moepack.pack.reading.directory import named_pack, read_manifest

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from moepack.common.errors import ErrorCode, RequestError, SourceError
-from moepack.common.paths import AnyPath, PathOrPaths
+from moepack.common.paths import AnyPath, PathOrPaths, is_remote
 from moepack.common.phases import Phases, Progress
-from moepack.common.remote_path import is_remote
 from moepack.packing.distributed.packer import DistributedPacker
 from moepack.packing.in_place import in_place
 from moepack.packing.in_place.refusals import raise_first

@@ -16,11 +16,9 @@ from pathlib import Path
 from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError, RequestError
 from moepack.common.pack_files import is_pack
-from moepack.common.paths import AnyPath
+from moepack.common.paths import AnyPath, is_remote
 from moepack.common.phases import Progress, advancing
-from moepack.common.remote_path import is_remote
-from moepack.common.shares import Share
-from moepack.common.tasks import run_tasks
+from moepack.common.tasks import Share, run_tasks
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.format.tables import DataFile

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moepack.common.escaping import one_line, shorten
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import size_text
 from moepack.inspection.listing import BlobRow, Row, TensorRow

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from moepack.common.errors import MachineError, SourceError, remedy
 from moepack.common.escaping import shell_word
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.common.sizes import size_text
 from moepack.source.folder import SHARD_NAME, shard_names
 from moepack.storage.remote import hub

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from moepack.common import path_hints
 from moepack.common.errors import MachineError, RequestError, SourceError
 from moepack.common.escaping import shell_word
-from moepack.common.paths import PathOrPaths, path_list
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import PathOrPaths, is_remote, path_list
 from moepack.source import gguf_header, sniff
 from moepack.source.folder import NOT_MODELS, SHARD_NAME, model_in, shard_names
 from moepack.source.gguf_header import GgufHeader

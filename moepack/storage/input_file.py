@@ -8,8 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from moepack.common.paths import AnyPath
-from moepack.common.remote_path import RemotePath, as_remote
+from moepack.common.paths import AnyPath, RemotePath, as_remote
 from moepack.storage.regular_file import FileStamp, open_regular
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from moepack.common.errors import MachineError, RequestError
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.storage.backend import Backend, ReadRequest
 from moepack.storage.buffers import allocate
 from moepack.storage.open_files import lies_in_memory

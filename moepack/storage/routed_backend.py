@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 from moepack.storage.threaded import ThreadedBackend
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
 
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.storage import aligned_read
 from moepack.storage.backend import Completion, ReadRequest, completed
 from moepack.storage.open_files import OpenFiles, open_buffered, open_direct

@@ -16,7 +16,7 @@ from moepack.bench.measuring import Meter
 from moepack.bench.timed_reads import Usage, in_flight
 from moepack.bench.workload import RoutedLayer
 from moepack.common.errors import MachineError, RequestError, TraceError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.pack.reading.expert_read import FileRead
 from moepack.report import bench_text
 from moepack.source.shards import open_source

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from conformance import make_traces
 from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.hotness import file
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.model import MAX_COUNT

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moepack.common.errors import SourceError
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.packing.pack_model import pack_model
 from moepack.storage.input_file import open_input
 from moepack.storage.remote import store as remote_store

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import moepack
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import complain, is_json, is_quiet, lay_out
-from moepack.common.paths import path_texts
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote, path_texts
 
 if TYPE_CHECKING:
     from moepack.packing.fetched import FetchPlan

@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 from moepack.cli.shared.argument_names import typed_name
 from moepack.common.errors import RequestError
 from moepack.common.path_hints import hub_address
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
 from moepack.common.sizes import LEAST_BARE, is_share, parse_size
 
 STANDARD_STREAM = "-"

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from moepack.common.errors import SourceError, read_failure
 from moepack.common.escaping import shell_word
-from moepack.common.paths import PathOrPaths, path_texts
+from moepack.common.paths import PathOrPaths, is_remote, path_texts
 from moepack.common.phases import Progress, advancing
-from moepack.common.remote_path import is_remote
 from moepack.pack.format import manifest
 from moepack.pack.format.contents import IndexContents, as_they_lie
 from moepack.pack.format.index import Index

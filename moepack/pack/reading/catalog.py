@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from moepack.common.errors import PackError, RequestError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.common.sizes import Size, is_share, parse_size, ranges_text
 from moepack.pack.format.dense import DenseTensor
 from moepack.pack.format.index import Index

@@ -30,8 +30,7 @@ from moepack.common.pack_files import (
     is_in_pack,
 )
 from moepack.common.path_hints import missing_hint
-from moepack.common.paths import AnyPath, PathOrPaths, path_list
-from moepack.common.remote_path import RemotePath, is_remote
+from moepack.common.paths import AnyPath, PathOrPaths, RemotePath, is_remote, path_list
 from moepack.pack.format import manifest
 from moepack.storage.input_file import open_input
 from moepack.storage.regular_file import NotRegularError, map_file, open_regular, read_back

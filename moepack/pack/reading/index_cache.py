@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moepack.common import digest
 from moepack.common.errors import MoepackError
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.pack.format import records
 from moepack.pack.format.manifest import IndexEntry
 from moepack.storage.atomic import write_whole

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from moepack.common.errors import MoepackError, PackError
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.pack.format import manifest
 from moepack.pack.reading.second_source import SecondSource
 from moepack.storage.backend import Completion, ReadRequest

@@ -16,7 +16,7 @@ from moepack.common import digest
 from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.common.escaping import shell_word
-from moepack.common.remote_path import RemotePath, is_remote
+from moepack.common.paths import RemotePath, is_remote
 from moepack.common.sizes import Size, ranges_text
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index

@@ -16,7 +16,7 @@ from pathlib import Path
 from moepack.common import digest, pack_files
 from moepack.common.errors import MachineError, PackError
 from moepack.common.escaping import shell_word
-from moepack.common.remote_path import RemotePath, parse
+from moepack.common.paths import RemotePath, parse_address
 from moepack.pack.format import manifest
 from moepack.pack.reading import copy_record
 from moepack.pack.reading.copy_record import CopyRecord
@@ -35,7 +35,7 @@ class Partial:
         self.folder = folder
         self.record = record
         self.manifest_bytes = manifest_bytes
-        self.origin: RemotePath = parse(record.origin)
+        self.origin: RemotePath = parse_address(record.origin)
         self._ranges = {name: RangeSet(file.ranges) for name, file in record.files.items()}
 
     def covers(self, name: str, start: int, end: int) -> bool:
@@ -91,7 +91,7 @@ def load(folder: Path) -> CopyRecord | None:
     try:
         record = copy_record.load(folder / NAME)
         if record is not None:
-            parse(record.origin)
+            parse_address(record.origin)
     except (PackError, ValueError) as error:
         problem = error.problem if isinstance(error, PackError) else f"{NAME} is damaged: {error}"
         hint = "pull the pack into this folder again: bytes that are right are kept"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from moepack.common.closing import Closing
 from moepack.common.errors import MirrorWarning, RequestError
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
 from moepack.pack.reading.batch import Batch, BatchReads, ExpertBytes
 from moepack.pack.reading.checked_reads import CHECKS, CheckedReads
 from moepack.pack.reading.expert_read import (

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from moepack.common import digest
 from moepack.common.errors import PackError, SourceError, is_of_machine, read_failure
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
 from moepack.common.tasks import run_tasks
 from moepack.pack.verifying.extents import CheckedRange, Segment, Where
 from moepack.pack.verifying.report import Finding, Findings

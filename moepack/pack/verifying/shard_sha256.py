@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from moepack.common.errors import PackError, SourceError, read_failure
+from moepack.common.paths import is_remote
 from moepack.common.phases import Phases
-from moepack.common.remote_path import is_remote
 from moepack.common.tasks import run_tasks
 from moepack.pack.reading.shard_map import Described, ShardMap, map_shards
 from moepack.pack.verifying.report import Findings

@@ -14,7 +14,7 @@ from pathlib import Path
 from moepack.common.errors import MachineError, RequestError
 from moepack.common.paths import PathOrPaths, path_list
 from moepack.common.phases import Phases, Progress
-from moepack.common.shares import Share
+from moepack.common.tasks import Share
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
 from moepack.pack.reading.directory import pack_folder

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.common.errors import PackError, is_of_machine, open_failure
-from moepack.common.shares import Share
 from moepack.common.sizes import gaps
+from moepack.common.tasks import Share
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
 from moepack.pack.format.tables import DataFile

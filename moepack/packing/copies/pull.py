@@ -32,9 +32,8 @@ from moepack.common.errors import (
     write_failure,
 )
 from moepack.common.pack_files import JOURNAL_NAME
-from moepack.common.paths import AnyPath
+from moepack.common.paths import AnyPath, is_remote
 from moepack.common.phases import Phases, Progress
-from moepack.common.remote_path import is_remote
 from moepack.common.sizes import Size, parse_ranges, ranges_text
 from moepack.pack.format import manifest
 from moepack.pack.reading import partial as partials

@@ -9,11 +9,9 @@ from concurrent.futures import Executor
 from functools import lru_cache
 
 from moepack.common.digest_counts import DigestCounts
-from moepack.common.paths import AnyPath
+from moepack.common.paths import AnyPath, is_remote
 from moepack.common.phases import Phases, Progress, advancing
-from moepack.common.remote_path import is_remote
-from moepack.common.shares import Share
-from moepack.common.tasks import run_tasks
+from moepack.common.tasks import Share, run_tasks
 from moepack.packing.distributed.target import open_target
 from moepack.packing.distributed.unfinished_pack import DistributedPack, check_target
 from moepack.packing.plan.pack_request import PackRequest

@@ -16,8 +16,7 @@ from typing import Protocol
 
 from moepack.common.errors import RequestError
 from moepack.common.pack_files import RECORDS_NAME
-from moepack.common.paths import AnyPath
-from moepack.common.remote_path import RemotePath, is_remote
+from moepack.common.paths import AnyPath, RemotePath, is_remote
 from moepack.storage.atomic import make_folder, sync_directory, write_synced
 from moepack.storage.extents import NewFile, is_whole
 from moepack.storage.page_cache import drop

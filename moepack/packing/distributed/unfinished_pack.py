@@ -24,8 +24,8 @@ from typing import Any
 from moepack.common import digest, strict_json
 from moepack.common.errors import ErrorCode, MachineError, RequestError, remedy, write_failure
 from moepack.common.pack_files import RECORDS_NAME
+from moepack.common.paths import is_remote
 from moepack.common.phases import Progress, advancing
-from moepack.common.remote_path import is_remote
 from moepack.pack.format import manifest, records
 from moepack.packing.distributed.target import Target
 from moepack.packing.writing.finished_files import from_json, to_json

@@ -2,8 +2,7 @@
 
 import os
 
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import CHUNK_FAMILY, ROUTED_FAMILY, ModelShape
+from moepack.common.shape import CHUNK_FAMILY, ROUTED_FAMILY, ExpertKey, ModelShape
 from moepack.pack.format.tables import PackedFamily
 from moepack.source.experts import SourceFamily
 from moepack.traces.hotness.model import Hotness

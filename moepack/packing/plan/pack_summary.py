@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common.digest_counts import DigestCounts
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.packing.plan.plan import Plan

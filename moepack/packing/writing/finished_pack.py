@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError
-from moepack.common.paths import AnyPath
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import AnyPath, is_remote
 from moepack.pack.format import manifest
 from moepack.pack.format.manifest import Manifest
 from moepack.pack.reading.pack import Pack

@@ -6,9 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from moepack.common.keys import ExpertKey
 from moepack.common.paths import AnyPath
-from moepack.common.shape import ModelShape
+from moepack.common.shape import ExpertKey, ModelShape
 from moepack.planning.forecasting.misses import check_trace
 from moepack.planning.placing.facts import PinFacts
 from moepack.traces.analysis.concentration import Concentration, RoutingSample

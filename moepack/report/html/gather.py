@@ -12,8 +12,7 @@ import numpy as np
 
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.escaping import one_line
-from moepack.common.paths import AnyPath, PathOrPaths, path_texts
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import AnyPath, PathOrPaths, is_remote, path_texts
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import Size, parse_size
 from moepack.inspection.describe import inspect

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.common.sizes import align
 from moepack.running.pager import messages
 from moepack.running.pager.mapped_model import MappedModel, MappedSpan

@@ -5,8 +5,7 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 
 from moepack.common.errors import MoepackError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.shape import ROUTED_FAMILY, ExpertKey
 from moepack.running.pager.client import Client, ProgramEndedError, Selection
 from moepack.running.pager.mapped_model import MappedModel
 from moepack.running.pager.messages import Message, Op, encode

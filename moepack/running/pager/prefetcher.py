@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from moepack.common.errors import MoepackError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.shape import ROUTED_FAMILY, ExpertKey
 from moepack.pack.reading.batch import ExpertBytes
 from moepack.pack.reading.reader import Reader
 from moepack.pack.reading.scheduler import PendingRead

@@ -6,7 +6,7 @@ Counts of the experts that were routed so far tell which of them the next step l
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.running.pager.resident_experts import ResidentExperts
 
 MANY = 64

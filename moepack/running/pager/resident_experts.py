@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.shape import ROUTED_FAMILY, ExpertKey
 from moepack.pack.reading.batch import Batch, ExpertBytes
 from moepack.pack.reading.reader import Reader
 from moepack.running.pager.budget import SlotLengths

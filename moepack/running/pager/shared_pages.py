@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from moepack.common.errors import MachineError, PackError, read_failure
-from moepack.common.keys import ExpertKey
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
+from moepack.common.shape import ExpertKey
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.reader import Reader
 from moepack.running.pager.mapped_model import FamilySpans, MappedSpan

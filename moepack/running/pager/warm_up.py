@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, takewhile
 
 from moepack.common.errors import MoepackError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.running.pager.mapper import ExpertMapper
 
 _PIECE_LENGTH = 32 << 20

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from moepack.common.errors import RequestError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.shape import ROUTED_FAMILY, ExpertKey
 from moepack.common.sizes import Size, align, count_text, divide_up
 from moepack.host.memory_limits import available_memory, memory_length
 from moepack.pack.reading.pack import Pack

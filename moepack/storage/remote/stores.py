@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from moepack.common import extras
 from moepack.common.errors import MachineError, SourceError
 from moepack.common.path_hints import hub_address
-from moepack.common.paths import AnyPath
-from moepack.common.remote_path import RemotePath, parse
+from moepack.common.paths import AnyPath, RemotePath, parse_address
 from moepack.common.sizes import size_text
 from moepack.storage.remote import hub, xet
 from moepack.storage.remote.store import RemoteStamp, Store
@@ -39,7 +38,7 @@ def resolve(address: AnyPath) -> RemotePath:
         name, revision, inner = hub.parse(text)
         return RemotePath(hub.repository(f"hf://{name}@{revision}").root) / inner
     try:
-        return parse(text)
+        return parse_address(text)
     except ValueError as error:
         raise SourceError(str(error), path=text) from None
 

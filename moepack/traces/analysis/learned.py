@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.analysis.gate import (
     CLEAR,
     GATE_PERCENT,

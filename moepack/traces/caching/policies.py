@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 
 
 class Policy(Protocol):

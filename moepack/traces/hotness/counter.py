@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ModelShape
+from moepack.common.shape import ExpertKey, ModelShape
 from moepack.traces.expert_places import ExpertPlaces
 from moepack.traces.hotness.timeline import PlaceCounts, Timeline
 from moepack.traces.model import (

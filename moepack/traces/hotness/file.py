@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.storage.atomic import write_whole
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import counts

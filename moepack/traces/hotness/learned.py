@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from moepack.common import digest
 from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ModelShape
+from moepack.common.shape import ExpertKey, ModelShape
 from moepack.traces.hotness import file
 from moepack.traces.hotness.model import HeldOut, Hotness
 from moepack.traces.model import Origin

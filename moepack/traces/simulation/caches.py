@@ -5,8 +5,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ModelShape
+from moepack.common.shape import ExpertKey, ModelShape
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import ExpertCache, Tally
 from moepack.traces.hotness.ranking import hottest_within

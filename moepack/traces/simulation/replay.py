@@ -7,7 +7,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.caching.cache import ExpertCache, Tally
 from moepack.traces.caching.policies import Ranking
 from moepack.traces.simulation.lookups import Lookups

@@ -15,7 +15,7 @@ import pytest
 import moepack
 from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.common.pack_files import is_pack
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.pack.mounting.mount import mount
 from moepack.pack.reading import copy_record
 from moepack.packing.copies import subset_copy

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.distributed import unfinished_pack as distributed_pack
 from moepack.packing.pack_model import pack_model

@@ -13,7 +13,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, RequestError
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.pack_model import pack_model
 from moepack.storage.remote import store as remote_store

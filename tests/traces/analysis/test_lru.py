@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.analysis.concentration import RoutingSample
 from moepack.traces.analysis.lru import LayerLru
 from moepack.traces.caching import cache as caching

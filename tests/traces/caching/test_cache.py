@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.common.errors import RequestError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.caching.cache import POLICIES, ExpertCache, Tally, make
 from moepack.traces.caching.policies import LeastRecentlyUsed, Ranking
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import moepack
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import FamilyShape, ModelShape
+from moepack.common.shape import ExpertKey, FamilyShape, ModelShape
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness import file, measure, timeline
 from moepack.traces.hotness.counter import Halves, SelectionCounter

@@ -7,7 +7,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.hotness import file
 from moepack.traces.hotness.model import Hotness
 from tests.support.gguf_builder import moe

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.hotness import file
 from moepack.traces.hotness.learned import (
     LEAST_TOKENS,

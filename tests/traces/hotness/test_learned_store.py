@@ -10,7 +10,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, TraceError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.pack.opening.open_model import open_model
 from moepack.storage.folders import lock
 from moepack.traces.hotness.learned import LearnedWindow

@@ -8,7 +8,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MoepackError, TraceError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.inspection.facts import PackFacts
 from moepack.report import text
 from moepack.source import gguf_header

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moepack.common.errors import RequestError, TraceError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
+from moepack.common.shape import ROUTED_FAMILY, ExpertKey, FamilyShape, ModelShape
 from moepack.report import chart, simulation_text
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.common.errors import RequestError
-from moepack.common.shares import Share
+from moepack.common.tasks import Share
 
 
 @given(
