@@ -233,5 +233,5 @@ def _of_source(source: Source) -> Iterator[tuple[Path, int, int]]:
     for family in find_experts(source).families:
         if family.name == ROUTED_FAMILY:
             for part in family.parts:
-                path = Path(source.shards[part.slices.at(0).shard].path)
+                path = Path(source.shards[part.slices.at(0)[0]].path)
                 yield path, part.length, family.expert_count
