@@ -87,8 +87,7 @@ _NAMES = {
     "common.errors": (
         "MachineError MirrorWarning MoepackError PackError RequestError SourceError TraceError"
     ),
-    "common.keys": "ExpertKey",
-    "common.shape": "ModelShape",
+    "common.shape": "ExpertKey ModelShape",
     "inspection.describe": "inspect",
     "inspection.listing": "list_pack",
     "pack.engines.checking": "verify_export",

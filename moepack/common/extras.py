@@ -1,4 +1,4 @@
-"""What is installed: moepack's own files, and the packages that some commands need beyond it."""
+"""Installed files of moepack, and extras: packages that some commands need, and how to add them."""
 
 import shlex
 import sys
