@@ -48,7 +48,7 @@ OTHER_WORDS = {
     "running/programs/server.py": "what is typed for llama-server",
     "running/programs/server_process.py": "what is typed for llama-server",
     "report/html/drawing.py": "variables of CSS",
-    "report/table.py": "what a terminal is told",
+    "report/page.py": "what a terminal is told",
     "source/folder.py": "command lines that download models",
     "source/shards.py": "a command line",
 }

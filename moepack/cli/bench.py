@@ -109,7 +109,7 @@ def bench(
 
     Example: moepack bench model.moepack --source model-00001-of-00004.gguf
     """
-    from moepack.report import bench_text, chart
+    from moepack.report import chart, measure_text
 
     values = {name: settings.pop(name) for name in _RUN_SETTINGS}
     run_settings = {name: value for name, value in values.items() if value is not None}
@@ -139,18 +139,18 @@ def bench(
             chart.surface(report.surface, f"{pack_path}, {report.backend}", picture)
         elif picture:
             complain("note", "the pack is too small for a surface: nothing is drawn")
-    show(report, bench_text.text)
+    show(report, measure_text.bench)
 
 
 def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:
     """Measure whole programs that run the model."""
     from moepack.bench.engine_speed import bench_run
     from moepack.common.extras import require
-    from moepack.report import speed_text
+    from moepack.report import measure_text
 
     require("run")
     path = settings.pop("prompt_file", None)
     prompt = None if path is None else read_prompt(path)
     with progress(None, "running", "runs") as advance:
         speed = bench_run(pack, source=source or None, prompt=prompt, progress=advance, **settings)
-    show(speed, speed_text.text)
+    show(speed, measure_text.speed)

@@ -118,8 +118,8 @@ def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> 
 
     Example: moepack pull s3://models/q.moepack -o q.moepack --hottest 40GiB
     """
-    from moepack.report import pull_text
-    from moepack.report.printable import printable
+    from moepack.report import pack_text
+    from moepack.report.facts import printable
 
     if pack is not None and not is_remote(pack) and not os.path.lexists(pack):
         raise RequestError("not the address of a pack", path=pack, hint=missing_model_hint(pack))
@@ -128,13 +128,13 @@ def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> 
 
     def print_plan(summary: PullSummary) -> None:
         if not is_json() and not is_quiet():
-            lay_out(pull_text.plan(printable(summary)))
+            lay_out(pack_text.pull_plan(printable(summary)))
 
     with progress(None, "pulling") as advance:
         summary = moepack.pull(
             pack, target, resume=resume, planned=print_plan, progress=advance, **options
         )
-    sum_up(summary, pull_text.pulled, next_line("run", summary.path))
+    sum_up(summary, pack_text.pulled, next_line("run", summary.path))
 
 
 @click.command()
@@ -153,19 +153,19 @@ def mirror(pack_path: str, target: str | None, hottest: Size | None, remove: boo
     """
     from moepack.inspection import describe
     from moepack.inspection.facts import PackMirrorFacts
-    from moepack.report import mirror_text
+    from moepack.report import pack_text
 
     if target is None and hottest is not None:
         raise click.UsageError("--hottest needs a TARGET.")
     if remove and target is not None:
         raise click.UsageError("--remove takes no TARGET.")
     if remove:
-        sum_up(moepack.remove_mirror(pack_path), mirror_text.removed)
+        sum_up(moepack.remove_mirror(pack_path), pack_text.mirror_removed)
     elif target is None:
         with moepack.open(pack_path) as opened:
             facts = PackMirrorFacts(pack_path, describe.describe_mirror(opened))
-        show(facts, mirror_text.shown)
+        show(facts, pack_text.mirror_of_pack)
     else:
         with progress(None, "mirroring") as advance:
             summary = moepack.mirror_pack(pack_path, target, hottest=hottest, progress=advance)
-        sum_up(summary, mirror_text.made, next_line("run", pack_path))
+        sum_up(summary, pack_text.mirrored, next_line("run", pack_path))

@@ -44,11 +44,11 @@ def inspect(source_or_pack: tuple[str, ...]) -> None:
     Example: moepack inspect model-00001-of-00004.gguf
     """
     from moepack.inspection.facts import PackFacts
-    from moepack.report import text
+    from moepack.report import model_text
 
     facts = moepack.inspect(source_or_pack)
     can_run = facts.is_whole if isinstance(facts, PackFacts) else bool(facts.families)
-    show(facts, text.inspected, next_line("run", *source_or_pack) if can_run else None)
+    show(facts, model_text.inspected, next_line("run", *source_or_pack) if can_run else None)
 
 
 @click.command("list")
@@ -63,7 +63,7 @@ def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_cs
     Example: moepack list model.moepack --hottest 8GiB --csv
     """
     from moepack.inspection.listing import BlobRow
-    from moepack.report import listing_text
+    from moepack.report import model_text
 
     if as_csv and is_json():
         raise RequestError("CSV and JSON at once", hint="give --csv or --json, not both")
@@ -71,11 +71,11 @@ def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_cs
     first_row = next(rows, None)
     rows = rows if first_row is None else chain([first_row], rows)
     if as_csv:
-        lines = listing_text.csv_text(rows)
+        lines = model_text.listing_csv(rows)
     elif is_json():
-        lines = listing_text.json_text(rows)
+        lines = model_text.listing_json(rows)
     else:
-        lines = listing_text.table(rows, columns())
+        lines = model_text.listing(rows, columns())
     first = next(lines, "")
     pass_on([first])
     pass_on(lines)
@@ -99,11 +99,11 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None) -> None:
     """
     from moepack.inspection import describe
     from moepack.pack.opening.open_model import open_model
-    from moepack.report import text
+    from moepack.report import model_text
 
     with open_model(pack_path) as opened:
         facts = describe.describe_blob(opened, layer, expert, family=family)
-    show(facts, text.blob)
+    show(facts, model_text.blob)
 
 
 @click.command()
@@ -129,7 +129,7 @@ def extract(
     from moepack.inspection import describe
     from moepack.inspection.facts import ExtractFacts
     from moepack.pack.opening.open_model import open_model
-    from moepack.report import text
+    from moepack.report import model_text
 
     with output_file(output, force=force) as target:
         with open_model(pack_path) as opened, opened.reader() as reader:
@@ -142,7 +142,7 @@ def extract(
                     raise RequestError(problem, path=pack_path, place=place, hint=hint)
             view = reader.read(layer, expert, part, family=family)
         write_whole(target, view)
-    sum_up(ExtractFacts(layer, expert, part, output, len(view)), text.extracted)
+    sum_up(ExtractFacts(layer, expert, part, output, len(view)), model_text.extracted)
 
 
 @click.command()

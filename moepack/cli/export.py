@@ -41,11 +41,11 @@ class Formats(Commands):
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each format is, and the options."""
-        from moepack.report import export_text
+        from moepack.report import pack_text
 
         for engine in moepack.export_formats():
             with formatter.section(f"{engine.name}, for {engine.title}"):
-                formatter.write_dl(export_text.facts(engine), col_max=10, col_spacing=2)
+                formatter.write_dl(pack_text.format_facts(engine), col_max=10, col_spacing=2)
         click.Command.format_options(self, context, formatter)
 
 
@@ -63,14 +63,14 @@ def _command(engine: Engine) -> click.Command:
     example = f"moepack export {engine.name} model.moepack{suffix}"
 
     def run(pack_path: str, target: str | None, **options: Any) -> None:
-        from moepack.report import export_text
+        from moepack.report import pack_text
 
         with progress(None, "exporting") as advance:
             summary = moepack.export(engine.name, pack_path, target, progress=advance, **options)
         if summary.dry_run:
-            show(summary, export_text.plan)
+            show(summary, pack_text.export_plan)
         else:
-            sum_up(summary, export_text.exported, summary.command)
+            sum_up(summary, pack_text.exported, summary.command)
 
     command: Any = run
     for option in (

@@ -100,13 +100,13 @@ def forecast(
 
     Example: moepack forecast model.gguf --machine machine.toml --all
     """
-    from moepack.report import chart, forecast_text
+    from moepack.report import chart, plan_text
 
     parameters = {name: value for name in _FORMULA if (value := options.pop(name)) is not None}
     if formula is not None:
         if source_or_pack or machine_path is not None:
             raise click.UsageError("--formula published takes no model and no machine")
-        show(moepack.published_formula(**parameters), forecast_text.published)
+        show(moepack.published_formula(**parameters), plan_text.published)
         return
     if parameters:
         raise click.UsageError(f"--{next(iter(parameters))} goes with --formula published")
@@ -117,7 +117,7 @@ def forecast(
         facts = moepack.forecast(source_or_pack, machine_path, **options)
         if picture:
             chart.speeds(facts, picture)
-    show(facts, forecast_text.text)
+    show(facts, plan_text.forecast)
     suggest(facts.next_receipt)
 
 

@@ -43,12 +43,12 @@ def doctor(model: tuple[str, ...], **options: Any) -> None:
 
     Example: moepack doctor model.moepack
     """
-    from moepack.report import doctor_text
+    from moepack.report import plan_text
 
     with progress(None, "measuring", "ms") as advance:
         facts = moepack.doctor(model or None, progress=advance, **options)
     can_run = facts.prognosis is not None and facts.prognosis.forecast is not None
-    show(facts, doctor_text.text, next_line("run", *model) if can_run else None)
+    show(facts, plan_text.doctor, next_line("run", *model) if can_run else None)
 
 
 @click.command()
@@ -74,7 +74,7 @@ def machine(
     Example: moepack machine model.moepack -o machine.toml
     """
     from moepack.planning.machine.file import toml_text
-    from moepack.report import machine_text
+    from moepack.report import measure_text
     from moepack.report.page import Page, Verbatim
 
     is_file = output not in (None, STANDARD_STREAM) and not is_stream(output or "")
@@ -97,4 +97,4 @@ def machine(
         return
     has_next = model and output != STANDARD_STREAM
     next_step = next_line("place", *model, "--machine", output) if has_next else None
-    sum_up(measured, machine_text.text, next_step)
+    sum_up(measured, measure_text.machine, next_step)

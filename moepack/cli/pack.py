@@ -76,7 +76,7 @@ def pack(
     Example: moepack pack model.gguf --hotness hot.csv -o model.moepack
     """
     from moepack.report import pack_text
-    from moepack.report.printable import printable
+    from moepack.report.facts import printable
 
     if recover and not (in_place and resume):
         raise click.UsageError("--recover needs --in-place --resume.")

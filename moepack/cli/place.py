@@ -58,7 +58,7 @@ def place(
 
     Example: moepack place model.gguf --vram 24GiB --ram 64GiB
     """
-    from moepack.report import placement_text
+    from moepack.report import plan_text
 
     keys, comma, values = cache_type.partition(",")
     if comma and not values:
@@ -67,4 +67,4 @@ def place(
             "not a type", place="--cache-type", expected=expected, found=cache_type[:40]
         )
     options["cache_types"] = (keys, values or keys)
-    show(moepack.place(source_or_pack, machine_path, **options), placement_text.text)
+    show(moepack.place(source_or_pack, machine_path, **options), plan_text.placement)

@@ -72,7 +72,7 @@ def simulate(
 
     Example: moepack simulate chat.moetrace --model model.moepack
     """
-    from moepack.report import chart, simulation_text
+    from moepack.report import chart, trace_text
 
     with (
         picture_file(plot_path, force=force, inputs=paths) as picture,
@@ -92,7 +92,7 @@ def simulate(
     if facts.enough_length is not None and model_path is not None:
         memory = f"{divide_up(facts.enough_length, _MIB)}MiB"
         next_step = next_line("run", model_path, "--memory", memory)
-    show(facts, simulation_text.text, next_step)
+    show(facts, trace_text.simulation, next_step)
 
 
 def _list(text: str | None) -> list[str]:

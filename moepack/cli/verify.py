@@ -77,7 +77,7 @@ def verify(
 
     Example: moepack verify model.moepack --source model-00001-of-00004.gguf
     """
-    from moepack.report import junit, verification_text
+    from moepack.report import verification_text
 
     with contextlib.ExitStack() as outputs:
         if junit_path:
@@ -91,7 +91,7 @@ def verify(
                 options["executor"] = executor
                 report = _verify_export(engine, path, pack, source_paths, advance, **options)
         if junit_path:
-            write_whole(junit_file, junit.encode(report))
+            write_whole(junit_file, verification_text.junit(report))
     next_step = None
     if not report.findings and engine is None:
         with moepack.open(report.path) as opened:

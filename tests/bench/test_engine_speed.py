@@ -32,7 +32,7 @@ from moepack.common.errors import MachineError, RequestError, SourceError
 from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.model import footprint_of
-from moepack.report import speed_text
+from moepack.report import measure_text
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.storage import page_cache
 from tests.support.gguf_builder import moe
@@ -88,7 +88,7 @@ def test_all_ways_give_the_same_text_and_are_compared(
     assert (ours.prompt.read_length or 0) > 0
     assert (mapped.prompt.misses, mapped.decode.hit_rate, mapped.decode.read_share) == (None,) * 3
     assert mapped.prompt.read_length is not None
-    text = str(speed_text.text(speed))
+    text = str(measure_text.speed(speed))
     assert "All gave the same text." in text
     assert f"a prompt of 40 tokens, {speed.micro_batch} at once" in text
     assert text.splitlines()[-3].startswith("llama.cpp, defaults")

@@ -18,7 +18,7 @@ from moepack.bench.workload import RoutedLayer
 from moepack.common.errors import MachineError, RequestError, TraceError
 from moepack.common.shape import ExpertKey
 from moepack.pack.reading.expert_read import FileRead
-from moepack.report import bench_text
+from moepack.report import measure_text
 from moepack.source.shards import open_source
 from moepack.storage.threaded import ThreadedBackend
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, on_disk, pack_model
@@ -313,7 +313,7 @@ def test_bench_of_a_model_measures_its_shards_and_compares_nothing() -> None:
     assert (report.gains, report.outcome) == ((), None)
     assert report.verdict.startswith("No verdict: without a pack")
     assert {reads.layout for reads in report.readings} == {"slices"}
-    text = str(bench_text.text(report))
+    text = str(measure_text.bench(report))
     assert re.search("^shards +1 ", text, re.MULTILINE)
     assert not re.search("^pack ", text, re.MULTILINE)
     with pytest.raises(RequestError, match="not a pack, and nothing to compare") as caught:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from moepack.common.digest_counts import DigestCounts
-from moepack.report import digest_text
+from moepack.report import pack_text
 
-PACKAGE = Path(digest_text.__file__).parents[1]
+PACKAGE = Path(pack_text.__file__).parents[1]
 MIB = 1 << 20
 
 
@@ -30,10 +30,10 @@ MIB = 1 << 20
     ],
 )
 def test_only_what_was_computed_is_said(counts: DigestCounts, text: str) -> None:
-    assert digest_text.compared(counts) == text
+    assert pack_text.compared(counts) == text
 
 
 def test_one_module_says_it() -> None:
     claims = re.compile(r"(part|parts|bytes) (had|have|has) (its|their) digest|has its digests")
     places = [path.name for path in PACKAGE.rglob("*.py") if claims.search(path.read_text())]
-    assert places == ["digest_text.py"]
+    assert places == ["pack_text.py"]

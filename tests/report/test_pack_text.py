@@ -10,7 +10,7 @@ from moepack.pack.format.tables import DataFile
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import RestoreSummary
 from moepack.packing.shard_index import index_model
-from moepack.report import export_text, pack_text
+from moepack.report import pack_text
 from tests.support.models import first_shard, hotness_of
 
 MIB = 1 << 20
@@ -54,8 +54,7 @@ def test_restoring_says_how_and_by_what_it_is_proven(summary: RestoreSummary, te
 
 def test_exporting_says_how() -> None:
     assert (
-        str(export_text.exported(EXPORTED))
-        == "m.gguf: 1 tensor, 5.0 MiB; every part had its digest"
+        str(pack_text.exported(EXPORTED)) == "m.gguf: 1 tensor, 5.0 MiB; every part had its digest"
     )
 
 

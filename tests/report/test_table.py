@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moepack.report.table import Column, Table
-from moepack.report.widths import text_width
+from moepack.report.page import Column, FittedTable, Table, text_width
 
 CELLS = st.text(st.sampled_from("0123456789abMiB模"), max_size=9)
 
@@ -30,7 +29,7 @@ def test_no_line_is_wider_than_the_terminal(table: Table, width: int) -> None:
 
 @given(tables(), st.integers(16, 120))
 def test_cells_that_are_shown_are_whole_and_others_are_counted(table: Table, width: int) -> None:
-    fitted = table.fitted(width)
+    fitted = FittedTable(table, width)
     has_text = [any(cells) for cells in zip(*table.rows, strict=True)]
     assert fitted.left_out_count == sum(has_text) - len(fitted.widths)
     assert bool(fitted.note()) == (fitted.left_out_count > 0)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moepack.report.page import Page, Verbatim
-from moepack.report.widths import padded, shortened, text_width, wrapped
+from moepack.report.page import Page, Verbatim, padded, shortened, text_width, wrapped
 
 TEXTS = st.text(st.sampled_from("ab模🚀é\u0301 -_."), max_size=60)
 WORDS = st.lists(st.text(st.sampled_from("ab模é.,"), min_size=1, max_size=12), max_size=30)

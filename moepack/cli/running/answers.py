@@ -39,7 +39,7 @@ def print_answer(
 
     `waiting` is shown until it is begun.
     """
-    from moepack.report import run_text
+    from moepack.report import measure_text
     from moepack.running.programs.run_facts import measure
 
     with ExitStack() as stack:
@@ -48,7 +48,7 @@ def print_answer(
         pieces = iter(answer)
         if is_json():
             deque(pieces, maxlen=0)
-            show(answer.facts, run_text.generated)
+            show(answer.facts, measure_text.generated)
             return
         with watched_progress("prompt", "tokens", lambda: answer.prompt_progress):
             first = next(pieces, "")
@@ -57,11 +57,11 @@ def print_answer(
                 for piece in chain([first], pieces):
                     pass_on([piece])
                     sys.stdout.flush()
-                    draw(lambda: run_text.so_far(answer.so_far))
+                    draw(lambda: measure_text.so_far(answer.so_far))
             finally:
                 say()
         if not is_quiet() and answer.has_begun:
-            lay_out(run_text.generated(answer.facts), err=True)
+            lay_out(measure_text.generated(answer.facts), err=True)
 
 
 @contextlib.contextmanager

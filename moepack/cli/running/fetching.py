@@ -26,12 +26,12 @@ def fetch(model: Sequence[str]) -> Sequence[str]:
     """Return the paths of a model on this machine; one that is elsewhere is fetched, with a bar."""
     if not any(map(is_remote, model)):
         return model
-    from moepack.report import pull_text
-    from moepack.report.printable import printable
+    from moepack.report import pack_text
+    from moepack.report.facts import printable
 
     def announce(plan: FetchPlan) -> None:
         if not is_quiet() and not is_json():
-            lay_out(pull_text.fetching(printable(plan)), err=True)
+            lay_out(pack_text.fetching(printable(plan)), err=True)
 
     with progress(None, "fetching the model") as advance:
         notice = None if is_quiet() else partial(complain, "note")

@@ -109,9 +109,9 @@ def learner_of(pack: Pack, no_learn: bool) -> Learner | None:
 def say_memory(pager: Pager) -> None:
     """Print the memory for experts, and a note if this machine has less."""
     from moepack.host.memory_limits import limit_text, read_memory
-    from moepack.report import run_text
+    from moepack.report import measure_text
 
-    lay_out(run_text.pager_memory(pager), err=True)
+    lay_out(measure_text.pager_memory(pager), err=True)
     excess = min(pager.budget, pager.whole_length) - read_memory()
     if excess > 0:
         complain("note", f"that is {size_text(excess)} too much: {limit_text()}")
@@ -122,10 +122,10 @@ def say_memory(pager: Pager) -> None:
 def _report_end(end: ProgramEnd, is_ours: bool) -> None:
     """Print what a program needed, and why it was killed or never mapped the model."""
     from moepack.host.memory_limits import limit_text
-    from moepack.report import run_text
+    from moepack.report import measure_text
 
     if end.has_mapped and not is_quiet():
-        say(run_text.pager_usage(end.usage), err=True)
+        say(measure_text.pager_usage(end.usage), err=True)
     if end.is_out_of_memory:
         experts = size_text(end.usage.resident_length)
         reason = f"out of memory: {limit_text()}; experts: {experts}"
@@ -172,10 +172,10 @@ class _Watcher:
     def tick(self, pager: Pager) -> None:
         if not self._stats or time.monotonic() < self._next:
             return
-        from moepack.report import run_text
+        from moepack.report import measure_text
 
         self._next = time.monotonic() + _SECONDS_BETWEEN
-        if (line := run_text.pager_usage(pager.usage)) != self._last:
+        if (line := measure_text.pager_usage(pager.usage)) != self._last:
             say(line, err=True)
             self._last = line
 

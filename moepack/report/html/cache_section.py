@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from moepack.common.sizes import size_text
-from moepack.report import simulation_text
+from moepack.report import trace_text
 from moepack.report.html.drawing import line, log_size_axis, mark, picture, share_axis
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, Key, PageSection, Picture, adding
-from moepack.report.table import Column, Table
+from moepack.report.page import Column, Table
 from moepack.report.values import length_text, share_text, tokens_text
 from moepack.traces.simulation.facts import Simulation
 
@@ -51,7 +51,7 @@ def cache_section(facts: ReportFacts) -> PageSection | str:
         sentence=sentence,
         figures=(_picture(simulation, budget, sentence),),
         tables=tuple(tables),
-        blocks=simulation_text.text(simulation).blocks,
+        blocks=trace_text.simulation(simulation).blocks,
         unknown=(unknown,) if budget is None else (),
         headline=headline,
     )

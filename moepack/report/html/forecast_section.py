@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moepack.planning.forecasting.facts import ForecastFacts, SpeedFacts
-from moepack.report import forecast_text
+from moepack.report import plan_text
 from moepack.report.html.drawing import (
     band,
     dot,
@@ -38,7 +38,7 @@ def forecast_section(facts: ReportFacts) -> PageSection | str:
     figures, tables = [], []
     if len(speeds) > 1:
         figures.append(_speeds(speeds))
-        tables.append(DataTable("Tokens a second", forecast_text.speeds(swept), place="below"))
+        tables.append(DataTable("Tokens a second", plan_text.speeds(swept), place="below"))
     if any(term.seconds for term in one.terms):
         figures.append(_terms(one))
     headline: tuple[tuple[str, str], ...] = ()
@@ -48,10 +48,10 @@ def forecast_section(facts: ReportFacts) -> PageSection | str:
     machine = f"on {forecast.machine}: " if forecast.machine else ""
     return PageSection(
         name="forecast",
-        sentence=f"{machine}{forecast_text.speed_words(one)}; {forecast_text.mode_words(one)}",
+        sentence=f"{machine}{plan_text.speed_words(one)}; {plan_text.mode_words(one)}",
         figures=tuple(figures),
         tables=tuple(tables),
-        blocks=forecast_text.text(forecast).blocks,
+        blocks=plan_text.forecast(forecast).blocks,
         unknown=_unknown(forecast, one),
         headline=headline,
     )

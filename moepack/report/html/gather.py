@@ -29,9 +29,9 @@ from moepack.planning.machine.model import Machine
 from moepack.planning.placing.facts import PlacementFacts
 from moepack.planning.placing.place import place
 from moepack.planning.placing.streamed import PACK
+from moepack.report.facts import with_texts
 from moepack.report.html.facts import CountTable, ReportFacts, RoutingFacts
 from moepack.report.html.run_files import run_file_of
-from moepack.report.printable import with_texts
 from moepack.running.programs.run_facts import RunFacts
 from moepack.traces.analysis.concentration import RoutingSample, read_sample
 from moepack.traces.formats.reading import spooled

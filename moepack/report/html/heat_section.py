@@ -10,7 +10,7 @@ from moepack.common.sizes import count_text
 from moepack.report.html.drawing import Axis, cell_map, row_ticks
 from moepack.report.html.facts import CountTable, ReportFacts
 from moepack.report.html.section import DataTable, PageSection, Picture, adding
-from moepack.report.table import Column, Table
+from moepack.report.page import Column, Table
 from moepack.report.values import UNKNOWN, rate_text, share_text
 
 _HOTTEST = "heat-hottest"

@@ -10,12 +10,11 @@ from moepack.bench.run import BenchReport
 from moepack.common.sizes import size_text
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.forecasting.reads import KIND_WORDS
-from moepack.report import bench_text, machine_text, speed_text
+from moepack.report import measure_text
 from moepack.report.html.drawing import dot, line, log_size_axis, number_axis, picture
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, Key, PageSection, Picture
-from moepack.report.page import Block
-from moepack.report.table import Column, Table
+from moepack.report.page import Block, Column, Table
 from moepack.report.values import UNKNOWN, length_text, number_text, rate_text, share_text
 from moepack.running.programs.run_facts import RunFacts
 
@@ -41,10 +40,10 @@ def measured_section(facts: ReportFacts) -> PageSection | str:
                 figures.append(_surface(f"surface-{number}-{order}", order, points))
                 cells = ((p.length, p.depth, p.bytes_per_second) for p in points)
                 caption = f"{file.name}: {order} reads, MiB/s by size and reads in flight"
-                tables.append(DataTable(caption, machine_text.surface(cells, indent=0)))
-            blocks += bench_text.comparison(content)
+                tables.append(DataTable(caption, measure_text.surface(cells, indent=0)))
+            blocks += measure_text.comparison(content)
         elif isinstance(content, EngineSpeed):
-            blocks += speed_text.text(content).blocks
+            blocks += measure_text.speed(content).blocks
     runs = [
         row
         for file in facts.runs

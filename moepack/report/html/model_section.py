@@ -15,7 +15,7 @@ from moepack.pack.format.tables import PackedFamily
 from moepack.report.html.drawing import size_axis, stacked_bars
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, Key, PageSection, Picture, pair_rows
-from moepack.report.table import Column, Table
+from moepack.report.page import Column, Table
 from moepack.report.values import UNKNOWN, parameters_text, share_text
 from moepack.source.parameters import Parameters
 

@@ -14,7 +14,7 @@ from moepack.inspection.listing import BlobRow
 from moepack.report.html.drawing import Axis, cell_map, row_ticks
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, PageSection, Picture, pair_rows
-from moepack.report.table import Column, Table
+from moepack.report.page import Column, Table
 from moepack.report.values import UNKNOWN, length_text, share_text
 
 _MAX_COLUMNS = 512

@@ -11,6 +11,7 @@ from dataclasses import fields
 from importlib import resources
 from typing import Any
 
+from moepack.report.facts import escape_delete, to_json
 from moepack.report.html.cache_section import cache_section
 from moepack.report.html.coverage_section import coverage_section
 from moepack.report.html.facts import ReportFacts
@@ -22,9 +23,7 @@ from moepack.report.html.pack_section import pack_section
 from moepack.report.html.placement_section import placement_section
 from moepack.report.html.section import DataTable, MissingSection, PageSection
 from moepack.report.html.verification_section import verification_section
-from moepack.report.json_text import escape_delete, to_json
-from moepack.report.page import Verbatim
-from moepack.report.table import Table
+from moepack.report.page import FittedTable, Table, Verbatim
 from moepack.version import __version__
 
 SECTIONS: Mapping[str, Callable[[ReportFacts], PageSection | str]] = {
@@ -80,7 +79,7 @@ def _template() -> Any:
     )
     environment.filters.update(
         pairs=_pairs,
-        shown=lambda table: list(table.fitted().widths),  # columns with any text
+        shown=lambda table: list(FittedTable(table).widths),  # columns with any text
         blocks=_blocks,
         packed=_packed,
         spans=_spans,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moepack.common.sizes import size_text
 from moepack.planning.placing.facts import DeviceFacts
 from moepack.planning.placing.streamed import PACK
-from moepack.report import placement_text
+from moepack.report import plan_text
 from moepack.report.html.drawing import size_axis, stacked_bars
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import Key, PageSection, Picture, adding
@@ -56,7 +56,7 @@ def placement_section(facts: ReportFacts) -> PageSection | str:
                 keys=_KEYS,
             ),
         ),
-        blocks=placement_text.text(placement).blocks,
+        blocks=plan_text.placement(placement).blocks,
     )
 
 

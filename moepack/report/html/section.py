@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from moepack.report.json_text import JsonValue
-from moepack.report.page import Block
-from moepack.report.table import Column, Table
+from moepack.report.facts import JsonValue
+from moepack.report.page import Block, Column, Table
 
 
 class Key(NamedTuple):

@@ -6,7 +6,7 @@ from moepack.common.sizes import count_text
 from moepack.report import verification_text
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import DataTable, PageSection, adding
-from moepack.report.table import Column, Table
+from moepack.report.page import Column, Table
 from moepack.report.values import UNKNOWN
 
 SHOWN_FINDINGS = 100

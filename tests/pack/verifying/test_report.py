@@ -11,8 +11,8 @@ import pytest
 import moepack
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.shard_index import index_model
-from moepack.report import junit, verification_text
-from moepack.report.json_text import json_text
+from moepack.report import verification_text
+from moepack.report.facts import json_text
 from tests.support.gguf_builder import moe, split, write_shards
 from tests.support.models import flip, pack_model, shards_of
 from tests.support.pack_draft import Draft
@@ -175,7 +175,7 @@ def test_the_report_has_stable_fields(pack_copy: Path) -> None:
 
 
 def suite_of(report: Any) -> tuple[ElementTree.Element, dict[str | None, ElementTree.Element]]:
-    suite = ElementTree.fromstring(junit.encode(report))
+    suite = ElementTree.fromstring(verification_text.junit(report))
     return suite, {case.get("name"): case for case in suite}
 
 

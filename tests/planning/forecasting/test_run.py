@@ -8,7 +8,7 @@ import pytest
 from moepack.pack.reading.pack import Pack
 from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.measured_runs import read_runs
-from moepack.report.json_text import json_text
+from moepack.report.facts import json_text
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.command import single_text_options

@@ -10,7 +10,7 @@ import moepack
 from moepack.common.errors import MoepackError, TraceError
 from moepack.common.shape import ExpertKey
 from moepack.inspection.facts import PackFacts
-from moepack.report import text
+from moepack.report import model_text
 from moepack.source import gguf_header
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness import coverage, file, measure
@@ -243,7 +243,7 @@ def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path) -> None:
     facts = moepack.inspect(target)
     assert isinstance(facts, PackFacts)
     assert facts.coverage == coverage.measure(hotness.counts, lengths)
-    assert "by the counts that ranked them" in str(text.pack(facts))
+    assert "by the counts that ranked them" in str(model_text.pack(facts))
 
 
 def test_a_pack_without_hotness_has_no_coverage(pack: moepack.Pack) -> None:
