@@ -27,8 +27,7 @@ from moepack.pack.reading.locations import (
 )
 
 if TYPE_CHECKING:
-    from moepack.pack.reading.mirror import Mirror
-    from moepack.pack.reading.partial import Partial
+    from moepack.pack.reading.copies import Mirror, Partial
 
 PartNames = dict[str, tuple[PackedFamily, int]]
 """Each name of a part, full and short, with its family and its number there."""

@@ -19,8 +19,8 @@ from moepack.storage.remote.stores import store_of
 from moepack.storage.threaded import RemoteBackend
 
 if TYPE_CHECKING:
+    from moepack.pack.reading.copies import Partial
     from moepack.pack.reading.expert_read import ExpertRead
-    from moepack.pack.reading.partial import Partial
 
 
 class OriginBackend(RemoteBackend):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moepack.common.shape import ModelShape
-    from moepack.pack.reading.mirror import Mirror
+    from moepack.pack.reading.copies import Mirror
     from moepack.pack.reading.tensors import Mappings
     from moepack.source.shards import Source
 
@@ -125,7 +125,7 @@ class Pack(Catalog, Closing):
         """The mirror of the pack, sound or not; None if it has none."""
         if self.partial is not None or not os.path.islink(self.path / MIRROR_NAME):
             return None
-        from moepack.pack.reading.mirror import find_mirror  # here, since few packs have one
+        from moepack.pack.reading.copies import find_mirror  # here, since few packs have one
 
         self.check_open()
         return find_mirror(self.path, self.index)

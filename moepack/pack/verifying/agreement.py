@@ -13,8 +13,8 @@ from moepack.common.sizes import ranges_text
 from moepack.pack.format import manifest, records
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import IndexEntry, Manifest
+from moepack.pack.reading.copies import Partial
 from moepack.pack.reading.directory import is_replaced, map_index, read_any_manifest
-from moepack.pack.reading.partial import Partial
 from moepack.pack.verifying.report import Findings
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from moepack.common.errors import PackError, RequestError
 from moepack.common.sizes import parse_ranges, ranges_text
 from moepack.pack.format.index import Index
-from moepack.pack.reading.partial import Partial
+from moepack.pack.reading.copies import Partial
 from moepack.pack.verifying.extents import readable
 
 

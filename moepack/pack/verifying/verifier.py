@@ -17,9 +17,8 @@ from moepack.common.phases import Phases, Progress
 from moepack.common.tasks import Share
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
+from moepack.pack.reading.copies import Mirror, Partial, find_mirror
 from moepack.pack.reading.directory import pack_folder
-from moepack.pack.reading.mirror import Mirror, find_mirror
-from moepack.pack.reading.partial import Partial
 from moepack.pack.verifying import agreement, headline, inventory, origins, scope, shard_sha256
 from moepack.pack.verifying.comparison import SourceComparison
 from moepack.pack.verifying.extents import Item, Segment

@@ -11,7 +11,7 @@ from moepack.common.tasks import Share
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
 from moepack.pack.format.tables import DataFile
-from moepack.pack.reading.partial import Partial
+from moepack.pack.reading.copies import Partial
 from moepack.pack.reading.shard_map import map_shards
 from moepack.pack.verifying.comparison import SourceComparison
 from moepack.pack.verifying.extents import Item, Segment, cut, whole_segments

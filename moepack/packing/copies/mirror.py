@@ -34,8 +34,14 @@ from moepack.common.phases import Phases, Progress
 from moepack.common.sizes import Size, gaps
 from moepack.pack.format import manifest
 from moepack.pack.format.names import MIRROR_NAME
-from moepack.pack.reading import copy_record, mirror
-from moepack.pack.reading.copy_record import CopiedFile, CopyRecord, CopyRequest
+from moepack.pack.reading.copies import (
+    MIRROR_RECORD,
+    CopiedFile,
+    CopyRecord,
+    CopyRequest,
+    linked_folder,
+    load,
+)
 from moepack.pack.reading.directory import pack_folder, read_manifest
 from moepack.pack.reading.pack import Pack
 from moepack.packing.copies.packed_items import choose, ranges_of
@@ -48,7 +54,7 @@ from moepack.storage.ranges import RangeSet
 from moepack.storage.regular_file import open_regular
 
 _SUFFIX = ".mirror"
-_TEMPORARY_NAME = f"{mirror.NAME}.tmp"
+_TEMPORARY_NAME = f"{MIRROR_RECORD}.tmp"
 _THREADS = 4
 
 
@@ -171,7 +177,7 @@ def remove_mirror(pack: str | os.PathLike[str]) -> RemovedMirror:
     RequestError for a pack without a mirror, and while it is being made, MachineError.
     """
     path = Path(pack)
-    folder = mirror.linked_folder(path)
+    folder = linked_folder(path)
     if folder is None:
         read_manifest(path)  # which raises a better error if it is no pack
         raise RequestError("the pack has no mirror", path=path)
@@ -192,7 +198,7 @@ def _check_link(pack: Path, folder: Path) -> None:
     link = pack / MIRROR_NAME
     if os.path.lexists(link) and not link.is_symlink():
         raise RequestError("has the name of a mirror's link, but is not one", path=link)
-    linked = mirror.linked_folder(pack)
+    linked = linked_folder(pack)
     if linked is not None and not _is_same(linked, folder):
         hint = f"remove that first: `moepack mirror {pack} --remove`"
         raise RequestError("the pack has a mirror already", path=pack, found=linked, hint=hint)
@@ -203,7 +209,7 @@ def _is_same(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> b
 
 
 def _link(pack: Path, folder: Path) -> None:
-    if mirror.linked_folder(pack) == folder:
+    if linked_folder(pack) == folder:
         return
     partial = pack / f"{MIRROR_NAME}.partial"
     partial.unlink(missing_ok=True)
@@ -216,7 +222,7 @@ def _prepare(pack: Path, folder: Path, lengths: Mapping[str, int], record: CopyR
     """Remove files and bytes that are not to be in a mirror, as far as no reader looks at them."""
     old = _record_in(folder)
     _check_owner(pack, folder, old)
-    if old is None and not (folder / mirror.NAME).exists():
+    if old is None and not (folder / MIRROR_RECORD).exists():
         if set(os.listdir(folder)) - {_TEMPORARY_NAME}:
             hint = "choose another target, or remove it"
             raise RequestError("exists already, and is not a mirror", path=folder, hint=hint)
@@ -246,7 +252,7 @@ def _is_within(old: CopyRecord, new: CopyRecord) -> bool:
 
 def _record_in(folder: Path) -> CopyRecord | None:
     try:
-        return copy_record.load(folder / mirror.NAME)
+        return load(folder / MIRROR_RECORD)
     except PackError:
         return None
 
@@ -256,7 +262,7 @@ def _check_owner(pack: Path, folder: Path, record: CopyRecord | None) -> None:
     if record is None or record.origin == os.path.realpath(pack):
         return
     other = Path(record.origin)
-    linked = mirror.linked_folder(other)
+    linked = linked_folder(other)
     if linked is not None and _is_same(linked, folder):
         hint = "choose another target"
         raise RequestError("the mirror of another pack", path=folder, found=other, hint=hint)
@@ -266,7 +272,7 @@ def _write(folder: Path, record: CopyRecord, names: Iterable[str] | None = None)
     """Write mirror.json; with `names` so that no reader looks for bytes in these files."""
     if names is not None:
         record = record._replace(files=dict.fromkeys(sorted(names), CopiedFile(0, ())))
-    write_record(folder / mirror.NAME, record)
+    write_record(folder / MIRROR_RECORD, record)
 
 
 def _remove_files(pack: Path, folder: Path) -> bool:
@@ -276,7 +282,7 @@ def _remove_files(pack: Path, folder: Path) -> bool:
     """
     if not (folder.name.endswith(_SUFFIX) and folder.is_dir()):
         return False
-    if not (folder / mirror.NAME).exists():
+    if not (folder / MIRROR_RECORD).exists():
         with contextlib.suppress(OSError):  # left empty by a removal that was cut off
             folder.rmdir()
         return not folder.exists()
@@ -293,7 +299,7 @@ def _remove_files(pack: Path, folder: Path) -> bool:
         if record is not None:
             _write(folder, record, names=names)
         _remove(folder, names)
-        _remove(folder, [mirror.NAME, _TEMPORARY_NAME])
+        _remove(folder, [MIRROR_RECORD, _TEMPORARY_NAME])
     with contextlib.suppress(OSError):  # files that are not the mirror's stay
         folder.rmdir()
     sync_directory(folder.parent)

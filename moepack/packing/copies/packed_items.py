@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from moepack.common.errors import PackError
 from moepack.pack.format.index import Index
-from moepack.pack.reading.copy_record import CopyRequest
+from moepack.pack.reading.copies import CopyRequest
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import part_extent, tensor_extent
 from moepack.storage.extents import Extent

@@ -36,8 +36,13 @@ from moepack.common.paths import AnyPath, is_remote
 from moepack.common.phases import Phases, Progress
 from moepack.common.sizes import Size, parse_ranges, ranges_text
 from moepack.pack.format import manifest
-from moepack.pack.reading import partial as partials
-from moepack.pack.reading.copy_record import CopyRecord, CopyRequest
+from moepack.pack.reading.copies import (
+    PARTIAL_MANIFEST,
+    PARTIAL_RECORD,
+    CopyRecord,
+    CopyRequest,
+    load_partial,
+)
 from moepack.pack.reading.directory import read_manifest
 from moepack.pack.reading.pack import Pack
 from moepack.packing.copies.packed_items import choose
@@ -150,7 +155,7 @@ def _request(layers: str | Iterable[int] | None, hottest: Size | None) -> CopyRe
 def _record_in(folder: Path) -> CopyRecord | None:
     """Return the record of a partial pack; None for none, or a damaged one, which is made anew."""
     try:
-        return partials.load(folder)
+        return load_partial(folder)
     except (PackError, OSError):
         return None
 
@@ -229,14 +234,14 @@ class _Pull:
             raise PackError(
                 "a part of another pack is here, or of this one before it was made anew",
                 path=self._folder,
-                place=partials.NAME,
+                place=PARTIAL_RECORD,
                 expected=digest.to_text(self._digest),
                 found=digest.to_text(record.pack_digest),
                 hint="choose another directory, or remove this one",
             )
         if not self._folder.is_dir():
             return
-        ours = {f"{partials.NAME}.tmp", partials.NAME, partials.MANIFEST_NAME, TEMPORARY_NAME}
+        ours = {f"{PARTIAL_RECORD}.tmp", PARTIAL_RECORD, PARTIAL_MANIFEST, TEMPORARY_NAME}
         names = set(os.listdir(self._folder)) - {"lost+found"}
         if JOURNAL_NAME in names or (names and not names & ours):
             raise RequestError(
@@ -278,7 +283,7 @@ class _Pull:
             range(len(self._pack.index.files)),
             threads,
             phases.begin(),
-            lambda files: write_record(self._folder / partials.NAME, record._replace(files=files)),
+            lambda files: write_record(self._folder / PARTIAL_RECORD, record._replace(files=files)),
         )
         if copy.here >= copy.all:
             assert copy.here <= copy.compared, "what is kept is read before the commit"
@@ -311,9 +316,9 @@ class _Pull:
     def _describe(self, record: CopyRecord) -> None:
         """Write what makes the folder a partial pack."""
         if self._record is None or self._record.request != record.request:
-            write_record(self._folder / partials.NAME, record)
+            write_record(self._folder / PARTIAL_RECORD, record)
         entry = self._pack.manifest.index_entry
-        description = {partials.MANIFEST_NAME: self._pack.manifest_bytes}
+        description = {PARTIAL_MANIFEST: self._pack.manifest_bytes}
         write_proven(self._folder, {**description, entry.name: self._pack.index_bytes})
 
     def _new_record(self) -> CopyRecord:
@@ -341,7 +346,7 @@ class _Pull:
     def _remove_record(self) -> None:
         """Remove what only a partial pack has."""
         with settling(self._folder, "still has the record of its pull"):
-            for name in (partials.NAME, partials.MANIFEST_NAME):
+            for name in (PARTIAL_RECORD, PARTIAL_MANIFEST):
                 (self._folder / name).unlink(missing_ok=True)
             sync_directory(self._folder)
 

@@ -20,8 +20,7 @@ from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError
 from moepack.common.phases import Progress
 from moepack.common.sizes import gaps
-from moepack.pack.reading import copy_record
-from moepack.pack.reading.copy_record import CopiedFile, CopyRecord
+from moepack.pack.reading.copies import CopiedFile, CopyRecord, encode
 from moepack.pack.reading.pack import Pack
 from moepack.packing.copies.packed_items import ItemRun, packed_items, ranges_of, runs_of
 from moepack.storage.atomic import publish, sync_directory, write_synced
@@ -304,7 +303,7 @@ def _write(
 def write_record(path: Path, record: CopyRecord) -> None:
     """Write a record to `path`, whole and synced. Raises OSError."""
     temporary = path.with_name(f"{path.name}.tmp")
-    write_synced(temporary, copy_record.encode(record))
+    write_synced(temporary, encode(record))
     publish(temporary, path)
 
 

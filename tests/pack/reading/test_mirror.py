@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import moepack
 from moepack.common.errors import MirrorWarning, PackError
-from moepack.pack.reading import copy_record
-from moepack.pack.reading.copy_record import CopiedFile, CopyRecord, CopyRequest
+from moepack.pack.reading import copies
+from moepack.pack.reading.copies import CopiedFile, CopyRecord, CopyRequest
 from moepack.storage.ranges import RangeSet
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
 from tests.support.gguf_builder import moe
@@ -197,7 +197,7 @@ def test_a_record_is_read_as_it_was_written(
         for name, of in edges.items()
     }
     written = CopyRecord(os.fsdecode(os.fsencode(origin)), digest, request, files)
-    assert copy_record.decode(copy_record.encode(written), Path("m")) == written
+    assert copies.decode(copies.encode(written), Path("m")) == written
 
 
 def test_ranges_that_touch_or_fall_are_no_record() -> None:
@@ -210,9 +210,9 @@ def test_ranges_that_touch_or_fall_are_no_record() -> None:
         ("../a", [(0, 1)]),
     ):
         record = CopyRecord("p", 1, everything, {name: CopiedFile(0, ranges)})
-        data = copy_record.encode(record)
+        data = copies.encode(record)
         with pytest.raises(PackError):
-            copy_record.decode(data, Path("m"))
+            copies.decode(data, Path("m"))
 
 
 @given(st.lists(st.integers(0, 60), unique=True).map(sorted), st.integers(0, 60), st.integers(1, 9))

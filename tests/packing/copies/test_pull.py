@@ -17,7 +17,7 @@ from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.common.pack_files import is_pack
 from moepack.common.paths import RemotePath
 from moepack.pack.mounting.mount import mount
-from moepack.pack.reading import copy_record
+from moepack.pack.reading import copies
 from moepack.packing.copies import subset_copy
 from moepack.packing.copies.pull import PullSummary
 from moepack.storage.remote.stores import store_of
@@ -436,13 +436,13 @@ def test_a_record_with_any_byte_changed_or_cut_is_refused_and_mended(
     moepack.pull(address, here, layers="1")
     path = here / ".pull.json"
     data = path.read_bytes()
-    record = copy_record.decode(data, path)
-    assert copy_record.encode(record) == data
+    record = copies.decode(data, path)
+    assert copies.encode(record) == data
     for offset in range(len(data)):
         wrong = data[:offset] + bytes([data[offset] ^ 0x20]) + data[offset + 1 :]
         for bad in (wrong, data[:offset]):
             with pytest.raises(PackError, match="damaged, or of another version"):
-                copy_record.decode(bad, path)
+                copies.decode(bad, path)
     path.write_bytes(data[:-1])
     with pytest.raises(PackError, match="damaged") as refusal:
         moepack.open(here)
