@@ -19,7 +19,7 @@ from moepack.common.shape import ExpertKey
 from moepack.pack.engines import moe_stream_dir
 from moepack.pack.engines import registry as engines
 from moepack.pack.format import records
-from moepack.planning.forecasting import calibration, modes, rates, reads
+from moepack.planning.forecasting import modes, rates
 from moepack.report.html import page
 from moepack.report.html.facts import ReportFacts
 from moepack.report.html.section import PageSection
@@ -135,10 +135,9 @@ def test_the_version_of_llama_cpp_is_one() -> None:
 
 
 def test_each_table_of_forecasts_has_every_class() -> None:
-    classes = set(get_args(reads.Kind))
-    tables = (reads.KIND_WORDS, modes.MICRO_BATCHES, calibration.RUN_REL_STD, rates._LAYER_SECONDS)
-    for table in tables:
-        assert set(table) == classes
+    classes = set(get_args(rates.Kind))
+    assert set(rates.KIND_WORDS) == set(modes.MICRO_BATCHES) == classes
+    assert {*rates.STREAMS, *rates.WITH_GPU} <= classes
 
 
 def test_a_page_section_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

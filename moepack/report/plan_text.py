@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from moepack.common.sizes import count_text, size_text
-from moepack.planning.forecasting.reads import KIND_WORDS
+from moepack.planning.forecasting.rates import KIND_WORDS
 from moepack.report.page import Block, Column, Page, Table, Verbatim
 from moepack.report.values import (
     UNKNOWN,

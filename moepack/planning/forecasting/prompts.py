@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from moepack.planning.forecasting.facts import PromptFacts
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
-from moepack.planning.forecasting.rates import SURE, Rates
-from moepack.planning.forecasting.reads import Reads
+from moepack.planning.forecasting.rates import SURE, WITH_GPU, Rates, Reads
 from moepack.planning.forecasting.touched import Touched
 from moepack.planning.machine.model import Machine
 
@@ -32,64 +32,61 @@ _OPERATIONS_A_BYTE = {False: 10, True: 100}
 of unknown speed: 8 to 12, and 75 (RTX 3090) to 200 (H200)."""
 _GUESS_REL_STD, _MEASURED_REL_STD = 0.9, 0.15
 _RUN_REL_STD = 0.2
-_WITH_GPU = ("gpu", "offload", "gpu-stream")
 
 
 def forecast_prompt(
     model: ModelOnMachine,
     mode: ExecutionMode,
     rates: Rates,
-    *,
     touched: Touched | None,
     count: int,
-    runs: Sequence[MeasuredRun] = (),
+    runs: Sequence[MeasuredRun],
 ) -> PromptFacts:
     """Forecast a prompt of `count` tokens, of which none is there already.
 
     No expert is in a cache in memory yet. Measured `runs` of this model tell how fast it computes.
     """
     batch = min(count, model.micro_batches[mode.kind])
-    likely = least = most = touched_share = pass_length = None
+    share, pass_length, cases = None, None, list[Reads]()
     if touched is not None:
-        likely, least, most = (_reads(model, mode, touched, count, n) for n in range(3))
-        touched_share = touched.shares(batch)[0]
-        streamed_length = 0 if mode.budget is None else model.kept_length(mode)
-        pass_length = round(touched_share * streamed_length)
+        cases = [_reads(model, mode, touched, count, which) for which in range(3)]
+        share = touched.shares(batch)[0]
+        pass_length = 0 if mode.budget is None else round(share * model.kept_length(mode))
     computing, rel_std = _computing(model, mode, count, runs)
     reason = None
-    if likely is None:
+    if not cases:
         reason = "the experts that a token uses are unknown"
     elif computing is None:
         reason = "the machine's compute speed is unknown"
-    elif None in rates.terms(likely):
+    elif None in rates.terms(cases[0]):
         reason = "a bandwidth is unknown"
-    seconds = shortest = longest = limit = binding = None
-    if reason is None and likely and least and most and computing:
-        times = []
-        for reads in (likely, least, most):
-            _, vram, memory, drive, link = (term or 0.0 for term in rates.terms(reads))
-            times.append((drive, link, max(computing, vram + memory)))
-        seconds, fastest, slowest = map(_together, times)
-        factor = math.exp(SURE * _rel_std(times[0], model.machine, rel_std))
-        limits = _limits(model, likely, computing)
-        binding = max(limits, key=lambda name: limits[name])
-        limit = count / limits[binding]
-        shortest = max(fastest / factor, *_limits(model, least, 0.0).values())
-        longest = slowest * factor
-    return PromptFacts(
+    facts = PromptFacts(
         token_count=count,
         micro_batch=batch,
         pass_count=math.ceil(count / batch),
-        touched_share=touched_share,
+        touched_share=share,
         touched_from=None if touched is None else touched.source,
         pass_length=pass_length,
-        read_length=None if likely is None else round(likely.drive),
+        read_length=round(cases[0].drive) if cases else None,
         reason=reason,
+    )
+    if reason is not None or computing is None:
+        return facts
+    times = []
+    for reads in cases:
+        _, vram, memory, drive, link = (term or 0.0 for term in rates.terms(reads))
+        times.append((drive, link, max(computing, vram + memory)))
+    seconds, fastest, slowest = map(_together, times)
+    factor = math.exp(SURE * _rel_std(times[0], model.machine, rel_std))
+    limits = _limits(model, cases[0], computing)
+    binding = max(limits, key=lambda name: limits[name])
+    return replace(
+        facts,
         seconds=seconds,
-        shortest=shortest,
-        longest=longest,
-        tokens_per_second=None if seconds is None else count / seconds,
-        limit=limit,
+        shortest=max(fastest / factor, *_limits(model, cases[1], 0.0).values()),
+        longest=slowest * factor,
+        tokens_per_second=count / seconds,
+        limit=count / limits[binding],
         binding=binding,
     )
 
@@ -112,7 +109,7 @@ def _reads(
             drive = whole  # experts of the first pass are still there
         elif which == 1:  # the least: the cache is full of this prompt's experts
             drive = sum(max(0.0, share * kept - mode.budget) for share in shares)
-    if mode.kind not in _WITH_GPU:
+    if mode.kind not in WITH_GPU:
         return Reads(0, memory=len(sizes) * dense + sum(shares) * kept, drive=drive)
     moved = kept * sum(
         share for size, share in zip(sizes, shares, strict=True) if size >= _OFFLOADED_TOKENS
@@ -140,7 +137,7 @@ def _computing(
     model: ModelOnMachine, mode: ExecutionMode, count: int, runs: Sequence[MeasuredRun]
 ) -> tuple[float | None, float]:
     """Return the seconds of computing a prompt, and their relative standard deviation."""
-    machine, has_gpu = model.machine, mode.kind in _WITH_GPU
+    machine, has_gpu = model.machine, mode.kind in WITH_GPU
     kinds = ("gpu",) if has_gpu else ("cpu", "stream")
     seconds = [run.prompt_seconds for run in runs if run.kind in kinds and run.prompt_seconds]
     if seconds:

@@ -9,7 +9,7 @@ from moepack.bench.engine_speed import EngineSpeed
 from moepack.bench.run import BenchReport
 from moepack.common.sizes import size_text
 from moepack.planning.forecasting.measured_runs import MeasuredRun
-from moepack.planning.forecasting.reads import KIND_WORDS
+from moepack.planning.forecasting.rates import KIND_WORDS
 from moepack.report import measure_text
 from moepack.report.html.drawing import dot, line, log_size_axis, number_axis, picture
 from moepack.report.html.facts import ReportFacts

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moepack.planning.forecasting.rates import Estimate, Rates, ceiling_seconds
-from moepack.planning.forecasting.reads import Reads
+from moepack.planning.forecasting.rates import Estimate, Rates, Reads, ceiling_seconds
 from tests.support.machines import GB, machine
 from tests.support.values import some
 
