@@ -26,9 +26,9 @@ from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.measured_runs import ReceiptFile, read_receipt
 from moepack.planning.machine.file import read_machine
 from moepack.planning.machine.model import Machine
+from moepack.planning.placing.engines import PACK
 from moepack.planning.placing.facts import PlacementFacts
 from moepack.planning.placing.place import place
-from moepack.planning.placing.streamed import PACK
 from moepack.report.facts import with_texts
 from moepack.report.html.facts import CountTable, ReportFacts, RoutingFacts
 from moepack.report.html.run_files import run_file_of

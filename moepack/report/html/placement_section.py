@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from moepack.common.sizes import size_text
+from moepack.planning.placing.engines import PACK
 from moepack.planning.placing.facts import DeviceFacts
-from moepack.planning.placing.streamed import PACK
 from moepack.report import plan_text
 from moepack.report.html.drawing import size_axis, stacked_bars
 from moepack.report.html.facts import ReportFacts
