@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def machine(measured: MeasuredMachine) -> Page:
     """Write memory, GPUs and the drive."""
-    from moepack.planning.machine.units import compute_text
+    from moepack.planning.machine.file import compute_text
 
     machine = measured.machine
     lines = [f"memory  {size_text(int(machine.memory.value))}, {_figure(machine.memory_bandwidth)}"]

@@ -21,8 +21,8 @@ from moepack.host.memory_limits import (
     system_memory,
 )
 from moepack.host.processors import cpu_count
+from moepack.planning.machine.file import compute_text
 from moepack.planning.machine.model import STEADY, Drive, Figure, Gpu
-from moepack.planning.machine.units import compute_text
 from moepack.running.programs.command import find_reading_option
 
 _MIN_FREE_SHARE = 0.25

@@ -43,7 +43,6 @@ class ContextOptions(NamedTuple):
     has_checkpoint: bool = False
 
 
-DEFAULTS = ContextOptions()
 LLAMA_SERVER = ContextOptions(sequence_count=4, is_unified=True)
 """The context of llama.cpp's `llama-server` without `--parallel` (server.cpp)."""
 IK_LLAMA_SERVER = ContextOptions(swa_full=True)
@@ -95,7 +94,7 @@ class ContextLengths(NamedTuple):
         return read + sum(layer.state_length for layer in self.layers)
 
 
-def context_of(attention: Attention, options: ContextOptions = DEFAULTS) -> ContextLengths:
+def context_of(attention: Attention, options: ContextOptions) -> ContextLengths:
     """Return the memory of a context for a model.
 
     Raises RequestError for options that llama.cpp refuses.

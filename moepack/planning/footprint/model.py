@@ -20,7 +20,6 @@ from moepack.pack.opening.source_header import read_source
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.attention import Attention, attention_of, states_attention
 from moepack.planning.footprint.context import (
-    DEFAULTS,
     ContextLengths,
     ContextOptions,
     KvCache,
@@ -49,11 +48,11 @@ class Footprint(NamedTuple):
     attention: Attention | None
     widths: tuple[int, int, int] | None
 
-    def context(self, options: ContextOptions = DEFAULTS) -> ContextLengths | None:
+    def context(self, options: ContextOptions) -> ContextLengths | None:
         """Return the memory of a context, None if it is not known. Raises as `context_of`."""
         return None if self.attention is None else context_of(self.attention, options)
 
-    def compute_length(self, options: ContextOptions = DEFAULTS) -> int | None:
+    def compute_length(self, options: ContextOptions) -> int | None:
         """Return about how many bytes compute buffers take; None if that is not known.
 
         Raises as `context_of`.

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.common.errors import RequestError
-from moepack.planning.machine.file import MAX_FILE_LENGTH, decode, read_machine, toml_text
+from moepack.planning.machine.file import (
+    MAX_FILE_LENGTH,
+    decode,
+    read_machine,
+    speed_text,
+    toml_text,
+)
 from moepack.planning.machine.model import (
     BYTE_UNITS,
     Basis,
@@ -19,7 +25,6 @@ from moepack.planning.machine.model import (
     ReadSpeed,
     measured,
 )
-from moepack.planning.machine.units import speed_text
 
 GIB, GB = 1 << 30, 10**9
 SOUND = """
