@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.bench.bandwidth import measure_bandwidth, measure_compute
-from moepack.bench.comparison import COLD_ENOUGH
+from moepack.bench.comparison import COLD_ENOUGH, NO_DIRECT_READS, SMALL_LENGTH
 from moepack.bench.drive import MAX_IN_FLIGHT, Point, measure_in_rounds, scratch_file
 from moepack.bench.measuring import Meter
-from moepack.bench.verdict import NO_DIRECT_READS, SMALL_LENGTH
 from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.phases import Progress

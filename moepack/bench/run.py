@@ -12,19 +12,20 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.bench import drive, layouts, workload
-from moepack.bench.comparison import WARM_UP_SHARE, Round, compare
-from moepack.bench.drive import SurfacePoint
-from moepack.bench.layouts import Groups
-from moepack.bench.measuring import Meter, spread
-from moepack.bench.verdict import (
+from moepack.bench import drive, workload
+from moepack.bench.comparison import (
     SMALL_LENGTH,
+    WARM_UP_SHARE,
     Gain,
+    Round,
+    compare,
     judge,
     notes,
     verdict,
 )
-from moepack.bench.workload import RoutedLayer, Workload
+from moepack.bench.drive import SurfacePoint
+from moepack.bench.measuring import Meter, spread
+from moepack.bench.workload import Groups, RoutedLayer, Workload
 from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.phases import Progress
@@ -250,9 +251,9 @@ def fit(pack: Pack, layers: Sequence[RoutedLayer], length: int) -> list[RoutedLa
 
 def _sides(pack: Pack, model: Source | None, layers: Sequence[RoutedLayer]) -> dict[str, Groups]:
     """Return the layouts to read, by name: a GGUF, or an index of one, has slices alone."""
-    experts = layouts.blobs(pack, layers)
+    experts = workload.blobs(pack, layers)
     if model is not None:
-        return {"blobs": experts, "slices": layouts.slices(model, pack, layers)}
+        return {"blobs": experts, "slices": workload.slices(model, pack, layers)}
     are_shards = any(file.is_shard for file in pack.index.files)
     return {"slices" if are_shards else "blobs": experts}
 

@@ -12,7 +12,7 @@ import pytest
 
 from moepack.bench import drive
 from moepack.bench import machine as measuring
-from moepack.bench.drive import LEAST_LENGTH, Point, measure_in_rounds, scratch_file
+from moepack.bench.drive import LEAST_LENGTH, Point, Usage, measure_in_rounds, scratch_file
 from moepack.bench.machine import (
     DEPTHS,
     LENGTHS,
@@ -21,7 +21,6 @@ from moepack.bench.machine import (
     measure_machine,
     most_read_lengths,
 )
-from moepack.bench.timed_reads import Usage
 from moepack.common.errors import MachineError, RequestError
 from moepack.host.gpus import NvidiaGpu
 from moepack.pack.reading.expert_read import FileRead

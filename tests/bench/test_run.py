@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 import moepack
-from moepack.bench import comparison, drive, layouts, run, workload
-from moepack.bench.layouts import Groups
+from moepack.bench import comparison, drive, run, workload
+from moepack.bench.drive import Usage, in_flight
 from moepack.bench.measuring import Meter
-from moepack.bench.timed_reads import Usage, in_flight
-from moepack.bench.workload import RoutedLayer
+from moepack.bench.workload import Groups, RoutedLayer
 from moepack.common.errors import MachineError, RequestError, TraceError
 from moepack.common.shape import ExpertKey
 from moepack.pack.reading.expert_read import FileRead
@@ -49,8 +48,8 @@ def test_slices_are_the_bytes_of_the_same_experts_as_blobs(
     source = open_source([first_shard(model)])
     with moepack.open(packs[model]) as pack:
         layers = [RoutedLayer(layer, (3, 0, 1)) for layer in pack.layers]
-        slices = layouts.slices(source, pack, layers)
-        blobs = layouts.blobs(pack, layers)
+        slices = workload.slices(source, pack, layers)
+        blobs = workload.blobs(pack, layers)
     for (blob,), expert in zip(contents(blobs), contents(slices), strict=True):
         assert len(expert) > 1
         assert len(blob) >= sum(map(len, expert))
@@ -60,14 +59,14 @@ def test_slices_are_the_bytes_of_the_same_experts_as_blobs(
 def test_the_source_of_another_pack_is_refused(pack: moepack.Pack) -> None:
     other = open_source([first_shard("mixtral")])
     with pytest.raises(RequestError) as refused:
-        layouts.slices(other, pack, [RoutedLayer(0, (1,))])
+        workload.slices(other, pack, [RoutedLayer(0, (1,))])
     assert re.search("layer 0.*expected ffn_.*_exps.weight of [^[]*, found", str(refused.value))
 
 
 def test_portions_are_whole_layers_and_a_short_rest_goes_to_the_last(
     pack: moepack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups = layouts.blobs(pack, [RoutedLayer(0, (0,))] * 7)
+    groups = workload.blobs(pack, [RoutedLayer(0, (0,))] * 7)
     assert comparison.cut(groups) == [slice(0, 7)]
     monkeypatch.setattr(comparison, "PORTION_LENGTH", 2 * groups[0][0].length)
     assert comparison.cut(groups) == [slice(0, 2), slice(2, 4), slice(4, 7)]
@@ -89,8 +88,8 @@ def test_both_sides_of_a_pair_read_the_same_and_begin_equally_often(
     with moepack.open(packs["qwen3moe"]) as pack:
         layers = [RoutedLayer(0, (number,)) for number in range(3)]
         sides = {
-            "blobs": layouts.blobs(pack, layers),
-            "slices": layouts.slices(source, pack, layers),
+            "blobs": workload.blobs(pack, layers),
+            "slices": workload.slices(source, pack, layers),
         }
         meter = Meter(0.2, None)
         rounds, portions, _ = comparison.compare(pack, sides, "direct", (1, 4), 0.2, meter)

@@ -5,9 +5,8 @@ from collections import Counter
 
 import pytest
 
-from moepack.bench.comparison import Round
-from moepack.bench.timed_reads import Usage
-from moepack.bench.verdict import MIN_ROUNDS, judge, notes, verdict
+from moepack.bench.comparison import MIN_ROUNDS, Round, judge, notes, verdict
+from moepack.bench.drive import Usage
 
 GAIN, LOSS, NONE = "Pack faster", "Shards faster", "No difference shown"
 
