@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.bench.diagnosis import hardware, system
-from moepack.bench.diagnosis.check_result import CheckResult
 from moepack.bench.diagnosis.prognosis import Prognosis, prognosis
+from moepack.bench.diagnosis.system import CheckResult
 from moepack.bench.drive import temporary_path
 from moepack.bench.machine import find_reads, measure_machine
 from moepack.common.errors import write_failure
