@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.planning.forecasting.calibration import (
     STEADY,
     UNSTEADY,
+    RunReads,
     calibrate,
     check_runs,
     next_receipt,
@@ -32,7 +33,7 @@ from moepack.planning.forecasting.misses import Misses, WorkingSet, cache_misses
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
 from moepack.planning.forecasting.prompts import forecast_prompt
 from moepack.planning.forecasting.rates import KIND_WORDS, STREAMS, Rates, Reads, ceiling_seconds
-from moepack.planning.forecasting.touched import touched_of
+from moepack.planning.forecasting.touched import Touched, touched_of
 from moepack.planning.machine.file import read_machine
 from moepack.planning.machine.model import Machine
 from moepack.traces.formats.reading import spooled
@@ -106,28 +107,10 @@ def forecast(
     with spooled(traces, ReadOptions(shape=weights.shape)) as trace:
         misses = cache_misses(placed, modes, trace, working_set, micro_batch)
         touched = touched_of(weights.shape.without_mtp(), trace)
-    calibrations = {
-        kind: calibrate(placed, kind, runs) for kind in dict.fromkeys(mode.kind for mode in modes)
-    }
-    measured = [run for run, _ in runs]
-    speeds = tuple(
-        _speed(
-            placed,
-            mode,
-            calibrations[mode.kind],
-            depth,
-            missed,
-            forecast_prompt(placed, mode, calibrations[mode.kind][0], touched, prompt, measured),
-        )
-        for mode, missed in zip(modes, misses, strict=True)
-    )
+    speeds, refusals = _speeds_of_modes(placed, modes, misses, touched, runs, depth, prompt)
     if working_set is not None and all(mode.budget is mode.vram_cache is None for mode in modes):
-        speeds = tuple(replace(one, warnings=(*one.warnings, _NO_CACHE)) for one in speeds)
-    # A run is refused if none of the modes uses it, for the reason of the first.
-    refusals = [
-        None if None in reasons else reasons[0]
-        for reasons in zip(*(each for _, each in calibrations.values()), strict=True)
-    ]
+        speeds = [replace(one, warnings=(*one.warnings, _NO_CACHE)) for one in speeds]
+    measured = [run for run, _ in runs]
     used = [run for run, refusal in zip(measured, refusals, strict=True) if refusal is None]
     return ForecastFacts(
         model=placed.footprint.path,
@@ -139,7 +122,7 @@ def forecast(
         read_expert_length=weights.read_expert_length,
         context=context,
         context_length=placed.context_lengths[modes[0].kind],
-        forecasts=speeds,
+        forecasts=tuple(speeds),
         receipts=tuple(
             ReceiptFacts(run.path, run.place, run.kind, run.tokens_per_second, refusal, run.fields)
             for run, refusal in zip(measured, refusals, strict=True)
@@ -200,6 +183,28 @@ def _with_cache(mode: ExecutionMode, length: int) -> ExecutionMode:
             hint="`cpu_layer_count` says which layers' experts are in memory",
         )
     return mode._replace(vram_cache=length)
+
+
+def _speeds_of_modes(
+    model: ModelOnMachine,
+    modes: Sequence[ExecutionMode],
+    misses: Sequence[tuple[Misses | None, Misses | None]],
+    touched: Touched | None,
+    runs: Sequence[RunReads],
+    depth: int,
+    prompt: int,
+) -> tuple[list[SpeedFacts], list[str | None]]:
+    """Forecast each mode; return for each run the reason why none of them uses it, too."""
+    kinds = dict.fromkeys(mode.kind for mode in modes)
+    calibrations = {kind: calibrate(model, kind, runs) for kind in kinds}
+    measured = [run for run, _ in runs]
+    speeds = []
+    for mode, missed in zip(modes, misses, strict=True):
+        calibration = calibrations[mode.kind]
+        facts = forecast_prompt(model, mode, calibration[0], touched, prompt, measured)
+        speeds.append(_speed(model, mode, calibration, depth, missed, facts))
+    each = zip(*(refusals for _, refusals in calibrations.values()), strict=True)
+    return speeds, [None if None in reasons else reasons[0] for reasons in each]
 
 
 def _speed(
