@@ -17,11 +17,11 @@ from moepack.report.values import (
 )
 
 if TYPE_CHECKING:
+    from moepack.bench.comparison import Gain
     from moepack.bench.engine_speed import EngineSpeed, PhaseSpeed, SideFacts
     from moepack.bench.machine import MeasuredMachine
     from moepack.bench.measuring import Spread
     from moepack.bench.run import BenchReport, MeasuredReads
-    from moepack.bench.comparison import Gain
     from moepack.planning.machine.model import Figure
     from moepack.running.pager.pager import Pager
     from moepack.running.pager.usage import PagerUsage
