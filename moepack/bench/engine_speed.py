@@ -236,7 +236,7 @@ def beginning_of(text: str, count: int, pack: Pack) -> str:
 
     Tokens that begin every text come on top. Raises what `ModelServer` and its client raise.
     """
-    options = PagerOptions("floor", micro_batch=1)
-    with ModelServer(pack, options, options=single_text_options(64, 1, 1)) as server:
+    options = single_text_options(64, 1, 1)
+    with ModelServer(pack, PagerOptions("floor"), options=options) as server:
         tokens = server.client.tokenize(text[: count * _MAX_TOKEN])
         return server.client.detokenize(tokens[:count])

@@ -12,16 +12,21 @@ from click.core import ParameterSource
 
 from moepack.cli.running.answers import print_answer
 from moepack.cli.running.chat import chat, make_editor
-from moepack.cli.running.fetching import fetch, require_engine
 from moepack.cli.running.options import (
     chat_options,
     engine_options,
     sampling_options,
     stats_option,
 )
-from moepack.cli.running.program import run_program_command, trace_to
+from moepack.cli.running.program import run_program_command
 from moepack.cli.running.request_fields import split_fields
-from moepack.cli.running.starting import note, start_server
+from moepack.cli.running.starting import (
+    fetch,
+    note,
+    require_engine,
+    start_server,
+    trace_to,
+)
 from moepack.cli.shared.argument_names import typed_name
 from moepack.cli.shared.files import read_piped_text, read_prompt
 from moepack.cli.shared.options import (
@@ -32,9 +37,9 @@ from moepack.cli.shared.options import (
 )
 from moepack.cli.shared.parameters import STANDARD_INPUT, STANDARD_STREAM
 from moepack.cli.shared.terminal import is_json
-from moepack.cli.words import llama_spellings
-from moepack.cli.words.llama_command import LlamaCommand, is_prompt
+from moepack.cli.words.llama_command import RUN, LlamaCommand, is_prompt
 from moepack.common.errors import RequestError
+from moepack.common.escaping import shell_word
 
 if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
@@ -47,7 +52,7 @@ _PAGER_OPTIONS = {
 """The parameters that go with any program: it has all others itself."""
 
 
-@click.command(cls=LlamaCommand, spellings=llama_spellings.RUN, rest_metavar="PROGRAM ARGUMENTS")
+@click.command(cls=LlamaCommand, spellings=RUN, rest_metavar="PROGRAM ARGUMENTS")
 @source_or_pack_argument
 @click.option(
     "-p",
@@ -104,7 +109,7 @@ def run(
     from moepack.host.processors import OtherWork
     from moepack.pack.opening.open_model import open_model
     from moepack.running.programs.chat import Conversation
-    from moepack.running.programs.chat_template import chat_template_options
+    from moepack.running.programs.server_options import chat_template_options
 
     other_work = OtherWork()
     if prompt == STANDARD_STREAM and prompt_path is None:
@@ -151,12 +156,14 @@ def _lacks_template(pack: Pack, system: str | None, template: Sequence[str]) -> 
 
     Raises RequestError for a system prompt, which needs one.
     """
-    from moepack.running.programs.chat_template import has_chat_template, no_chats
+    from moepack.running.programs.server_options import has_chat_template
 
     if template or has_chat_template(pack):
         return False
     if system is not None:
-        raise no_chats(pack)
+        run = f"moepack run {shell_word(str(pack.path))}"
+        hint = f"give it one: `{run} --chat-template chatml`"
+        raise RequestError("the model has no template for chats", path=pack.path, hint=hint)
     note(
         "the model has no template for chats: each text is continued as it is, and by itself "
         "(--raw); --chat-template chatml gives it one"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moepack.cli.running.fetching import require_engine
 from moepack.cli.running.options import (
     chat_options,
     context_option,
@@ -20,11 +19,10 @@ from moepack.cli.running.options import (
     threads_option,
 )
 from moepack.cli.running.program import run_program_command
-from moepack.cli.running.starting import note
+from moepack.cli.running.starting import note, require_engine
 from moepack.cli.shared.options import number_option, quiet_option, source_or_pack_argument
 from moepack.cli.shared.terminal import complain
-from moepack.cli.words import llama_spellings
-from moepack.cli.words.llama_command import LlamaCommand
+from moepack.cli.words.llama_command import SERVE, LlamaCommand, check_rest
 from moepack.common.errors import RequestError
 from moepack.common.escaping import one_line
 
@@ -32,9 +30,7 @@ if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
 
 
-@click.command(
-    cls=LlamaCommand, spellings=llama_spellings.SERVE, rest_metavar="OPTIONS OF llama-server"
-)
+@click.command(cls=LlamaCommand, spellings=SERVE, rest_metavar="OPTIONS OF llama-server")
 @source_or_pack_argument
 @click.option(
     "--host",
@@ -83,12 +79,12 @@ def serve(
 
     Example: moepack serve model.moepack --memory 8GiB --port 8080 -- -np 2
     """
-    from moepack.running.programs.chat_template import chat_template_options
+    from moepack.running.programs.server_options import chat_template_options
 
     if api_key == "":
         raise RequestError("an empty API key", place="--api-key")
     ours = {"--context": options["context"], "--threads": threads}
-    llama_spellings.check_rest(source_or_pack, rest or (), ours)
+    check_rest(source_or_pack, rest or (), ours)
     template = chat_template_options(chat_template, chat_template_file)
     if api_key is not None:
         # Not as an option of the program: other users of the machine would see it.
@@ -110,9 +106,8 @@ def _model_words(
 ) -> list[str]:
     """Return options for the context, threads and template that the command does not set."""
     from moepack.host.processors import limited_threads
-    from moepack.running.programs.chat_template import has_chat_template
     from moepack.running.programs.command import CONTEXT, TEMPLATES, THREADS
-    from moepack.running.programs.server_memory import choose_context
+    from moepack.running.programs.server_options import choose_context, has_chat_template
 
     words: list[str] = []
     if not CONTEXT.is_set(command, os.environ if length is None else {}):

@@ -11,7 +11,7 @@ import pytest
 from moepack.cli.run import _split_prompt, run
 from moepack.cli.running.request_fields import split_fields
 from moepack.cli.serve import serve
-from moepack.cli.words.llama_spellings import RUN, SERVE, Translation, check_rest
+from moepack.cli.words.llama_command import RUN, SERVE, Translation, check_rest
 from moepack.common.errors import RequestError
 from tests.support.needs import needs_llama
 

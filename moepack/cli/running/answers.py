@@ -17,7 +17,7 @@ from moepack.cli.shared.terminal import draw as put
 from moepack.cli.shared.terminal import is_json, is_quiet, lay_out, pass_on, say, show
 
 if TYPE_CHECKING:
-    from moepack.running.programs.answer import Answer
+    from moepack.running.programs.client import Answer
     from moepack.running.programs.model_server import ModelServer
 
 _SECONDS_BETWEEN_LINES = 10.0

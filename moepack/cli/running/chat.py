@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from moepack.cli.running.line_editor import LineEditor
-    from moepack.running.programs.answer import Answer
     from moepack.running.programs.chat import Conversation
+    from moepack.running.programs.client import Answer
     from moepack.running.programs.model_server import ModelServer
 
     Ask = Callable[[Cancellation], AbstractContextManager[Answer]]
@@ -151,7 +151,7 @@ class _Chat:
             except MoepackError as error:
                 code = report(error)
                 self.exit_code = self.exit_code or code
-                if not self._server.process.is_running:
+                if not self._server.is_running:
                     raise SystemExit(code) from None
 
     def _messages(self, read: _Read) -> Iterator[tuple[str, bool]]:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moepack.cli.running.fetching import fetch
+from moepack.cli.running.starting import fetch, learner_of, say_memory, trace_to
 from moepack.cli.shared.argument_names import as_typed
 from moepack.cli.shared.progress import ProgressLines, progress
-from moepack.cli.shared.terminal import complain, is_quiet, lay_out, say
+from moepack.cli.shared.terminal import complain, is_quiet, say
 from moepack.common.errors import MoepackError, RequestError
 from moepack.common.sizes import size_text
 
 if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
     from moepack.running.pager.pager import Pager
-    from moepack.running.programs.learner import Learner
     from moepack.running.programs.runner import ProgramEnd
-    from moepack.running.programs.trace_writer import TraceWriter
 
 _SECONDS_BETWEEN = 5.0
 
@@ -44,14 +41,10 @@ def run_program_command(
     """
     from moepack.pack.opening.open_model import open_model
     from moepack.running.pager.pager import PagerOptions
-    from moepack.running.programs.command import (
-        find_misled_program,
-        llama_variables,
-        micro_batch,
-    )
+    from moepack.running.programs.command import find_misled_program, llama_variables
     from moepack.running.programs.process import end_like
-    from moepack.running.programs.runner import Listener, run_program
-    from moepack.running.programs.server_memory import server_options
+    from moepack.running.programs.runner import run_program
+    from moepack.running.programs.server_options import server_options
 
     if not command:
         raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
@@ -59,64 +52,29 @@ def run_program_command(
     with open_model(fetch(source_or_pack)) as pack, trace_to(trace_path, pack) as trace:
         pack.require_files()
         command = [*command, *model_words(pack)]
-        beside = 0
+        memory, pin, beside = options["memory"], options["pin"], 0
         if is_ours:
-            command, beside = server_options(pack, command, options["memory"], options["pin"] or 0)
-        pager_options = PagerOptions(
-            memory=options["memory"],
-            policy=options["policy"],
-            pinned=options["pin"],
-            backend=options["backend"],
-            check=options["check"],
-            micro_batch=micro_batch(command, os.environ),
-            beside=beside,
-        )
+            command, beside = server_options(pack, command, memory, pin or 0)
+        ways = options["policy"], pin, options["backend"], options["check"]
         variables = {} if is_ours else llama_variables(command, os.environ)
         if program := find_misled_program(command, os.environ, pack.file_paths):
             note = f"no word of this command is the model's path: give {program} -m {{}}"
             complain("note", f'{note}, or in the text of a shell -m "$MOEPACK_MODEL"')
         watcher = _Watcher(stats, variables)
-        listener = Listener(watcher.begun, watcher.failed, watcher.tick, watcher.pinning)
-        learner = learner_of(pack, options["no_learn"])
-        end = run_program(pack, command, pager_options, listener, variables, trace, learner)
+        end = run_program(
+            pack,
+            command,
+            PagerOptions(memory, *ways, beside=beside),
+            variables=variables,
+            trace=trace,
+            learner=learner_of(pack, options["no_learn"]),
+            begun=watcher.begun,
+            failed=watcher.failed,
+            tick=watcher.tick,
+            pinning=watcher.pinning,
+        )
     _report_end(end, is_ours)
     click.get_current_context().exit(end_like(end.returncode))
-
-
-@contextmanager
-def trace_to(
-    path: str | None, pack: Pack, *, has_requests: bool = False
-) -> Iterator[TraceWriter | None]:
-    """Yield a writer for a trace, None without a path; a trace that stays empty is noted."""
-    from moepack.running.programs.trace_writer import TraceWriter
-
-    if path is None:
-        yield None
-        return
-    with TraceWriter(path, pack, has_requests=has_requests) as trace:
-        yield trace
-    if trace.is_empty:
-        complain("note", "no router has selected an expert: no trace was written")
-
-
-def learner_of(pack: Pack, no_learn: bool) -> Learner | None:
-    """Return the learner of a run, None if nothing is learned; its problems become notes."""
-    from moepack.running.programs.learner import make_learner
-
-    return make_learner(pack, learn=not no_learn, notice=partial(complain, "note"))
-
-
-def say_memory(pager: Pager) -> None:
-    """Print the memory for experts, and a note if this machine has less."""
-    from moepack.host.memory_limits import limit_text, read_memory
-    from moepack.report import measure_text
-
-    lay_out(measure_text.pager_memory(pager), err=True)
-    excess = min(pager.budget, pager.whole_length) - read_memory()
-    if excess > 0:
-        complain("note", f"that is {size_text(excess)} too much: {limit_text()}")
-    elif pager.is_short:
-        complain("note", f"more than is free, less a margin for other programs: {limit_text()}")
 
 
 def _report_end(end: ProgramEnd, is_ours: bool) -> None:
@@ -147,8 +105,7 @@ class _Watcher:
     """Prints the progress of a program, and now and then its statistics."""
 
     def __init__(self, stats: bool, variables: Mapping[str, str]) -> None:
-        self._stats = stats
-        self._variables = variables
+        self._stats, self._variables = stats, variables
         self._next = time.monotonic() + _SECONDS_BETWEEN
         self._last = ""
         self._pinning: ProgressLines | None = None

@@ -1,4 +1,4 @@
-"""The server behind `run`: its start, with progress and notes."""
+"""Before a model runs: fetching, memory, learned counts; and the start of the server of `run`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,91 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from moepack.cli.running.program import learner_of, say_memory
+import moepack
 from moepack.cli.shared.progress import progress, watched_progress
-from moepack.cli.shared.terminal import complain, is_json, is_quiet, is_verbose, say
-from moepack.common.sizes import Size
+from moepack.cli.shared.terminal import complain, is_json, is_quiet, is_verbose, lay_out, say
+from moepack.common.paths import is_remote, path_texts
+from moepack.common.sizes import Size, size_text
 
 if TYPE_CHECKING:
     from moepack.host.processors import OtherWork
     from moepack.pack.reading.pack import Pack
+    from moepack.packing.fetched import FetchPlan
+    from moepack.running.pager.pager import Pager
+    from moepack.running.programs.learned import Learner
     from moepack.running.programs.model_server import ModelServer
     from moepack.running.programs.trace_writer import TraceWriter
+
+
+def require_engine(model: Sequence[str]) -> None:
+    """Raise MachineError if extras are missing that running a model takes, before it is fetched."""
+    from moepack.common.extras import require
+
+    require("run", *["remote"] * any(map(is_remote, model)))
+
+
+def fetch(model: Sequence[str]) -> Sequence[str]:
+    """Return the paths of a model on this machine; one that is elsewhere is fetched, with a bar."""
+    if not any(map(is_remote, model)):
+        return model
+    from moepack.report import pack_text
+    from moepack.report.facts import printable
+
+    def announce(plan: FetchPlan) -> None:
+        if not is_quiet() and not is_json():
+            lay_out(pack_text.fetching(printable(plan)), err=True)
+
+    with progress(None, "fetching the model") as advance:
+        notice = None if is_quiet() else partial(complain, "note")
+        path = moepack.fetch_model(model, planned=announce, notice=notice, progress=advance)
+    return path_texts(path)
+
+
+@contextmanager
+def trace_to(
+    path: str | None, pack: Pack, *, has_requests: bool = False
+) -> Iterator[TraceWriter | None]:
+    """Yield a writer for a trace, None without a path; a trace that stays empty is noted."""
+    from moepack.running.programs.trace_writer import TraceWriter
+
+    if path is None:
+        yield None
+        return
+    with TraceWriter(path, pack, has_requests=has_requests) as trace:
+        yield trace
+    if trace.is_empty:
+        complain("note", "no router has selected an expert: no trace was written")
+
+
+def learner_of(pack: Pack, no_learn: bool) -> Learner | None:
+    """Return the learner of a run, None if nothing is learned; its problems become notes."""
+    from moepack.running.programs.learned import make_learner
+
+    return make_learner(pack, learn=not no_learn, notice=partial(complain, "note"))
+
+
+def say_memory(pager: Pager) -> None:
+    """Print the memory for experts, and a note if this machine has less."""
+    from moepack.host.memory_limits import limit_text, read_memory
+    from moepack.report import measure_text
+
+    lay_out(measure_text.pager_memory(pager), err=True)
+    excess = min(pager.budget, pager.whole_length) - read_memory()
+    if excess > 0:
+        complain("note", f"that is {size_text(excess)} too much: {limit_text()}")
+    elif pager.is_short:
+        complain("note", f"more than is free, less a margin for other programs: {limit_text()}")
+
+
+def note(text: str) -> None:
+    """Print a note, unless the command is quiet."""
+    if not is_quiet():
+        complain("note", text)
 
 
 def start_server(
@@ -42,19 +113,17 @@ def start_server(
     """
     from moepack.running.pager.pager import PagerOptions
     from moepack.running.programs.model_server import ModelServer
-    from moepack.running.programs.server_memory import choose_context, single_text_server
+    from moepack.running.programs.server_options import choose_context, single_text_server
 
     length = choose_context(pack, context, note)
     threads = _usual_threads(options) if threads is None else threads
-    words, count, beside = single_text_server(
+    words, beside = single_text_server(
         pack, options, memory, pin or 0, context=length, threads=threads, micro_batch=micro_batch
     )
-    sizes: Any = {"pinned": pin, "micro_batch": count, "beside": beside}
-    pager_options = PagerOptions(memory, **sizes, **pager)
     serve: Callable[..., ModelServer] = partial(
         ModelServer,
         pack,
-        pager_options,
+        PagerOptions(memory, pinned=pin, beside=beside, **pager),
         options=words,
         api_key=secrets.token_urlsafe(),
         trace=trace,
@@ -72,7 +141,7 @@ def start_server(
     except BaseException:
         server.close()
         raise
-    _note_other_work(other_work.processor_count(server.process.processor_seconds()), threads)
+    _note_other_work(other_work.processor_count(server.processor_seconds()), threads)
     if is_verbose():
         say(f"loaded in {time.monotonic() - began:.1f} s", err=True)
         say(f"experts are read by {server.pager.backend}", err=True)
@@ -91,12 +160,6 @@ def _usual_threads(options: Sequence[str]) -> int | None:
     if THREADS.is_set(options, os.environ):
         return THREADS.number(options, os.environ)
     return limited_threads()
-
-
-def note(text: str) -> None:
-    """Print a note, unless the command is quiet."""
-    if not is_quiet():
-        complain("note", text)
 
 
 def _note_other_work(busy: float | None, threads: int | None) -> None:

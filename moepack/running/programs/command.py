@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +12,19 @@ from typing import NamedTuple
 _READING_WORDS = {"--no-mmap", "--direct-io", "-dio", "--mlock"}
 _MODE_WORDS = {"--load-mode", "-lm"}
 _LOADING_WORDS = _READING_WORDS | _MODE_WORDS | {"--mmap", "--no-direct-io", "-ndio"}
-_LOADING_NAMES = tuple(f"LLAMA_ARG_{name}" for name in ("LOAD_MODE", "MMAP", "NO_MMAP"))
-_LOADING_NAMES += ("LLAMA_ARG_MLOCK", "LLAMA_ARG_DIO")
+_MAPPING_MODES = {"mmap", "auto"}
+_TRUE = {"1", "true", "on", "enabled"}
+_FALSE = {"0", "false", "off", "disabled"}
+_READING_SETTINGS: Mapping[str, Callable[[str], bool]] = {
+    "LLAMA_ARG_LOAD_MODE": lambda value: value not in _MAPPING_MODES,
+    "LLAMA_ARG_MMAP": lambda value: value in _FALSE,
+    "LLAMA_ARG_NO_MMAP": lambda value: True,
+    "LLAMA_ARG_MLOCK": lambda value: value in _TRUE,
+    "LLAMA_ARG_DIO": lambda value: value in _TRUE,
+}
+"""Variables about loading, and whether a model is read whole with a value of theirs."""
 _REPACKING_WORDS = {"--repack", "--no-repack", "-nr"}
-_REPACKING_NAMES = ("LLAMA_ARG_REPACK", "LLAMA_ARG_NO_REPACK")
+_REPACKING_NAMES = {"LLAMA_ARG_REPACK", "LLAMA_ARG_NO_REPACK"}
 _TEXT_WORDS = {"-p", "--prompt", "-sys", "--system-prompt", "-r", "--reverse-prompt"}
 _TEXT_WORDS |= {"--in-prefix", "--in-suffix", "--grammar", "-j", "--json-schema", "--api-key"}
 _TEXT_WORDS |= {"--chat-template", "--chat-template-kwargs", "--reasoning-budget-message"}
@@ -31,9 +40,6 @@ _OTHER_SOURCES |= {"--models-dir", "--models-preset", "-h", "--help", "--version
 _INTEGER = re.compile("-?[0-9]+")
 _LEAST_BATCH = 32
 """With a batch of one token llama.cpp's server aborts."""
-_MAPPING_MODES = {"mmap", "auto"}
-_TRUE = {"1", "true", "on", "enabled"}
-_FALSE = {"0", "false", "off", "disabled"}
 
 
 class Option(NamedTuple):
@@ -149,9 +155,9 @@ def llama_variables(command: Sequence[str], environment: Mapping[str, str]) -> d
     """
     names = {name for name, _ in _options(command)}
     variables = {}
-    if not names & _LOADING_WORDS and not environment.keys() & set(_LOADING_NAMES):
+    if not names & _LOADING_WORDS and not environment.keys() & _READING_SETTINGS.keys():
         variables["LLAMA_ARG_LOAD_MODE"] = "mmap"
-    if not names & _REPACKING_WORDS and not environment.keys() & set(_REPACKING_NAMES):
+    if not names & _REPACKING_WORDS and not environment.keys() & _REPACKING_NAMES:
         variables["LLAMA_ARG_REPACK"] = "off"
     return variables
 
@@ -199,17 +205,12 @@ def experts_used(command: Sequence[str], architecture: str) -> int | None:
 
     llama.cpp has no variable for it, and takes the first of several.
     """
-    overrides = [
-        override
-        for name, value in _options(command)
-        if name == "--override-kv"
-        for override in value.split(",")
-    ]
     prefix = f"{architecture}.expert_used_count=int:"
-    for override in overrides:
-        number = override.removeprefix(prefix)
-        if number != override and number.isdecimal():
-            return int(number)
+    for name, value in _options(command):
+        for override in value.split(",") if name == "--override-kv" else ():
+            number = override.removeprefix(prefix)
+            if number != override and number.isdecimal():
+                return int(number)
     return None
 
 
@@ -223,19 +224,10 @@ def find_reading_option(command: Sequence[str], environment: Mapping[str, str]) 
             return f"{name} {value}"
     if any(name in _LOADING_WORDS for name, _ in options):
         return None  # options win over variables
-    for variable in _LOADING_NAMES:
-        setting = environment.get(variable)
-        if setting is not None and _says_reading(variable, setting):
-            return f"{variable}={setting}"
+    for variable, reads_whole in _READING_SETTINGS.items():
+        if variable in environment and reads_whole(environment[variable]):
+            return f"{variable}={environment[variable]}"
     return None
-
-
-def _says_reading(name: str, value: str) -> bool:
-    if name == "LLAMA_ARG_LOAD_MODE":
-        return value not in _MAPPING_MODES
-    if name == "LLAMA_ARG_NO_MMAP":
-        return True
-    return value in (_FALSE if name == "LLAMA_ARG_MMAP" else _TRUE)
 
 
 def _options(command: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 from moepack.common import digest
 from moepack.common.errors import MachineError, RequestError, TraceError
@@ -16,11 +17,10 @@ from moepack.host.processors import cpu_count
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import PagerOptions
-from moepack.running.programs.answer import AnswerFacts
-from moepack.running.programs.command import micro_batch, single_text_options
+from moepack.running.programs.client import AnswerFacts
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS, Sampling, check_bounds
-from moepack.running.programs.server_memory import server_options
+from moepack.running.programs.server_options import single_text_server
 from moepack.running.programs.trace_writer import origin_of
 from moepack.traces.choices import tokens_of
 from moepack.traces.compressed import TraceStream
@@ -141,10 +141,10 @@ def _json_prompt(line: str, path: str, place: str) -> str:
 def _open_server(pack: Pack, memory: Size | None, context: int, threads: int | None) -> ModelServer:
     require("run")
     count = min(cpu_count(), MAX_THREADS) if threads is None else threads
-    words = single_text_options(context, count, _BATCH_COUNT)
-    words, beside = server_options(pack, words, memory, 0)
-    options = PagerOptions(memory, micro_batch=micro_batch(words, os.environ), beside=beside)
-    return ModelServer(pack, options, options=words, records=True)
+    words, beside = single_text_server(
+        pack, (), memory, 0, context=context, threads=count, micro_batch=_BATCH_COUNT
+    )
+    return ModelServer(pack, PagerOptions(memory, beside=beside), options=words, records=True)
 
 
 class _Recording:
@@ -228,18 +228,12 @@ def _compute(
     server: ModelServer, prompt: Sequence[int], token_count: int, sampling: Sampling
 ) -> Iterator[int]:
     """Compute a prompt and the tokens after it; yield the number of computed tokens."""
-    server.take_failure()
-    more = {"cache_prompt": False}
-    try:
-        # The last token of a text is not computed.
-        with server.client.complete(
-            prompt, count=token_count + 1, sampling=sampling, more=more
-        ) as answer:
-            for _ in answer:
-                yield _computed_count(answer.facts)
+    # The last token of a text is not computed.
+    options: Any = {"count": token_count + 1, "sampling": sampling, "more": {"cache_prompt": False}}
+    with server.expert_failures(), server.client.complete(prompt, **options) as answer:
+        for _ in answer:
             yield _computed_count(answer.facts)
-    except MachineError as error:
-        raise server.take_failure() or error from None
+        yield _computed_count(answer.facts)
 
 
 def _computed_count(facts: AnswerFacts) -> int:
@@ -266,11 +260,8 @@ def _pop_request(server: ModelServer, request: int, prompt_count: int, count: in
 
 def _check_target(path: str, append: bool, resume: bool, force: bool) -> None:
     if append and resume:
-        problem = "to append and to resume at once"
-        hint = (
-            "`resume=True` goes on with a recording, `append=True` begins another in the same file"
-        )
-        raise RequestError(problem, path=path, hint=hint)
+        hint = "`resume=True` goes on with a recording, `append=True` begins another in the file"
+        raise RequestError("to append and to resume at once", path=path, hint=hint)
     try:
         check_target(path, append=append or resume, force=force)
     except RequestError as error:

@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from moepack.common.errors import MachineError
 from moepack.running.pager.usage import PagerUsage
-from moepack.running.programs.answer import Answer, AnswerFacts, End, PhaseFacts
+from moepack.running.programs.client import Answer, AnswerFacts, End, PhaseFacts
 from moepack.running.programs.model_server import ModelServer
 
 
@@ -91,14 +90,10 @@ def measure(
 
     Raises the error for experts that could not be read, and what `ask` and its answer raise.
     """
-    server.take_failure()
     server.pager.begin_request()
     before = server.usage
-    try:
-        with ask() as answer:
-            yield MeasuredAnswer(answer, server, before)
-    except MachineError as error:
-        raise server.take_failure() or error from None
+    with server.expert_failures(), ask() as answer:
+        yield MeasuredAnswer(answer, server, before)
 
 
 class MeasuredAnswer:
@@ -154,7 +149,7 @@ class MeasuredAnswer:
         """The text and its figures so far."""
         now, answer = self._server.usage, self._answer.facts
         first = self._first or now
-        pack, options = self._server.pack, self._server.pager_options
+        pack = self._server.pack
         shape, floor = pack.shape.without_mtp(), self._server.pager.floor
         return RunFacts(
             **_phase(answer, first, now),
@@ -164,14 +159,14 @@ class MeasuredAnswer:
             token_count=answer.token_count,
             prompt_count=answer.prompt_count,
             kept_count=answer.kept_count,
-            batch_count=options.micro_batch,
+            batch_count=self._server.micro_batch,
             first_token_seconds=answer.first_token_seconds,
             prompt=RunPhase(**_phase(answer.prompt, self._before, first)),
             model_length=sum(one.length for one in pack.dense()) + shape.expert_length,
             memory=ExpertMemory(max(floor, min(now.budget, shape.expert_length)), floor),
             held_length=now.expert_length,
             fault_count=now.fault_count - self._before.fault_count,
-            policy=options.policy,
+            policy=self._server.policy,
             seed=answer.seed,
         )
 

@@ -1,6 +1,10 @@
-"""Runs a program with experts that are read on demand, from its start to its end."""
+"""Runs programs with experts that are read on demand, and the preloaded library that needs."""
 
+import atexit
 import os
+import platform
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,7 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.common.errors import MoepackError, RequestError
+from moepack.common import extras
+from moepack.common.errors import MachineError, MoepackError, RequestError
 from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import Pager, PagerOptions
@@ -18,13 +23,18 @@ from moepack.running.programs.command import (
     extend_environment,
     fill_in,
     find_reading_option,
+    micro_batch,
     waiting_variables,
 )
+from moepack.running.programs.compiling import CompileError, compile_library, find_compiled
 from moepack.running.programs.executable import check_executable, find_executable
-from moepack.running.programs.learner import Learner
-from moepack.running.programs.library import find_library
+from moepack.running.programs.learned import Learner
 from moepack.running.programs.process import Process, SignalRelay, is_out_of_memory
 from moepack.running.programs.trace_writer import TraceWriter
+from moepack.storage.folders import is_ours, user_folder
+
+_SEPARATORS = " :$\t\n"
+"""Characters that the dynamic linker does not read as part of a path in LD_PRELOAD."""
 
 
 class ProgramEnd(NamedTuple):
@@ -40,52 +50,27 @@ class ProgramEnd(NamedTuple):
     is_out_of_memory: bool
 
 
-class Listener(NamedTuple):
-    """Callbacks while a program runs.
-
-    `begun` gets the pager before the program starts, `failed` each error that stopped a
-    computation; `tick` is called each second, `pinning` as by `Pager`.
-    """
-
-    begun: Callable[[Pager], None] = lambda pager: None
-    failed: Callable[[MoepackError], None] = lambda error: None
-    tick: Callable[[Pager], None] = lambda pager: None
-    pinning: Callable[[int, int], None] = lambda length, total: None
-
-
-_SILENT = Listener()
-
-
-def preloaded_library() -> Path:
-    """Return the library that programs get; raise MachineError if it cannot be compiled."""
-    return find_library(Path(str(resources.files("moepack.running.pager"))) / "preload.c")
-
-
-def program_environment(
-    pager: Pager, library: Path, variables: Mapping[str, str] = {}
-) -> dict[str, str]:
-    """Return the environment of a program that `pager` serves: this one's, and `variables`."""
-    ours = {**pager.environment, "LD_PRELOAD": str(library)}
-    additions = {**waiting_variables(os.environ), **variables, **ours}
-    return extend_environment(os.environ, additions)
-
-
 def run_program(
     pack: Pack,
     command: Sequence[str],
     options: PagerOptions,
-    listener: Listener = _SILENT,
+    *,
     variables: Mapping[str, str] = {},
     trace: TraceWriter | None = None,
     learner: Learner | None = None,
+    begun: Callable[[Pager], None] = lambda pager: None,
+    failed: Callable[[MoepackError], None] = lambda error: None,
+    tick: Callable[[Pager], None] = lambda pager: None,
+    pinning: Callable[[int, int], None] = lambda length, total: None,
 ) -> ProgramEnd:
     """Run a command in the foreground, with the experts of `pack`; wait until it has ended.
 
     `{}` among its arguments is the model's path, as is the variable MOEPACK_MODEL; `variables` are
-    added to its environment; `trace` and `learner` get the routed experts. Call it in the main
-    thread: signals to this process are passed on to the program. Raises CommandError for a program
-    that cannot be started, RequestError for options with which llama.cpp maps no model, and what
-    `Pager` raises.
+    added to its environment; `trace` and `learner` get the routed experts. `begun` gets the pager
+    before the program starts, `failed` each error that stopped a computation; `tick` is called each
+    second, `pinning` as by `Pager`. Call it in the main thread: signals to this process are passed
+    on to the program. Raises CommandError for a program that cannot be started, RequestError for
+    options with which llama.cpp maps no model, and what `Pager` raises.
     """
     executable = find_executable(command[0])
     check_executable(executable)
@@ -94,25 +79,23 @@ def run_program(
             f"with {option} the program reads the whole model into memory",
             hint="leave it out, or use --load-mode mmap: experts are read when they are selected",
         )
-    used = experts_used(command, pack.manifest.source.architecture)
-    options = options._replace(experts_used=used)
     library = preloaded_library()
     with (
         SignalRelay() as relay,
-        open_pager(pack, options, listener.failed, trace, learner, listener.pinning) as pager,
+        open_pager(pack, options, command, failed, trace, learner, pinning) as pager,
     ):
 
-        def tick() -> None:
-            listener.tick(pager)
+        def write_and_tick() -> None:
+            tick(pager)
             write_selections(pager, trace, learner)
 
         arguments = fill_in(command, pager.model_path)
         environment = program_environment(pager, library, variables)
-        listener.begun(pager)
+        begun(pager)
         kills = kill_count()
         with Process(executable, arguments, environment, relay.inherited_mask) as process:
             relay.attach(process)
-            pager.serve(process.descriptor, tick)
+            pager.serve(process.descriptor, write_and_tick)
             returncode = process.wait()
         write_selections(pager, trace, learner, is_last=True)
         assert returncode is not None
@@ -123,13 +106,21 @@ def run_program(
 def open_pager(
     pack: Pack,
     options: PagerOptions,
+    command: Sequence[str],
     failed: Callable[[MoepackError], None],
-    trace: TraceWriter | None,
-    learner: Learner | None,
+    trace: TraceWriter | None = None,
+    learner: Learner | None = None,
     pinning: Callable[[int, int], None] = lambda length, total: None,
     records: bool = False,
 ) -> Pager:
-    """Return a pager that records for `trace` and `learner`, and warms up from earlier runs."""
+    """Return a pager for a command of llama.cpp, with its micro-batch and its number of experts.
+
+    It records for `trace` and `learner`, and warms up from earlier runs.
+    """
+    options = options._replace(
+        micro_batch=micro_batch(command, os.environ),
+        experts_used=experts_used(command, pack.manifest.source.architecture),
+    )
     if learner is not None:
         options = options._replace(most_used=learner.most_used, pins_most_used=learner.is_pinning)
     records, counts = records or trace is not None, learner is not None
@@ -140,9 +131,10 @@ def write_selections(
     pager: Pager, trace: TraceWriter | None, learner: Learner | None, *, is_last: bool = False
 ) -> None:
     """Write the selections since the last time to `trace` and `learner`."""
-    for writer in (trace, learner):
-        if writer is not None:
-            writer.write(pager, is_last=is_last)
+    if trace is not None:
+        trace.write(pager, is_last=is_last)
+    if learner is not None:
+        learner.write(pager.pop_selections(), is_last=is_last)
 
 
 @contextmanager
@@ -164,3 +156,58 @@ def serving(pager: Pager, tick: Callable[[], None] = lambda: None) -> Iterator[N
         os.eventfd_write(ending, 1)
         thread.join()
         os.close(ending)
+
+
+def program_environment(
+    pager: Pager, library: Path, variables: Mapping[str, str] = {}
+) -> dict[str, str]:
+    """Return the environment of a program that `pager` serves: this one's, and `variables`."""
+    ours = {**pager.environment, "LD_PRELOAD": str(library)}
+    additions = {**waiting_variables(os.environ), **variables, **ours}
+    return extend_environment(os.environ, additions)
+
+
+def preloaded_library() -> Path:
+    """Return the library that programs get; raise MachineError if it cannot be compiled."""
+    return find_library(Path(str(resources.files("moepack.running.pager"))) / "preload.c")
+
+
+def find_library(source: Path, *, compilers: Sequence[Sequence[str]] | None = None) -> Path:
+    """Return the path of the library that is compiled from the C file `source`.
+
+    It is beside its source in a wheel, else in the user's cache, into which the first use compiles
+    it; without a cache, in a temporary folder until this process ends. Raises MachineError if it
+    cannot be compiled, and if the system is not Linux.
+    """
+    if (system := platform.system()) != "Linux":
+        raise MachineError(f"experts can be loaded into programs only on Linux, not on {system}")
+    machine = platform.machine()
+    packaged = find_compiled(source, source.parent, machine)
+    if packaged is not None and _can_be_preloaded(packaged):
+        return packaged
+    # A folder that others may write to is not used: what lies there would run in the user's name.
+    cache = user_folder("XDG_CACHE_HOME", ".cache")
+    if cache is not None and not _can_be_preloaded(cache):
+        cache = None
+    if cache and (cached := find_compiled(source, cache, machine)) and is_ours(cached):
+        return cached
+    reason: Exception | None = None
+    for kept in [cache, None] if cache else [None]:
+        folder = kept or Path(tempfile.mkdtemp(prefix="moepack-"))
+        if kept is None:
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            if not _can_be_preloaded(folder):
+                problem = "LD_PRELOAD takes no path with spaces, colons or dollar signs"
+                raise MachineError(problem, path=folder, hint="set TMPDIR to another folder")
+        try:
+            if packaged is not None:  # where no path can be preloaded from
+                return Path(shutil.copy(packaged, folder))
+            return compile_library(source, folder, compilers=compilers)
+        except (OSError, CompileError) as error:  # read-only, or nothing may be executed there
+            reason = error
+    hint = f"install a C compiler: apt install gcc, or {extras.package_hint('ziglang')}"
+    raise MachineError(f"the preloaded library cannot be compiled: {reason}", hint=hint)
+
+
+def _can_be_preloaded(path: Path) -> bool:
+    return not set(_SEPARATORS) & set(str(path))

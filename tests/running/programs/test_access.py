@@ -4,13 +4,13 @@ import socket
 
 import pytest
 
-from moepack.running.programs.access import Access
+from moepack.running.programs.gate import Access
 
-OWN = Access.from_options("localhost", ["127.0.0.1"], has_key=False)
-KEYED = Access.from_options("localhost", ["0.0.0.0"], has_key=True)
-LISTED = Access.from_options("https://chat.example, localhost", ["192.0.2.7"], has_key=False)
-OPEN = Access.from_options("*", ["127.0.0.1"], has_key=False)
-STRICT = Access.from_options("http://127.0.0.1:8080", ["127.0.0.1"], has_key=False)
+OWN = Access("localhost", ["127.0.0.1"], has_key=False)
+KEYED = Access("localhost", ["0.0.0.0"], has_key=True)
+LISTED = Access("https://chat.example, localhost", ["192.0.2.7"], has_key=False)
+OPEN = Access("*", ["127.0.0.1"], has_key=False)
+STRICT = Access("http://127.0.0.1:8080", ["127.0.0.1"], has_key=False)
 
 
 def allows(access: Access, host: str | None, *origins: str) -> bool:
@@ -95,6 +95,6 @@ def test_the_option_in_a_refusal_lets_the_request_pass_and_the_others_still(
     assert problem is not None
     words = problem.replace(";", "").split()
     listed = words[words.index("--cors-origins") + 1]
-    access = Access.from_options(listed, ["127.0.0.1"], has_key=False)
+    access = Access(listed, ["127.0.0.1"], has_key=False)
     assert allows(access, host, *origins)
     assert allows(access, "127.0.0.1", "http://localhost:3000")

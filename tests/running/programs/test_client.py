@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from moepack.common.errors import MachineError, RequestError
-from moepack.running.programs.answer import Answer
 from moepack.running.programs.chat import Conversation
-from moepack.running.programs.client import Cancellation, ServerClient
+from moepack.running.programs.client import Answer, Cancellation, ServerClient
+from moepack.running.programs.model_server import ServerProcess
 from moepack.running.programs.sampling import Sampling
-from moepack.running.programs.server_process import ServerProcess
 from tests.support.children import wait_until
 from tests.support.needs import needs_llama
 from tests.support.servers import serving
@@ -35,8 +34,14 @@ def server(chat_path: Path) -> Iterator[ServerProcess]:
         yield one
 
 
+def wait_until_idle(client: ServerClient) -> None:
+    """Wait until nothing is computed of texts that were left."""
+    wait_until(lambda: not any(slot["is_processing"] for slot in client.request("/slots")))
+
+
 @pytest.fixture
 def client(server: ServerProcess) -> ServerClient:
+    wait_until_idle(server.client)
     return server.client
 
 
@@ -52,9 +57,9 @@ def test_a_chat_is_the_templates_text_gone_on_with(client: ServerClient) -> None
 
 def test_what_a_text_took_is_known(client: ServerClient) -> None:
     with client.complete("all other than this", count=9, sampling=GREEDY) as answer:
-        assert answer.so_far.step_count == 0
+        assert answer.facts.prompt.step_count == 0
         for _ in answer:
-            assert answer.so_far.step_count <= 8
+            assert answer.facts.step_count <= 8
     facts = answer.facts
     assert (facts.end, facts.token_count, facts.step_count) == ("length", 9, 8)
     assert facts.tokens_per_second == pytest.approx(8 / facts.seconds)
@@ -117,9 +122,7 @@ def test_a_text_that_is_left_is_computed_no_further(chat_path: Path) -> None:
             for _ in zip(range(500), answer, strict=False):
                 pass
         assert answer.facts.end == "left"
-        wait_until(
-            lambda: not any(slot["is_processing"] for slot in endless.client.request("/slots"))
-        )
+        wait_until_idle(endless.client)
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serving(path: Path, *options: str) -> Iterator[str]:
     """Serve a pack with the least memory; yield the address."""
     options = (*OPTIONS, "-ub", "64", *options)
-    pager_options = PagerOptions(memory="floor", micro_batch=64)
     with (
         moepack.open(path) as pack,
-        ModelServer(pack, pager_options, options=options, api_key=KEY) as server,
+        ModelServer(pack, PagerOptions("floor"), options=options, api_key=KEY) as server,
     ):
         yield server.url
         assert server.usage.miss_count > 0

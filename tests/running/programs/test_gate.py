@@ -15,11 +15,10 @@ from unittest.mock import Mock
 import httpx
 import pytest
 
-from moepack.running.programs.access import Access
-from moepack.running.programs.gate import Connection, Gate, GateLimits
+from moepack.running.programs.gate import Access, Connection, Gate, GateLimits
 from tests.support.certificates import authority_in
 
-ACCESS = Access.from_options("localhost", ["127.0.0.1"], has_key=False)
+ACCESS = Access("localhost", ["127.0.0.1"], has_key=False)
 LIMITS = GateLimits(
     head_length=2048,
     head_seconds=0.2,

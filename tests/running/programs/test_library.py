@@ -10,7 +10,7 @@ import pytest
 
 from moepack.common.errors import MachineError
 from moepack.running.programs.compiling import compile_library
-from moepack.running.programs.library import find_library
+from moepack.running.programs.runner import find_library
 from tests.support.children import run_child
 from tests.support.preloaded import write_source
 
@@ -58,7 +58,7 @@ def test_without_a_cache_it_lies_in_a_folder_that_goes_away(cache: Path, source:
     cache.parent.write_text("a file, where a folder is to be")
     code = """
         import pathlib, sys
-        from moepack.running.programs.library import find_library
+        from moepack.running.programs.runner import find_library
         print(find_library(pathlib.Path(sys.argv[1])))
     """
     library = Path(run_child(code, source).strip())

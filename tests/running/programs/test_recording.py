@@ -122,7 +122,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, request: int, error: BaseException 
             if number == request:
                 if error is not None:
                     raise error
-                server.process._process.send_signal(signal.SIGKILL)
+                server._process.send_signal(signal.SIGKILL)
             yield count
 
     monkeypatch.setattr(recording, "_compute", stopped)

@@ -9,8 +9,7 @@ import pytest
 from moepack.common.errors import RequestError
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import PagerOptions
-from moepack.running.programs.answer import AnswerFacts
-from moepack.running.programs.client import ServerClient
+from moepack.running.programs.client import AnswerFacts, ServerClient
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.sampling import Sampling
 from tests.support.needs import needs_llama

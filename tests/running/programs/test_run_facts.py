@@ -31,7 +31,7 @@ def test_a_prompt_moves_on_layer_by_layer_within_a_batch() -> None:
     text = "hello world " * 230
     greedy = Sampling(temperature=0)
     with open_model(first_shard("qwen3moe")) as pack:
-        options = PagerOptions(memory="floor", micro_batch=8)
+        options = PagerOptions("floor")
         words = [*single_text_options(2048, 1, 8), "-b", "2048"]
         with ModelServer(pack, options, options=words, api_key="sesame") as server:
             with measure(
@@ -61,7 +61,7 @@ def test_a_prompt_moves_on_layer_by_layer_within_a_batch() -> None:
 def test_pinned_experts_are_told_as_they_come() -> None:
     reports: list[tuple[int, int]] = []
     with open_model(first_shard("qwen3moe")) as pack:
-        options = PagerOptions(memory=1 << 30, pinned=300_000, micro_batch=8)
+        options = PagerOptions(1 << 30, pinned=300_000)
         words = single_text_options(64, 1, 8)
         with ModelServer(pack, options, options=words, pinning=lambda *one: reports.append(one)):
             pass

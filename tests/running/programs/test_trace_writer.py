@@ -50,7 +50,7 @@ def test_texts_that_are_answered_are_the_trace_of_a_recording(
 ) -> None:
     with TraceWriter(tmp_path / "run", pack, has_requests=True) as trace:
         words = ["-c", "256", "-np", "1", "-t", "1", "--cache-ram", "0", "-b", "256", "-ub", "256"]
-        with ModelServer(pack, options=words, trace=trace) as server:
+        with ModelServer(pack, PagerOptions(), options=words, trace=trace) as server:
             complete = partial(server.client.complete, count=COUNT, sampling=GREEDY)
             for text in TEXTS:
                 with measure(server, partial(complete, text)) as answer:
@@ -74,7 +74,7 @@ def test_another_number_of_experts_counts_for_the_memory_and_in_the_trace(
     floors: list[int] = []
     for more in ([], ["--override-kv", f"qwen3moe.expert_used_count=int:{used}"]):
         words = ["-c", "64", "-np", "1", "-t", "1", "--cache-ram", "0", "-b", "32", "-ub", "1"]
-        path, options = tmp_path / f"trace{len(floors)}", PagerOptions("floor", micro_batch=1)
+        path, options = tmp_path / f"trace{len(floors)}", PagerOptions("floor")
         with (
             TraceWriter(path, pack) as trace,
             ModelServer(pack, options, options=[*words, *more], trace=trace) as server,

@@ -19,8 +19,7 @@ from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.client import Selection
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.pager.usage import PagerUsage
-from moepack.running.programs import learner as learning
-from moepack.running.programs.learner import Learner, is_learning, make_learner
+from moepack.running.programs.learned import VARIABLE, Learner, make_learner
 from moepack.running.programs.runner import open_pager, serving, write_selections
 from moepack.traces.hotness.learned import Learned
 from moepack.traces.hotness.learned_store import LearnedStore
@@ -40,7 +39,7 @@ MEMORY = 880 << 10
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv(learning.VARIABLE)
+    monkeypatch.delenv(VARIABLE)
     return tmp_path / "state" / "moepack" / "learned"
 
 
@@ -59,17 +58,9 @@ def graphs(token_count: int, *, hot: int, seed: int = 0) -> list[Any]:
     return selections
 
 
-class FewSelections:
-    """A pager as a learner sees it, with selections as `graphs` has them."""
-
-    def __init__(self, routed: list[Any]) -> None:
-        self.selections = [
-            Selection(layer, len(rows), rows[0], False) for _, layer, rows, _ in routed
-        ]
-
-    def pop_selections(self) -> list[Selection]:
-        selections, self.selections = self.selections, []
-        return selections
+def selections_of(routed: list[Any]) -> list[Selection]:
+    """Return selections as `graphs` has them, as a pager counts them."""
+    return [Selection(layer, len(rows), rows[0], False) for _, layer, rows, _ in routed]
 
 
 def run_once(
@@ -82,8 +73,8 @@ def run_once(
     failures: list[MoepackError] = []
     with open_model([MODEL]) as pack:
         learner = make_learner(pack, learn=learn, notice=pytest.fail)
-        options = PagerOptions(memory=memory, micro_batch=1)
-        with open_pager(pack, options, failures.append, None, learner) as pager:
+        options, single = PagerOptions(memory), ("-ub", "1")
+        with open_pager(pack, options, single, failures.append, None, learner) as pager:
             write = partial(write_selections, pager, None, learner)
             with serving(pager, write):
                 wait_until(lambda: not pager.is_warming)
@@ -126,8 +117,7 @@ def test_nothing_is_used_of_a_uniform_router(ggml: Path) -> None:
 
 @pytest.mark.parametrize("value", ["0", "Off", "no "])
 def test_it_is_switched_off_by_a_variable(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    assert is_learning({learning.VARIABLE: "1"})
-    monkeypatch.setenv(learning.VARIABLE, value)
+    monkeypatch.setenv(VARIABLE, value)
     with open_model(MODEL) as pack:
         assert make_learner(pack) is None
 
@@ -179,7 +169,7 @@ def learn_from(token_count: int, notice: Callable[[str], None] = pytest.fail) ->
     with open_model(MODEL) as pack:
         learner = make_learner(pack, notice=notice)
         assert learner is not None
-        learner.write(FewSelections(graphs(token_count, hot=60)), is_last=True)  # type: ignore[arg-type]
+        learner.write(selections_of(graphs(token_count, hot=60)), is_last=True)
 
 
 def test_a_damaged_file_is_reported_in_a_sentence_and_begun_anew(state: Path) -> None:
@@ -202,8 +192,7 @@ def test_counts_that_cannot_be_kept_are_reported_once_and_end_no_run(state: Path
         assert learner is not None
         (path := LearnedStore(pack).path).mkdir()
         for seed in range(2):
-            few = FewSelections(graphs(50, hot=9, seed=seed))
-            learner.write(few, is_last=True)  # type: ignore[arg-type]
+            learner.write(selections_of(graphs(50, hot=9, seed=seed)), is_last=True)
     assert len(notes) == 1
     assert str(path) in notes[0]
     assert "the counts of this run are not kept" in notes[0]
@@ -213,15 +202,15 @@ def test_counts_are_written_now_and_then_so_that_a_kill_loses_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [1000.0]
-    monkeypatch.setattr("moepack.running.programs.learner.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("moepack.running.programs.learned.time.monotonic", lambda: clock[0])
     with open_model(MODEL) as pack:
         store = LearnedStore(pack)
         learner = Learner(store, pytest.fail)
         for seed, (seconds, expected) in enumerate([(60, 0), (61, 64), (60, 64), (61, 128)]):
             clock[0] += seconds
-            learner.write(FewSelections(graphs(40, hot=9, seed=seed)))  # type: ignore[arg-type]
+            learner.write(selections_of(graphs(40, hot=9, seed=seed)))
             assert store.read().token_count == expected
-        learner.write(FewSelections([]), is_last=True)  # type: ignore[arg-type]
+        learner.write([], is_last=True)
         assert store.read().token_count == 160
 
 

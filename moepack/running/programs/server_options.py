@@ -1,4 +1,4 @@
-"""Options of llama.cpp's server by memory: its context, its micro-batch, and earlier texts.
+"""Options of llama.cpp's server by the model and the memory: context, batches, chat template.
 
 Nearly all experts are read for a micro-batch, the tokens of a prompt that are computed at once.
 
@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from moepack.common.errors import RequestError
+from moepack.common.path_hints import missing_hint
+from moepack.common.paths import AnyPath
 from moepack.common.shape import ROUTED_FAMILY, ExpertKey
 from moepack.common.sizes import Size, align, count_text, divide_up
 from moepack.host.memory_limits import available_memory, memory_length
+from moepack.pack.opening.source_header import read_first_header
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN
 from moepack.planning.footprint.model import Footprint, footprint_of
@@ -29,6 +32,7 @@ from moepack.running.programs.command import (
     says_micro_batch,
     single_text_options,
 )
+from moepack.running.programs.llama_server_options import template_names
 
 USUAL_CONTEXT = 4096
 """The default."""
@@ -51,6 +55,8 @@ _MIB = 1 << 20
 _LEAST_CACHE = 64 * _MIB
 _SHARE = 16
 """A sixteenth of the free memory is for whole texts at most, and another for checkpoints."""
+_TEMPLATE_KEY = "tokenizer.chat_template"
+_MAX_TEMPLATE = 1 << 20
 
 
 def choose_context(
@@ -79,14 +85,13 @@ def server_options(
     """Return options of llama-server, and the bytes that it takes beside experts at most.
 
     Limits of earlier texts and a micro-batch are among them if `options` and variables set none.
+    `memory` is the bytes for experts, as in `PagerOptions`, of which `pinned` stay.
     """
     footprint = footprint_of(pack)
     words = [*options, *limit_earlier_texts(footprint, options)]
     beside = beside_length(footprint, words)
     if not says_micro_batch(options, os.environ):
-        sizes: Any = {"context": CONTEXT.number(options, os.environ), "beside": beside}
-        limits: Any = {"memory": memory, "pinned": pinned, "options": options}
-        count = choose_micro_batch(pack, footprint, **limits, **sizes)
+        count = choose_micro_batch(pack, footprint, options, memory, pinned, beside)
         words += ["-ub", str(count)]
     return words, beside
 
@@ -100,45 +105,38 @@ def single_text_server(
     context: int,
     threads: int | None,
     micro_batch: int | None,
-) -> tuple[list[str], int, int]:
-    """Return options of llama-server for one text at a time, before its other `options`.
+) -> tuple[list[str], int]:
+    """Return what `server_options` does, for one text at a time, before its other `options`.
 
-    With them come the micro-batch, which is chosen by memory if None, and the most bytes that the
-    server takes beside experts.
+    Without a `micro_batch` it is chosen by memory.
     """
     footprint = footprint_of(pack)
     few = [*single_text_options(context, threads, micro_batch or 1), *options]
     limits = limit_earlier_texts(footprint, few)
     beside = beside_length(footprint, [*few, *limits])
     if micro_batch is None:
-        sizes: Any = {"context": context, "pinned": pinned, "beside": beside}
-        micro_batch = choose_micro_batch(pack, footprint, memory=memory, options=options, **sizes)
-    words = [*single_text_options(context, threads, micro_batch), *limits, *options]
-    return words, micro_batch, beside
+        micro_batch = choose_micro_batch(pack, footprint, few, memory, pinned, beside)
+    return [*single_text_options(context, threads, micro_batch), *limits, *options], beside
 
 
 def choose_micro_batch(
     pack: Pack,
     footprint: Footprint,
-    *,
-    context: int | None,
+    options: Sequence[str],
     memory: Size | None,
     pinned: Size,
-    options: Sequence[str] = (),
     beside: int = 0,
 ) -> int:
-    """Return the largest micro-batch that memory allows with a context of `context` tokens.
+    """Return the largest micro-batch that memory allows; `floor` is enough for one token.
 
-    `footprint` is the model's. By default the context is the one of its training. `memory` is the
-    bytes for experts, as in `PagerOptions`, of which `pinned` stay; `floor` is enough for one
-    token. `options` are llama-server's. `beside` bytes of the free memory are not for experts.
+    `beside` bytes of the free memory are not for experts.
     """
     available, limit = available_memory() - beside, memory_length(memory)
     if limit == "floor":
         return 1
     most = available if limit is None else limit
     used = experts_used(options, pack.manifest.source.architecture)
-    for count in micro_batches(footprint, context, available):
+    for count in micro_batches(footprint, CONTEXT.number(options, os.environ), available):
         if floor_length(pack, count, pinned, used) <= most:
             return count
     return 1
@@ -147,7 +145,8 @@ def choose_micro_batch(
 def micro_batches(footprint: Footprint, context: int | None, memory: int) -> Iterator[int]:
     """Yield micro-batches to try for a context of `context` tokens, the largest first.
 
-    Above llama.cpp's default, computing must take no more than a fixed share of `memory` bytes.
+    By default the context is that of the training. Above llama.cpp's default, computing must take
+    no more than a fixed share of `memory` bytes.
     """
     for count in MICRO_BATCHES:
         if context is not None and count // 2 >= context:
@@ -223,5 +222,51 @@ def _lengths(footprint: Footprint, command: Sequence[str]) -> tuple[int, int]:
 
 
 def _slots(command: Sequence[str]) -> int:
-    count = _SLOTS.integer(command, os.environ)
-    return count if count is not None and count > 0 else _DEFAULT_SLOTS
+    return _SLOTS.number(command, os.environ) or _DEFAULT_SLOTS
+
+
+def has_chat_template(pack: Pack) -> bool:
+    """Return whether a model has a chat template. Raises PackError if its header is damaged."""
+    _, header = read_first_header(pack)
+    return _TEMPLATE_KEY in header.pairs
+
+
+def chat_template_options(name_or_text: str | None, path: AnyPath | None) -> list[str]:
+    """Return options of llama-server for a template: one of its names, a Jinja text, or a file's.
+
+    Raises RequestError for an unknown name, and a file that cannot be read.
+    """
+    if name_or_text is not None and path is not None:
+        raise RequestError("`chat_template` and `chat_template_file` at once")
+    text = name_or_text
+    if path is not None:
+        text = read_text(path, "chat template", _MAX_TEMPLATE)
+        if not text.strip():
+            raise RequestError("the chat template is empty", path=path)
+    if text is None:
+        return []
+    if path is not None or "{" in text:
+        return ["--jinja", "--chat-template", text]
+    names = template_names()
+    if text not in names:
+        hint = f"a Jinja text, or one of {', '.join(names)}"
+        raise RequestError("llama.cpp has no chat template of that name", found=text, hint=hint)
+    return ["--chat-template", text]
+
+
+def read_text(path: AnyPath, name: str, most: int) -> str:
+    """Return the text in a file, of at most `most` characters; `name` is for messages.
+
+    Raises RequestError for a file that cannot be read, or is too long.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(most + 1)
+    except OSError as error:
+        hint = missing_hint(os.fspath(path)) if isinstance(error, FileNotFoundError) else None
+        problem = f"cannot read the {name}: {error.strerror}"
+        raise RequestError(problem, path=path, hint=hint) from None
+    if len(text) > most:
+        expected = f"up to {most:,} characters"
+        raise RequestError(f"the {name} is too long", path=path, expected=expected)
+    return text

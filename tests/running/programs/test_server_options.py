@@ -1,7 +1,6 @@
 """Options of llama.cpp's server by memory: micro-batches, and what is kept of earlier texts."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -9,8 +8,8 @@ from moepack.common.errors import RequestError
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.running.pager.pager import Pager, PagerOptions
-from moepack.running.programs import server_memory
-from moepack.running.programs.server_memory import (
+from moepack.running.programs import server_options as options_by_memory
+from moepack.running.programs.server_options import (
     MICRO_BATCHES,
     beside_length,
     choose_micro_batch,
@@ -28,7 +27,7 @@ FREE = 16 << 30
 
 @pytest.fixture(autouse=True)
 def free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_memory, "available_memory", lambda: FREE)
+    monkeypatch.setattr(options_by_memory, "available_memory", lambda: FREE)
 
 
 def footprint(model: str, folder: Path) -> Footprint:
@@ -80,7 +79,8 @@ def test_limits_of_llama_cpp_are_counted_where_none_are_set(
 
 
 def chosen(pack: Pack, context: int | None) -> int:
-    return choose_micro_batch(pack, footprint_of(pack), context=context, memory=1 << 40, pinned=0)
+    words = [] if context is None else ["-c", str(context)]
+    return choose_micro_batch(pack, footprint_of(pack), words, 1 << 40, 0)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,7 @@ def test_the_experts_of_one_fit_into_memory(pinned: int, pack: Pack) -> None:
     """The pager accepts the micro-batch, and twice as much would need too much memory."""
     counts = set()
     for memory in range(floor_length(pack, 1, pinned), 2 << 20, 1 << 16):
-        limits: dict[str, Any] = {"context": None, "memory": memory, "pinned": pinned}
-        count = choose_micro_batch(pack, footprint_of(pack), **limits)
+        count = choose_micro_batch(pack, footprint_of(pack), (), memory, pinned)
         with Pager(pack, PagerOptions(memory, pinned=pinned, micro_batch=count), print):
             pass
         counts.add(count)
@@ -109,14 +108,14 @@ def test_the_experts_of_one_fit_into_memory(pinned: int, pack: Pack) -> None:
 
 def test_experts_that_an_option_adds_leave_memory_for_fewer_tokens(pack: Pack) -> None:
     more = ["--override-kv", "qwen3moe.expert_used_count=int:8"]
-    limits: Any = {"context": None, "memory": floor_length(pack, 4, 0), "pinned": 0}
-    assert choose_micro_batch(pack, footprint_of(pack), **limits) == 2048
-    assert choose_micro_batch(pack, footprint_of(pack), **limits, options=more) == 1
+    limits = floor_length(pack, 4, 0), 0
+    assert choose_micro_batch(pack, footprint_of(pack), (), *limits) == 2048
+    assert choose_micro_batch(pack, footprint_of(pack), more, *limits) == 1
 
 
 def test_the_floor_is_the_least_of_all(pack: Pack) -> None:
     """With no micro-batch it works with less."""
-    count = choose_micro_batch(pack, footprint_of(pack), context=None, memory="floor", pinned=0)
+    count = choose_micro_batch(pack, footprint_of(pack), (), "floor", 0)
     with Pager(pack, PagerOptions("floor", micro_batch=count), print) as pager:
         floor = pager.budget
     for fewer in MICRO_BATCHES:
@@ -125,9 +124,9 @@ def test_the_floor_is_the_least_of_all(pack: Pack) -> None:
 
 
 def test_computing_leaves_memory_to_experts(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_memory, "available_memory", lambda: 300 << 20)
+    monkeypatch.setattr(options_by_memory, "available_memory", lambda: 300 << 20)
     assert chosen(pack, context=8192) == 1024
-    monkeypatch.setattr(server_memory, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(options_by_memory, "available_memory", lambda: 1 << 20)
     assert chosen(pack, context=8192) == 512
 
 
