@@ -1,6 +1,5 @@
 """Real clients talk to llama.cpp's server, with experts brought to it."""
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-import moepack
+from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.model_server import ModelServer
-from tests.support.chat_model import begin_copy, finish, write_chat_model
-from tests.support.models import pack_model
+from tests.support.chat_model import begin_copy, finish
 from tests.support.needs import needs_llama
 from tests.support.servers import OPTIONS, served
 
@@ -32,73 +30,20 @@ SCHEMA: dict[str, Any] = {
     "required": ["day"],
     "additionalProperties": False,
 }
-TEMPLATE = """{%- if tools -%}
-<|system|>
-{%- if messages[0].role == 'system' -%}{{ messages[0].content }}
-{% endif %}
-# Tools
-<tools>
-{%- for tool in tools %}
-{{ tool | tojson }}
-{%- endfor %}
-</tools>
-Answer with ====
-{"name": NAME, "arguments": ARGUMENTS}
-----
-{% endif -%}
-{%- for message in messages -%}
-{%- if message.role == 'tool' -%}
-<|tool|>{{ message.content }}
-{% elif message.role == 'assistant' and message.tool_calls -%}
-<|assistant|>
-{%- if message.content %}{{ message.content }}{% endif -%}
-{%- for call in message.tool_calls %}
-====
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-----
-{%- endfor %}
-{% else -%}
-<|{{ message.role }}|>{{ message.content }}
-{% endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-"""Its marks of a call are tokens of the model's vocabulary."""
 CALLS = ("-l", "394+100", "-l", "202+100", "-l", "2+200")
 """Has a model without sense begin a call soon, by `====` and a new line, and end after it."""
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a model with a template for tools, and pack it."""
-    folder = tmp_path_factory.mktemp("chat")
-    pack_model([write_chat_model(folder / "chat.gguf", TEMPLATE)], folder / "chat.moepack")
-    return folder / "chat.moepack"
-
-
-@contextlib.contextmanager
-def serving(path: Path, *options: str) -> Iterator[str]:
-    """Serve a pack with the least memory; yield the address."""
-    options = (*OPTIONS, "-ub", "64", *options)
+def url(chat_path: Path) -> Iterator[str]:
+    """Serve a model with the least memory."""
+    options = (*OPTIONS, "-ub", "64", "--alias", "tiny")
     with (
-        moepack.open(path) as pack,
+        open_model(chat_path) as pack,
         ModelServer(pack, PagerOptions("floor"), options=options, api_key=KEY) as server,
     ):
         yield server.url
         assert server.usage.miss_count > 0
-
-
-@pytest.fixture(scope="module")
-def url(path: Path) -> Iterator[str]:
-    """Serve the model."""
-    with serving(path, "--alias", "tiny") as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def calling_url(path: Path) -> Iterator[str]:
-    """Serve the model so that it calls tools if it has to."""
-    with serving(path, *CALLS) as address:
-        yield address
 
 
 OPTIONS_OF_CLIENTS: Any = {"api_key": KEY, "max_retries": 0, "timeout": 60}
@@ -131,30 +76,6 @@ def test_openais_client_gets_an_answer_whole_and_piece_by_piece(openais: "openai
     assert [model.id for model in openais.models.list()] == ["tiny"]
 
 
-def test_openais_client_has_tools_called(calling_url: str) -> None:
-    openais = openai_client(calling_url)
-    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
-    options: Any = {"model": "tiny", "tools": [tool], "tool_choice": "required"}
-    answer = openais.chat.completions.create(messages=MESSAGES, **options)
-    assert answer.choices[0].finish_reason == "tool_calls"
-    calls: Any = answer.choices[0].message.tool_calls
-    assert calls[0].function.name == "weather"
-    assert json.loads(calls[0].function.arguments)["day"] in (1, 2)
-    stream = openais.chat.completions.create(messages=MESSAGES, stream=True, **options)
-    pieces: list[Any] = [
-        call
-        for chunk in stream
-        for choice in chunk.choices
-        for call in choice.delta.tool_calls or []
-    ]
-    assert pieces[0].function.name == "weather"
-    first = [piece.function.arguments for piece in pieces if piece.index == 0]
-    assert json.loads("".join(first))["day"] in (1, 2)
-    result = {"role": "tool", "tool_call_id": calls[0].id, "content": "sunny"}
-    messages = [*MESSAGES, answer.choices[0].message, result]
-    assert openais.chat.completions.create(messages=messages, max_tokens=3, model="tiny").choices
-
-
 def test_a_name_of_a_template_brings_tools_to_a_model_without_one(tmp_path: Path) -> None:
     """Its marks of a call become tokens of the model here."""
     marks = {"====": "<tool_call>", "----": "</tool_call>"}
@@ -176,9 +97,12 @@ def test_a_name_of_a_template_brings_tools_to_a_model_without_one(tmp_path: Path
             assert call.type == "function"
             assert call.function.name == "weather"
             assert json.loads(call.function.arguments)["day"] in (1, 2)
-            request = {"messages": MESSAGES, "tools": [tool]}
+            message = completion.choices[0].message.model_dump(exclude_none=True)
+            result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+            request = {"messages": [*MESSAGES, message, result], "tools": [tool]}
             answer = httpx.post(f"{url}/apply-template", json=request, timeout=60).json()
             assert re.search(r"<tools>\n\{.*\}\n</tools>\n", answer["prompt"])
+            assert "sunny" in answer["prompt"].partition("weather")[2]
 
 
 def test_openais_client_gets_a_response(openais: "openai.OpenAI") -> None:

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moepack.running.programs.compiling import compile_library
 from moepack.running.programs.executable import CommandError, check_executable, find_executable
 from tests.support.children import PATIENCE
+from tests.support.preloaded import write_source
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
@@ -41,6 +43,13 @@ def refusal(path: Path) -> CommandError:
 @pytest.fixture
 def dynamic(tmp_path: Path) -> Path:
     return compiled(tmp_path / "dynamic")
+
+
+@pytest.fixture(scope="module")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile a library that says when it is loaded."""
+    folder = tmp_path_factory.mktemp("preloaded")
+    return compile_library(write_source(folder), folder)
 
 
 def says_loaded(path: Path, preloaded: Path, **options: int) -> bool:
