@@ -19,7 +19,6 @@ from moepack.cli.running.options import (
     stats_option,
 )
 from moepack.cli.running.program import run_program_command
-from moepack.cli.running.request_fields import split_fields
 from moepack.cli.running.starting import (
     fetch,
     note,
@@ -37,7 +36,7 @@ from moepack.cli.shared.options import (
 )
 from moepack.cli.shared.parameters import STANDARD_INPUT, STANDARD_STREAM
 from moepack.cli.shared.terminal import is_json
-from moepack.cli.words.llama_command import RUN, LlamaCommand, is_prompt
+from moepack.cli.words.llama_command import RUN, LlamaCommand, is_prompt, split_fields
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
 

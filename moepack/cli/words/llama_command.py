@@ -6,9 +6,12 @@ happens anyway, and the rest is answered with a command line to type instead.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -25,6 +28,9 @@ _PROGRAMS = {
 }
 _MODEL_OPTIONS = ("-m", "--model")
 """llama.cpp's options for the model, which is an argument here."""
+_SCHEMAS, _SCHEMA_FILES = ("-j", "--json-schema"), ("-jf", "--json-schema-file")
+_BIASES = ("-l", "--logit-bias")
+_BIAS = re.compile(r"(\d+)([+-](?:\d+\.?\d*|inf))")
 
 
 class Spelling(NamedTuple):
@@ -305,3 +311,50 @@ def is_prompt(text: str) -> bool:
     folder = os.path.dirname(os.path.expanduser(text))
     is_path = os.path.lexists(text) or (folder not in ("", "/") and os.path.isdir(folder))
     return " " in text.strip() and not is_path
+
+
+def split_fields(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return options without those that llama.cpp's server heeds only as fields of requests.
+
+    These come as such fields. Raises RequestError for values that llama.cpp would refuse.
+    """
+    left: list[str] = []
+    fields: dict[str, Any] = {}
+    rest = iter(words)
+    for word in rest:
+        if word not in (*_SCHEMAS, *_SCHEMA_FILES, *_BIASES):
+            left.append(word)
+            continue
+        value = next(rest, None)
+        if value is None:
+            raise RequestError(f"{word} has no value")
+        if word in _BIASES:
+            fields.setdefault("logit_bias", []).append(_read_bias(word, value))
+        else:
+            fields["json_schema"] = _read_schema(word, value)
+    return left, fields
+
+
+def _read_schema(option: str, text: str) -> dict[str, Any]:
+    if option in _SCHEMA_FILES:
+        path = text
+        try:
+            text = Path(path).read_text()
+        except (OSError, ValueError) as error:
+            problem = getattr(error, "strerror", None) or "not text"
+            raise RequestError(f"{option}: {problem}", path=path) from None
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"{option}: not JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise RequestError(f"{option}: not a JSON schema", expected='{"type": …}', found=text)
+    return schema
+
+
+def _read_bias(option: str, text: str) -> list[float | bool]:
+    match = _BIAS.fullmatch(text)
+    if match is None:
+        raise RequestError(f"{option}: not a token's bias", expected="15043+1", found=text)
+    # The server takes `false` for a token that never comes.
+    return [int(match[1]), False if match[2] == "-inf" else float(match[2])]

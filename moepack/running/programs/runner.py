@@ -1,4 +1,4 @@
-"""Runs programs with experts that are read on demand, and the preloaded library that needs."""
+"""Runs programs with experts that are read on demand, by a library that is loaded into them."""
 
 import atexit
 import os
