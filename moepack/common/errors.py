@@ -125,14 +125,9 @@ _FAILED_READS = (errno.EIO, errno.EACCES, errno.ECONNRESET, errno.EPROTO)
 _NO_EXCEPTION = ("without setting an exception", "without exception set")
 
 
-def is_shortage(error: OSError) -> bool:
-    """Return whether the machine ran out of something, whichever file the call was for."""
-    return error.errno in SHORTAGE_HINTS
-
-
 def is_of_machine(error: OSError) -> bool:
     """Return whether a file could not be read for reasons that say nothing of its bytes."""
-    return is_shortage(error) or error.errno in _FAILED_READS
+    return error.errno in SHORTAGE_HINTS or error.errno in _FAILED_READS
 
 
 def shortage_behind(error: BaseException) -> MachineError | None:

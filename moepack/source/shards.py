@@ -111,19 +111,14 @@ def find_shards(named: PathOrPaths) -> list[Path]:
     if len(paths) > 1:
         _check_list(paths)
         return paths
-    _check_finished(paths[0])
+    if paths[0].is_file() and (unfinished := sniff.unfinished(paths[0])) is not None:
+        sign, hint = unfinished
+        other = None if sign == str(paths[0]) else sign
+        raise SourceError("a download that is not finished", path=paths[0], found=other, hint=hint)
     try:
         return _siblings(model_in(paths[0]) if paths[0].is_dir() else paths[0])
     except OSError as error:
         raise MachineError(f"cannot read the folder: {error.strerror}", path=paths[0]) from None
-
-
-def _check_finished(path: Path) -> None:
-    unfinished = sniff.unfinished(path) if path.is_file() else None
-    if unfinished is not None:
-        sign, hint = unfinished
-        other = None if sign == str(path) else sign
-        raise SourceError("a download that is not finished", path=path, found=other, hint=hint)
 
 
 def _siblings(path: Path) -> list[Path]:

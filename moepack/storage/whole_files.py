@@ -138,26 +138,20 @@ def _write(
 ) -> None:
     """Write files, and give them their names: each when it is synced, or small ones together."""
     names = {partial_name(file.name): file.name for file in files}
-    unsynced: list[str] = []
+    unsynced: list[FinishedFile] = []
 
-    def finish(file: FinishedFile) -> None:
-        if are_small:
-            unsynced.append(file.name)
-        else:
-            complete(file.name)
-
-    def complete(partial: str) -> None:
-        name = names[partial]
+    def complete(file: FinishedFile) -> None:
+        name = names[file.name]
         if check is not None:
-            check(folder / partial, name)
-        publish(folder / partial, folder / name, syncs_folder=not are_small)
+            check(folder / file.name, name)
+        publish(folder / file.name, folder / name, syncs_folder=not are_small)
 
     partials = [file._replace(name=partial_name(file.name)) for file in files]
-    copier.write(partials, threads, finish)
+    copier.write(partials, threads, unsynced.append if are_small else complete)
     if unsynced:
         sync_file_system(folder)
-        for partial in unsynced:
-            complete(partial)
+        for file in unsynced:
+            complete(file)
         sync_directory(folder)
 
 
@@ -188,17 +182,12 @@ def _check_targets(
         if not force:
             hint = "continue it with `resume=True`, or begin again with `force=True`"
             raise RequestError("an interrupted run left this file", path=partial, hint=hint)
-        _remove(partial)
-
-
-def _remove(partial: Path) -> None:
-    """Remove a leftover of an interrupted run; raise RequestError if that run goes on."""
-    if partial.is_symlink():
-        partial.unlink()
-        return
-    with open(partial, "rb", opener=open_regular) as file:
-        lock(file.fileno(), partial)
-        partial.unlink()
+        if partial.is_symlink():
+            partial.unlink()
+            continue
+        with open(partial, "rb", opener=open_regular) as leftover:
+            lock(leftover.fileno(), partial)  # raises if that run goes on
+            partial.unlink()
 
 
 def check_target(path: Path, inputs: Sequence[Path], *, resume: bool, force: bool) -> None:
