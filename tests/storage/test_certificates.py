@@ -1,6 +1,5 @@
 """Servers whose certificates an authority of one's own has signed: stores, web servers, the hub."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,11 +71,7 @@ def test_a_file_without_certificates_is_named(
 def test_a_token_stays_with_a_hub_that_is_trusted(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "hub" / REPOSITORY
-    folder.mkdir(parents=True)
-    for shard in shards_of(MODEL):
-        shutil.copy(shard, folder)
-    with hub_of(tmp_path / "hub", monkeypatch, authority.context) as hub:
+    with hub_of(tmp_path / "hub", monkeypatch, shards_of(MODEL), "", authority.context) as hub:
         hub.private.add(REPOSITORY)
         hub.tokens.add("hf_secret")
         monkeypatch.setenv("HF_TOKEN", "hf_secret")

@@ -45,19 +45,6 @@ class PackedItem(NamedTuple):
         return self.end - self.start
 
 
-class ItemRun(NamedTuple):
-    """Items of one file that are asked for at once, by their numbers, and their extents."""
-
-    file: int
-    numbers: tuple[int, ...]
-    extents: tuple[Extent, ...]
-
-    @property
-    def length(self) -> int:
-        """The bytes from the first extent to the last."""
-        return self.extents[-1].end - self.extents[0].offset
-
-
 def packed_items(index: Index) -> list[PackedItem]:
     """List all items of a pack in the order of its files; none is empty.
 
@@ -153,23 +140,21 @@ def ranges_of(
     return {name: merged(pairs) for name, pairs in ranges.items()}
 
 
-def runs_of(items: Sequence[PackedItem], numbers: Iterable[int]) -> Iterator[ItemRun]:
-    """Gather items to runs; those of the dense part first, since one may be long."""
-    gathered: list[int] = []
+def runs_of(items: Sequence[PackedItem], numbers: Iterable[int]) -> Iterator[list[int]]:
+    """Gather items of one file that are asked for at once, by their numbers.
+
+    Those of the dense part come first, since one may be long.
+    """
+    run: list[int] = []
     for number in sorted(numbers, key=lambda number: (items[number].key is not None, number)):
-        if gathered and not _is_next(items[gathered[0]], items[gathered[-1]], items[number]):
-            yield _run(items, gathered)
-            gathered = []
-        gathered.append(number)
-    if gathered:
-        yield _run(items, gathered)
+        if run and not _is_next(items[run[0]], items[run[-1]], items[number]):
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run
 
 
 def _is_next(first: PackedItem, last: PackedItem, item: PackedItem) -> bool:
     is_near = last.file == item.file and 0 <= item.start - last.end <= _MAX_GAP
     return is_near and item.end - first.start <= RUN_LENGTH
-
-
-def _run(items: Sequence[PackedItem], numbers: Sequence[int]) -> ItemRun:
-    extents = tuple(extent for number in numbers for extent in items[number].extents)
-    return ItemRun(items[numbers[0]].file, tuple(numbers), extents)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +22,7 @@ from moepack.common.phases import Progress
 from moepack.common.sizes import gaps
 from moepack.pack.reading.copies import CopiedFile, CopyRecord, encode
 from moepack.pack.reading.pack import Pack
-from moepack.packing.copies.packed_items import ItemRun, packed_items, ranges_of, runs_of
+from moepack.packing.copies.packed_items import packed_items, ranges_of, runs_of
 from moepack.storage.atomic import publish, sync_directory, write_synced
 from moepack.storage.extents import Extent, digests_of, is_zero
 from moepack.storage.folders import check_space
@@ -160,7 +160,7 @@ class SubsetCopy:
         read or there is no room for them, and OSError.
         """
         runs = list(runs_of(self.items, missing))
-        total = sum(run.length for run in runs)
+        total = sum(map(self._run_length, runs))
         allocated_length = sum(_allocated_length(self._folder / name) for name in self._names)
         all_length = self.length(self.here.union(missing))
         check_space(self._folder, min(total, all_length - allocated_length))
@@ -210,29 +210,30 @@ class SubsetCopy:
 
     def _fetch_runs(
         self,
-        runs: Collection[ItemRun],
+        runs: Collection[Sequence[int]],
         descriptors: Mapping[int, int],
         threads: int,
         advance: SharedProgress,
         sync: Callable[[], None],
     ) -> None:
         """Copy runs in threads; add those that have ended to `here`."""
-        numbers = sorted({run.file for run in runs})
+        files = sorted({self.items[run[0]].file for run in runs})
         unsynced_length = 0
-        with Inputs([self._pack.file_paths[number] for number in numbers], PackError) as inputs:
-            self._check_lengths(inputs, numbers)
+        with Inputs([self._pack.file_paths[file] for file in files], PackError) as inputs:
+            self._check_lengths(inputs, files)
             with ThreadPool(max_workers=threads) as executor:
                 try:
                     futures = {}
                     for run in runs:
-                        target, number = descriptors[run.file], numbers.index(run.file)
-                        future = executor.submit(self._fetch, inputs, number, run, target, advance)
+                        file = self.items[run[0]].file
+                        source, target = files.index(file), descriptors[file]
+                        future = executor.submit(self._fetch, inputs, source, run, target, advance)
                         futures[future] = run
                     for future in as_completed(futures):
                         future.result()
-                        self.here.update(futures[future].numbers)
-                        self.compared.update(futures[future].numbers)
-                        unsynced_length += futures[future].length
+                        self.here.update(futures[future])
+                        self.compared.update(futures[future])
+                        unsynced_length += self._run_length(futures[future])
                         if unsynced_length >= _SYNC_LENGTH:
                             sync()
                             unsynced_length = 0
@@ -241,10 +242,15 @@ class SubsetCopy:
                     raise
 
     def _fetch(
-        self, inputs: Inputs, number: int, run: ItemRun, target: int, advance: SharedProgress
+        self,
+        inputs: Inputs,
+        number: int,
+        run: Iterable[int],
+        target: int,
+        advance: SharedProgress,
     ) -> None:
-        """Write the extents of a run as they come; ask again for those that are wrong."""
-        left = list(run.extents)
+        """Write the items of a run as they come; ask again for those that are wrong."""
+        left = [extent for item in run for extent in self.items[item].extents]
         counted_end = left[0].offset
         for _ in range(_ATTEMPTS):
             position, computed = left[0].offset, digest.stream()
@@ -265,6 +271,10 @@ class SubsetCopy:
             found=digest.to_text(computed.intdigest()),
             hint=f"the pack may be damaged: see with `moepack verify {self._pack.path}`",
         )
+
+    def _run_length(self, run: Sequence[int]) -> int:
+        """Return the bytes from the first part of a run to the last."""
+        return self.items[run[-1]].extents[-1].end - self.items[run[0]].extents[0].offset
 
     def _check_lengths(self, inputs: Inputs, numbers: Iterable[int]) -> None:
         for number, file in enumerate(numbers):

@@ -141,11 +141,6 @@ def problem_of(pack: Path) -> str | None:
     return problem
 
 
-def test_a_mirror_that_is_gone_is_noticed(mirrored: Path) -> None:
-    shutil.rmtree(folder_of(mirrored))
-    assert "not there" in str(problem_of(mirrored))
-
-
 def test_a_mirror_of_a_pack_that_was_made_anew_is_noticed(tmp_path: Path) -> None:
     """And of one whose ranks are new it is not: no blob was moved."""
     pack = tmp_path / "pack"
@@ -165,7 +160,7 @@ def test_a_mirror_of_a_pack_that_was_made_anew_is_noticed(tmp_path: Path) -> Non
     assert "of another pack" in str(problem_of(pack))
 
 
-def test_a_damaged_record_is_noticed(mirrored: Path) -> None:
+def test_a_record_that_is_damaged_or_gone_is_noticed(mirrored: Path) -> None:
     """Each byte of one is tried where packs are pulled, which have the same."""
     path = folder_of(mirrored) / "mirror.json"
     path.write_bytes(path.read_bytes()[:-1])
@@ -173,6 +168,8 @@ def test_a_damaged_record_is_noticed(mirrored: Path) -> None:
     path.unlink()
     path.mkdir()
     assert "cannot be read" in str(problem_of(mirrored))
+    shutil.rmtree(folder_of(mirrored))
+    assert "not there" in str(problem_of(mirrored))
 
 
 paths = st.text(st.characters(blacklist_characters="\0"), min_size=1).filter(

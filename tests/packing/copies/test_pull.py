@@ -26,7 +26,7 @@ from tests.support.damages import DAMAGES, Damage, change_a_byte
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.interruptions import CrashError, crash_after, record_calls
 from tests.support.machine_faults import Room
-from tests.support.models import contents, first_shard, flip, hotness_of
+from tests.support.models import contents, first_shard, flip, hotness_of, on_disk
 from tests.support.pulls import MARKS, check_part, copy_pack, is_same, store_of_packs
 from tests.support.remote_servers import Fault, FileServer
 
@@ -462,31 +462,24 @@ def test_a_record_with_any_byte_changed_or_cut_is_refused_and_mended(
 # Elsewhere
 
 
-def test_a_pack_on_the_hub_is_pulled_at_its_commit(
-    hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "hub" / REPOSITORY
-    folder.mkdir(parents=True)
-    copy_pack(hot_pack, folder)
-    with hub_of(tmp_path / "hub", monkeypatch) as hub:
-        summary = moepack.pull(f"hf://{REPOSITORY}/a.moepack", tmp_path / "part", layers="0")
-        assert summary.origin == f"hf://{REPOSITORY}@{hub.commit}/a.moepack"
-        pack, whole = moepack.Pack(tmp_path / "part"), moepack.Pack(hot_pack)
-        with pack.reader() as reader, whole.reader() as other:
-            assert reader.read(1, 5) == other.read(1, 5)
-        moepack.pull(f"hf://{REPOSITORY}/a.moepack", tmp_path / "part")
-    assert is_same(tmp_path / "part", hot_pack)
-
-
-def test_a_pack_in_a_bucket_is_pulled(
-    hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["the hub", "a bucket"])
+def test_a_pack_elsewhere_is_pulled_in_parts_and_as_a_whole(
+    where: str, hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with bucket_of_moto() as bucket:
-        for name, data in contents(hot_pack).items():
-            store_of(RemotePath(bucket)).put(f"m/{name}", data)
-        moepack.pull(f"{bucket}/m", tmp_path / "here", layers="0")
-        with moepack.Pack(tmp_path / "here") as pack, pack.reader() as reader:
-            assert reader.read(1, 5)
-        moepack.pull(f"{bucket}/m", tmp_path / "here")
-    assert is_same(tmp_path / "here", hot_pack)
+    here = tmp_path / "here"
+    with contextlib.ExitStack() as stack:
+        if where == "a bucket":
+            address = f"{stack.enter_context(bucket_of_moto())}/m"
+            for name, data in contents(hot_pack).items():
+                store_of(RemotePath(address)).put(f"m/{name}", data)
+            origin = address
+        else:
+            hub = stack.enter_context(hub_of(tmp_path / "hub", monkeypatch, [hot_pack]))
+            address = f"hf://{REPOSITORY}/{hot_pack.name}"
+            origin = f"hf://{REPOSITORY}@{hub.commit}/{hot_pack.name}"
+        assert moepack.pull(address, here, layers="0").origin == origin
+        with moepack.Pack(here) as part, moepack.Pack(hot_pack) as whole, part.reader() as reader:
+            assert reader.read(1, 5) == on_disk(whole.locate(1, 5))
+        moepack.pull(address, here)
+    assert is_same(here, hot_pack)

@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import time
@@ -352,13 +351,8 @@ def store_in_fork(address: str) -> bytes:
 def test_parts_of_a_model_on_the_hub_are_checked_before_they_are_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_store, "PAUSES", (0.0,) * 4)
     monkeypatch.setattr(inputs, "MAX_GAP", 0)  # else a worker reads these small shards whole
-    folder = tmp_path / "hub" / REPOSITORY
-    folder.mkdir(parents=True)
-    for shard in shards_of(MODEL):
-        shutil.copy(shard, folder)
-    with hub_of(tmp_path / "hub", monkeypatch) as hub:
+    with hub_of(tmp_path / "hub", monkeypatch, shards_of(MODEL)) as hub:
         source = f"hf://{REPOSITORY}"
         pack_model(source, tmp_path / "pack", part="1/2")
         pack_model(source, tmp_path / "pack", part="2/2")
