@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -38,6 +38,7 @@ _sync_file_range = libc.function(
 _SYNC_FILE_RANGE_WRITE = 2
 
 
+@dataclass(eq=False)
 class Copier:
     """Fills new files in the folder `target` from `inputs`; `write` does it.
 
@@ -50,30 +51,22 @@ class Copier:
     `compared_length` is the bytes that were found to have the digests expected.
     """
 
-    def __init__(
-        self,
-        target: Path,
-        inputs: Inputs,
-        advanced: Callable[[int], None],
-        *,
-        resume: bool = False,
-        clone: bool = False,
-        trusts_clones: bool = False,
-        syncs: bool = True,
-        by_input: bool = False,
-    ) -> None:
-        self._target = target
-        self._inputs = inputs
-        self._source: Inputs | PrefetchedInputs = inputs
-        self._advance = SharedProgress(advanced)
-        self._resume = resume
-        self._clones = clone
-        self._trusts_clones = trusts_clones
-        self._syncs = syncs
-        self._by_input = by_input
-        self.cloned_length = 0
-        self.kept_length = 0
-        self.compared_length = 0
+    target: Path
+    inputs: Inputs
+    advanced: Callable[[int], None]
+    _: KW_ONLY
+    resume: bool = False
+    clone: bool = False
+    trusts_clones: bool = False
+    syncs: bool = True
+    by_input: bool = False
+    cloned_length: int = field(default=0, init=False)
+    kept_length: int = field(default=0, init=False)
+    compared_length: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._source: Inputs | PrefetchedInputs = self.inputs
+        self._advance = SharedProgress(self.advanced)
         self._lock = threading.Lock()
         self._open_files: set[_OpenFile] = set()
 
@@ -85,7 +78,7 @@ class Copier:
         Each file is locked until `finished` has returned. The first failure, or an interruption,
         stops all threads and is raised; RequestError if another process writes one of them.
         """
-        if self._by_input:
+        if self.by_input:
             written = self._written_by_input(files, threads)
         elif threads == 1:
             written = self._written(self._work(files))
@@ -109,7 +102,7 @@ class Copier:
         )
         extents = [extent for _, run in pairs for extent in run.extents if extent.length]
         with ThreadPool(max_workers=threads) as executor:
-            self._source = source = PrefetchedInputs(self._inputs, extents, executor, threads)
+            self._source = source = PrefetchedInputs(self.inputs, extents, executor, threads)
             yield from self._written(iter(pairs))
             source.finish_span()
 
@@ -148,9 +141,9 @@ class Copier:
     def _create(self, new: NewFile) -> _OpenFile:
         """Create a file and lock it."""
         digests = array("Q", (0 for _ in new.extents()))
-        path = self._target / new.name
+        path = self.target / new.name
         # A file that is there already is not the planned one, wherever it came from.
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (0 if self._resume else os.O_EXCL)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (0 if self.resume else os.O_EXCL)
         file = _OpenFile(new.name, open_regular(path, flags), digests, len(digests))
         self._open_files.add(file)
         lock(file.descriptor, path)
@@ -167,7 +160,7 @@ class Copier:
             if pair is None:
                 return
             file, run = pair
-            if self._resume and is_written(file.descriptor, run, buffer):
+            if self.resume and is_written(file.descriptor, run, buffer):
                 digests = [extent.digest or 0 for extent in run.extents]
                 self._advance(run.end - run.start)
                 with self._lock:
@@ -182,7 +175,7 @@ class Copier:
                 file.left -= len(digests)
                 is_whole = not file.left
             if is_whole:
-                if self._syncs:
+                if self.syncs:
                     os.fsync(file.descriptor)
                 yield file
 
@@ -203,11 +196,11 @@ class Copier:
         If it need not be read, the next extents are shared with it that lie together in both files.
         """
         together = extents[start]
-        source = self._inputs.descriptor(together.input)
-        if not self._clones or source is None or not together.is_blocks:
+        source = self.inputs.descriptor(together.input)
+        if not self.clone or source is None or not together.is_blocks:
             return []
         digests = [together.digest or 0]
-        if self._trusts_clones:
+        if self.trusts_clones:
             for extent in islice(extents, start + 1, None):
                 if not (extent.is_blocks and together.is_before(extent)):
                     break
@@ -215,11 +208,11 @@ class Copier:
                 digests.append(extent.digest or 0)
         scratch = writer.scratch()
         if not writer.clone(source, together):
-            self._clones = False
+            self.clone = False
             return []
         with self._lock:
             self.cloned_length += together.length
-        if self._trusts_clones:
+        if self.trusts_clones:
             return digests
         return [self._copy(together, lambda left: scratch[:left], lambda _: None)]
 
@@ -237,7 +230,7 @@ class Copier:
         for piece in read_extent(self._source, extent, space_for):
             computed.update(piece)
             advance(len(piece))
-        self._inputs.check_digest(extent, computed.intdigest())
+        self.inputs.check_digest(extent, computed.intdigest())
         if extent.digest is not None:
             with self._lock:
                 self.compared_length += extent.length
@@ -260,29 +253,25 @@ def read_extent(
         offset += length
 
 
+@dataclass(eq=False)
 class _RunWriter:
     """Writes a run of an open file from `start` to `end`: bytes, zeros between them, or clones."""
 
-    def __init__(
-        self,
-        descriptor: int,
-        start: int,
-        end: int,
-        buffer: memoryview,
-        advanced: Callable[[int], None],
-    ) -> None:
-        self._descriptor = descriptor
-        self._end = end
-        self._buffer = buffer
-        self._advanced = advanced
-        self._flushed = start
+    descriptor: int
+    start: int
+    end: int
+    buffer: memoryview
+    advanced: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        self._flushed = self.start
         self._filled = 0
 
     def space(self, limit: int) -> memoryview:
         """Return free space of up to `limit` bytes, one at least, behind the bytes so far."""
-        if self._filled == len(self._buffer):
+        if self._filled == len(self.buffer):
             self._flush()
-        return self._buffer[self._filled : min(len(self._buffer), self._filled + limit)]
+        return self.buffer[self._filled : min(len(self.buffer), self._filled + limit)]
 
     def advance(self, length: int) -> None:
         """Count the first `length` bytes of the space as written."""
@@ -299,33 +288,33 @@ class _RunWriter:
     def scratch(self) -> memoryview:
         """Flush the buffer, and return it for other use until the next call."""
         self._flush()
-        return self._buffer
+        return self.buffer
 
     def clone(self, source: int, extent: Extent) -> bool:
         """Share an extent with the open file `source`; return whether the file system did."""
         offset, length = extent.input_offset, extent.length
-        if not clone_range(source, offset, length, self._descriptor, extent.offset):
+        if not clone_range(source, offset, length, self.descriptor, extent.offset):
             return False
-        self._advanced(length)
+        self.advanced(length)
         self._flushed += length
         return True
 
     def finish(self) -> None:
         """Write the rest."""
-        self.pad_to(self._end)
+        self.pad_to(self.end)
         self._flush()
 
     def _flush(self) -> None:
-        self._advanced(self._filled)
-        ready, offset = self._buffer[: self._filled], self._flushed
+        self.advanced(self._filled)
+        ready, offset = self.buffer[: self._filled], self._flushed
         self._flushed += self._filled
         self._filled = 0
         while ready:
-            length = os.pwrite(self._descriptor, ready, offset)
+            length = os.pwrite(self.descriptor, ready, offset)
             if _sync_file_range is not None:
                 # The drive begins now instead of at the sync: half the time of a pack on a disk. It
                 # promises nothing, so its result does not matter: the sync at the end decides.
-                _sync_file_range(self._descriptor, offset, length, _SYNC_FILE_RANGE_WRITE)
+                _sync_file_range(self.descriptor, offset, length, _SYNC_FILE_RANGE_WRITE)
             ready, offset = ready[length:], offset + length
 
 

@@ -19,9 +19,9 @@ class ThreadPool(ThreadPoolExecutor):
     If its block ends early, what has not begun is cancelled, and calls of stores end at once.
     """
 
-    def __init__(self, max_workers: int, thread_name_prefix: str = "") -> None:
+    def __init__(self, max_workers: int) -> None:
         self._calls = CallGroup()
-        super().__init__(max_workers, thread_name_prefix, initializer=self._calls.enter)
+        super().__init__(max_workers, initializer=self._calls.enter)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Do as ThreadPoolExecutor does."""

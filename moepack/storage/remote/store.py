@@ -65,19 +65,13 @@ class Store:
     """The objects under one root. Its calls may be made from several threads.
 
     They raise RemoteError, FileNotFoundError if there is no such object, and FileExistsError.
-    `retried` are the HTTP statuses that are worth another attempt; `stamps` those of all objects,
-    if a list has them.
+    `stamps` are those of all objects, which the hub alone lists.
     """
 
-    def __init__(
-        self,
-        client: ObjectStore,
-        retried: tuple[str, ...] = ("429",),
-        stamps: Mapping[str, RemoteStamp] | None = None,
-    ) -> None:
+    def __init__(self, client: ObjectStore, stamps: Mapping[str, RemoteStamp] | None) -> None:
         self._client = client
-        self._retried = retried
         self._stamps = stamps
+        self._retried = ("429",) if stamps is None else ("403", "429")
         self._process = os.getpid()
         self._allowed: set[str] = set()
 

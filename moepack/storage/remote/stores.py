@@ -82,7 +82,7 @@ def _store(root: str) -> Store:
         is_about_it = certificates and (isinstance(error, OSError) or "certificate" in problem)
         hint = "is SSL_CERT_FILE a file of certificates (PEM)?" if is_about_it else None
         raise MachineError(problem, path=root, hint=hint) from None
-    return Store(client, ("429",) if files is None else ("403", "429"), files)
+    return Store(client, files)
 
 
 def store_of(path: RemotePath) -> Store:
