@@ -20,9 +20,8 @@ from moepack.common.sizes import align, count_text
 from moepack.host.gpus import find_gpus
 from moepack.host.memory_limits import read_memory
 from moepack.pack.opening.open_model import pack_or_source
-from moepack.pack.reading.expert_read import PAGE
+from moepack.pack.reading.expert_read import PAGE, plan_read
 from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.read_plan import plan_read
 from moepack.planning.machine.model import (
     BYTE_UNITS,
     STEADY,

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.shape import ExpertKey, ModelShape
-from moepack.pack.reading.expert_read import ExpertRead
+from moepack.pack.reading.expert_read import ExpertRead, plan_read, read_of_parts
 from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.read_plan import plan_read, read_of_parts
 from moepack.source.experts import SourceFamily, find_experts
 from moepack.source.shards import Source
 from moepack.traces.formats import registry

@@ -11,8 +11,11 @@ from mmap import mmap
 from typing import NoReturn
 
 from moepack.common import digest
+from moepack.common.errors import PackError
+from moepack.common.sizes import ranges_text
 from moepack.pack.format import records, sections
 from moepack.pack.format.dense import DensePart
+from moepack.pack.format.manifest import Manifest
 from moepack.pack.format.tables import PackedFamily, PartKind, TableDecoder
 
 
@@ -61,6 +64,36 @@ class Index(DensePart):
         """Compute the digest of everything before the trailer."""
         with memoryview(self._data) as view:
             return digest.xxh3(view[: -records.TRAILER.size])
+
+    def check_manifest(self, described: Manifest) -> None:
+        """Check that a manifest is of this index, and that no bit of the index has changed."""
+        entry = described.index_entry
+        for name, actual in (("stored", self.trailer_digest), ("computed", self.computed_digest())):
+            if actual != entry.digest:
+                raise PackError(
+                    f"the index is damaged or of another pack: its {name} digest differs",
+                    path=self.path,
+                    place="trailer",
+                    expected=digest.to_text(entry.digest),
+                    found=digest.to_text(actual),
+                    hint="run `moepack verify` on the pack",
+                )
+        length = self.header.index_length
+        if entry.length != length:
+            problem = "the index is not as long as the manifest says"
+            expected = f"{entry.length:,} bytes"
+            raise PackError(problem, path=self.path, expected=expected, found=f"{length:,}")
+        files = [(file.name, file.length) for file in self.files]
+        if [(file.name, file.length) for file in described.files] != files:
+            self._fail("files", "index and manifest list other files")
+        if described.is_whole != (self.is_whole and described.layers is None):
+            problem = "index and manifest differ on whether the pack is whole"
+            self._fail("whole", problem, described.is_whole)
+        layers = sorted({family.layer for family in self.families})
+        if described.layers not in (None, layers):
+            expected = ranges_text(described.layers or [])
+            problem = "index and manifest list other layers"
+            self._fail("layers", problem, expected, ranges_text(layers))
 
     def content_digest(self) -> int:
         """Compute the digest of the tables of files and parts.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moepack.common import digest
 from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.common.escaping import shell_word
@@ -28,8 +27,8 @@ from moepack.pack.reading.directory import (
     pack_folder,
     read_any_manifest,
 )
+from moepack.pack.reading.expert_read import plan_read
 from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH
-from moepack.pack.reading.read_plan import plan_read
 from moepack.pack.reading.reader import Reader
 from moepack.pack.reading.shard_check import check_shards
 from moepack.storage.backend import Backend
@@ -70,7 +69,7 @@ class Pack(Catalog, Closing):
             described = _decode_manifest(data, name)
             mapped = map_index(folder, described.index_entry)
             index = Index(mapped, str(folder / described.index_entry.name))
-            check_index(index, described)
+            index.check_manifest(described)
         except PackError:
             if is_replaced(folder, data):
                 return self._open(folder)
@@ -204,33 +203,27 @@ class Pack(Catalog, Closing):
         Raises as `locate`, PackError for a file that is missing or too short, RequestError for a
         type that gguf-py does not dequantize.
         """
-        from moepack.pack.reading.tensors import part_array  # here, since it brings numpy
-
         location = self._locate_part(layer, expert, part, family)
-        self._require_here(location.path)
         owner, number = self.part_names(layer, family=family)[part]
         kind = owner.part_kinds[number]
-        return part_array(self._mapped_files(), location, kind, dequantize=dequantize)
+        place = f"layer {layer} expert {expert} {location.part}"
+        mapped = self._mapped_files(location.path)
+        return mapped.array(location, kind, place, kind.interleaved_row_count, dequantize)
 
     def dense_tensor(self, name: str, *, dequantize: bool = False) -> NDArray[Any]:
         """Return a dense tensor by its name in the source, as `tensor` does a part.
 
         The slowest axis is the first. Raises as `locate_dense` and `tensor`.
         """
-        from moepack.pack.reading.tensors import dense_array  # here, since it brings numpy
-
         location = self.locate_dense(name)
-        self._require_here(location.path)
-        return dense_array(self._mapped_files(), location, dequantize=dequantize)
+        return self._mapped_files(location.path).array(location, location, name, 1, dequantize)
 
-    def _require_here(self, path: Path) -> None:
-        if isinstance(path, RemotePath):
-            self.require_files()
-            self.require_complete()
-
-    def _mapped_files(self) -> Mappings:
+    def _mapped_files(self, path: Path) -> Mappings:
+        """Return the mapped files; raise RequestError if the one at `path` is elsewhere."""
         self.require_files()
-        from moepack.pack.reading.tensors import Mappings
+        if isinstance(path, RemotePath):
+            self.require_complete()
+        from moepack.pack.reading.tensors import Mappings  # here, since it brings numpy
 
         self._mappings = self._mappings or Mappings()
         return self._mappings
@@ -251,18 +244,18 @@ class Pack(Catalog, Closing):
         """
         self.require_files()
         keys = self.hottest(byte_budget, family=family)
-        with self.reader(backend="buffered", check="never") as reader:
-            reads = [plan_read(self, *key, None, family) for key in keys]
-            if self.partial is not None:  # those that are elsewhere cannot be in the page cache
-                reads = [r for r in reads if not isinstance(r.file_reads[0].path, RemotePath)]
-            reads.sort(key=lambda read: read.file_reads[0])
-            done = 0
-            with reader.submit_reads(reads) as batch:
-                for expert in batch.completions(in_order=True):
-                    length = sum(read.length for read in reads[expert.number].file_reads)
-                    done += length
-                    if progress is not None:
-                        progress(length)
+        reads = [plan_read(self, *key, None, family) for key in keys]
+        if self.partial is not None:  # those that are elsewhere cannot be in the page cache
+            reads = [r for r in reads if not isinstance(r.file_reads[0].path, RemotePath)]
+        reads.sort(key=lambda read: read.file_reads[0])
+        done = 0
+        reader = self.reader(backend="buffered", check="never")
+        with reader, reader.submit_reads(reads) as batch:
+            for expert in batch.completions(in_order=True):
+                length = sum(read.length for read in reads[expert.number].file_reads)
+                done += length
+                if progress is not None:
+                    progress(length)
         return done
 
     def reader(
@@ -297,44 +290,3 @@ def _decode_manifest(data: bytes, path: Path) -> manifest.Manifest:
             hint="run `moepack verify` on the pack",
         )
     return described
-
-
-def check_index(index: Index, described: manifest.Manifest) -> None:
-    """Check that index and manifest belong together and that no bit of the index has changed."""
-    expected = described.index_entry.digest
-    for name, actual in (("stored", index.trailer_digest), ("computed", index.computed_digest())):
-        if actual != expected:
-            raise PackError(
-                f"the index is damaged or of another pack: its {name} digest differs",
-                path=index.path,
-                place="trailer",
-                expected=digest.to_text(expected),
-                found=digest.to_text(actual),
-                hint="run `moepack verify` on the pack",
-            )
-    if described.index_entry.length != index.header.index_length:
-        raise PackError(
-            "the index is not as long as the manifest says",
-            path=index.path,
-            expected=f"{described.index_entry.length:,} bytes",
-            found=f"{index.header.index_length:,}",
-        )
-    listed = [(entry.name, entry.length) for entry in described.files]
-    if listed != [(file.name, file.length) for file in index.files]:
-        raise PackError("index and manifest list other files", path=index.path, place="files")
-    if described.is_whole != (index.is_whole and described.layers is None):
-        raise PackError(
-            "index and manifest differ on whether the pack is whole",
-            path=index.path,
-            place="whole",
-            expected=described.is_whole,
-        )
-    layers = sorted({family.layer for family in index.families})
-    if described.layers is not None and described.layers != layers:
-        raise PackError(
-            "index and manifest list other layers",
-            path=index.path,
-            place="layers",
-            expected=ranges_text(described.layers),
-            found=ranges_text(layers),
-        )

@@ -21,6 +21,8 @@ from moepack.pack.reading.expert_read import (
     callers_memory,
     check_pool,
     new_memory,
+    plan_read,
+    plan_tensor,
     pooled,
 )
 from moepack.pack.reading.in_flight import (
@@ -31,7 +33,6 @@ from moepack.pack.reading.in_flight import (
     close_dropped,
     drop,
 )
-from moepack.pack.reading.read_plan import plan_read, plan_tensor
 from moepack.pack.reading.scheduler import PendingRead, Scheduler
 
 if TYPE_CHECKING:

@@ -48,7 +48,20 @@ class Mappings:
     def __init__(self) -> None:
         self._files: dict[Path, mmap.mmap | None] = {}
 
-    def bytes_at(self, path: Path, offset: int, length: int, place: str) -> NDArray[np.uint8]:
+    def array(
+        self,
+        location: PartLocation | TensorLocation,
+        kind: PartKind | TensorLocation,
+        place: str,
+        rows: int,
+        dequantize: bool,
+    ) -> Array:
+        """Return a part or a tensor, which has rows of so many together: see `Pack.tensor`."""
+        data = self._bytes_at(location.path, location.offset, location.length, place)
+        array = _typed(data, kind.type_name, kind.shape, rows)
+        return _values(array, kind.type_id, kind.type_name, place) if dequantize else array
+
+    def _bytes_at(self, path: Path, offset: int, length: int, place: str) -> NDArray[np.uint8]:
         """Return bytes of a file, read-only. Raises PackError for a file that has fewer."""
         if path not in self._files:
             self._files.setdefault(path, _map(path, place))
@@ -66,26 +79,6 @@ class Mappings:
         if mapped is None:
             return np.frombuffer(_read(path, offset, length, place), np.uint8)
         return np.frombuffer(mapped, np.uint8, length, offset)
-
-
-def part_array(
-    mappings: Mappings, part: PartLocation, kind: PartKind, *, dequantize: bool
-) -> Array:
-    """Return a part of an expert: see `Pack.tensor`."""
-    place = f"layer {part.layer} expert {part.expert} {part.part}"
-    data = mappings.bytes_at(part.path, part.offset, part.length, place)
-    rows = kind.interleaved_row_count
-    array = _typed(data, kind.type_name, kind.shape, rows)
-    return _values(array, kind.type_id, kind.type_name, place) if dequantize else array
-
-
-def dense_array(mappings: Mappings, tensor: TensorLocation, *, dequantize: bool) -> Array:
-    """Return a dense tensor: see `Pack.dense_tensor`."""
-    data = mappings.bytes_at(tensor.path, tensor.offset, tensor.length, tensor.name)
-    array = _typed(data, tensor.type_name, tensor.shape, 1)
-    if not dequantize:
-        return array
-    return _values(array, tensor.type_id, tensor.type_name, tensor.name)
 
 
 def _read(path: Path, offset: int, length: int, place: str) -> bytes:

@@ -11,9 +11,8 @@ import pytest
 import moepack
 from moepack.common.errors import PackError, RequestError
 from moepack.common.sizes import align
-from moepack.pack.reading.expert_read import ExpertRead
+from moepack.pack.reading.expert_read import ExpertRead, read_of_parts
 from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.read_plan import read_of_parts
 from moepack.pack.reading.reader import Reader
 from moepack.storage import aligned_read
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
