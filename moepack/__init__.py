@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from moepack.packing.ranking import rank_pack as rank_pack
     from moepack.packing.restore import restore as restore
     from moepack.packing.shard_index import index_model as index_model
+    from moepack.packing.shared_pack import SharedPack as SharedPack
     from moepack.planning.forecasting.forecast import forecast as forecast
     from moepack.planning.forecasting.misses import WorkingSet as WorkingSet
     from moepack.planning.forecasting.published import published_formula as published_formula
@@ -106,6 +107,7 @@ _NAMES = {
     "packing.ranking": "rank_pack",
     "packing.restore": "restore",
     "packing.shard_index": "index_model",
+    "packing.shared_pack": "SharedPack",
     "planning.forecasting.forecast": "forecast",
     "planning.forecasting.misses": "WorkingSet",
     "planning.forecasting.published": "published_formula",

@@ -39,7 +39,7 @@ ROOMS = {
     "storage": ("remote", ""),
     "pack": ("format", "reading", "opening", "verifying", "engines", "mounting"),
     "traces": ("", "caching", "formats", "hotness", "simulation", "analysis"),
-    "packing": ("plan", "writing", "in_place", "distributed", "copies", ""),
+    "packing": ("plan", "writing", "in_place", "copies", ""),
     "planning": ("machine", "footprint", "forecasting", "placing"),
     "running": ("pager", "programs"),
     "bench": ("", "diagnosis"),

@@ -29,6 +29,7 @@ from moepack.common.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
     from moepack.packing.plan.pack_summary import PackSummary
 
@@ -95,8 +96,7 @@ def pack(
         common |= {"threads": options["threads"], "resume": resume, "recover": recover}
         call = partial(moepack.pack_in_place, source, target, **common)
     else:
-        options |= {"mtp": not no_mtp, "resume": resume}
-        call = partial(moepack.pack_model, source, target, **options)
+        call = partial(_pack, source, target, resume=resume, mtp=not no_mtp, **options)
     if in_place and not (is_confirmed or dry_run or resume):
         summary = call(dry_run=True)
         if summary.in_place is not None and not summary.in_place.refusals:
@@ -112,6 +112,27 @@ def pack(
     sum_up(summary, pack_text.packed, next_step)
     if dry_run and summary.in_place and summary.in_place.refusals:
         raise RequestError("it would be refused", hint="see above")
+
+
+def _pack(
+    source: tuple[str, ...],
+    target: str,
+    *,
+    resume: bool,
+    part: str | None,
+    commit: bool,
+    executor: Executor | None,
+    **options: Any,
+) -> PackSummary:
+    """Pack alone, or together with others."""
+    if (part is not None) + (executor is not None) + commit > 1:
+        raise RequestError("at most one of `part`, `commit` and `executor` can be used")
+    if part is None and executor is None and not commit:
+        return moepack.pack_model(source, target, resume=resume, **options)
+    shared = moepack.SharedPack(source, target, **options)
+    if executor is not None:
+        return shared.write(executor, resume=resume)
+    return shared.commit() if part is None else shared.write_part(part)
 
 
 def _check_in_place(no_mtp: bool, executor: str | None, options: dict[str, Any]) -> None:

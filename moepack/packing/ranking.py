@@ -31,7 +31,7 @@ from moepack.pack.reading.directory import read_manifest
 from moepack.pack.reading.pack import Pack
 from moepack.packing.plan.blob_hotness import count_of, is_measured, load_hotness
 from moepack.packing.writing.commit import TEMPORARY_NAME, commit
-from moepack.packing.writing.line_log import LineLog
+from moepack.packing.writing.lock_file import LockFile
 from moepack.storage.atomic import sync_directory
 from moepack.traces.hotness.model import Hotness
 
@@ -73,7 +73,7 @@ def rank_pack(
     described = describe_hotness(checked, Index(index, str(path)))
     data, name = _manifest(path, index, described)
     try:
-        with contextlib.closing(LineLog(path / JOURNAL_NAME)) as lock:
+        with contextlib.closing(LockFile(path / JOURNAL_NAME)) as lock:
             try:
                 _remove_leftovers(path, old_name)
                 is_changed = read_manifest(path) != data

@@ -24,7 +24,7 @@ from moepack.pack.opening.shards import THREADS, describe_index, index_shards, o
 from moepack.packing.plan.blob_hotness import load_hotness
 from moepack.packing.ranking import describe_hotness, rank
 from moepack.packing.writing.commit import TEMPORARY_NAME, commit
-from moepack.packing.writing.target_directory import check_existing
+from moepack.packing.writing.target import OwnFolder, check_existing
 from moepack.source.experts import find_experts, shape_of
 from moepack.storage.atomic import make_folder
 from moepack.storage.folders import locked_folder
@@ -108,7 +108,7 @@ def _new_directory(path: Path) -> Iterator[Path]:
         created = make_folder(path)
         with locked_folder(path):
             _remove_unfinished(path)
-            check_existing(path, resume=False)
+            check_existing(OwnFolder(path), resume=False)
             try:
                 yield path
             except BaseException:

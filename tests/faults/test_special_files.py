@@ -68,7 +68,7 @@ def desks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             words = (sys.executable, "-c", KILLED, model, pack, name, 0.6)
             assert run_command(*words).returncode == -9
         elif name == "parts":
-            moepack.pack_model(model, pack, part="1/2")
+            moepack.SharedPack(model, pack).write_part("1/2")
         else:
             moepack.pack_model(model, pack)
         if name == "mirrored":

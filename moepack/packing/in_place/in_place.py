@@ -61,7 +61,7 @@ from moepack.packing.plan.pack_summary import InPlaceFacts, WrittenFiles
 from moepack.packing.plan.plan import Plan
 from moepack.packing.writing import manifest_encoder
 from moepack.packing.writing.finished_files import encode_index
-from moepack.packing.writing.target_directory import prepare
+from moepack.packing.writing.target import OwnFolder, check_existing
 from moepack.source.shards import Source
 from moepack.storage import holes
 from moepack.storage.extents import FinishedFile
@@ -80,7 +80,7 @@ def examine(
     refusals: list[MoepackError] = []
     if path.exists() and not _is_barely_begun(path):
         try:
-            prepare(path, resume=False)
+            check_existing(OwnFolder(path), resume=False)
         except MoepackError as error:
             refusals.append(error)
     refusals = refusals or list(reasons.refusals(paths, path, instead))

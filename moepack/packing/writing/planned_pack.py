@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from moepack.common import digest
 from moepack.common.phases import Progress
-from moepack.pack.format import manifest
 from moepack.pack.format.source_entry import SourceEntry
 from moepack.pack.opening.source_identity import describe_shards, describe_source
 from moepack.packing.plan.pack_request import PlannedModel
@@ -57,12 +56,19 @@ class PlannedPack:
         """The data files by name."""
         return {file.name: file for file in self.plan.new_files()}
 
-    def identity(self) -> dict[str, Any]:
-        """Return the identity of the input, as JSON: packs of equal ones have the same files."""
+    def identity(self, *, has_stamps: bool) -> dict[str, Any]:
+        """Return the identity of the input, as JSON: packs of equal ones have the same files.
+
+        On one machine the shards' stamps can be a part of it.
+        """
         plan = self.plan
+        shards = zip(self.described.shards, self.source.shards, strict=True)
         return {
             "tool": TOOL,
-            "source": [[shard.header_sha256, shard.length] for shard in self.described.shards],
+            "source": [
+                [entry.header_sha256, *(header.stamp if has_stamps else [entry.length])]
+                for entry, header in shards
+            ],
             "dense": None if plan.dense_file is None else _digest(plan.dense_file.extents()),
             "layout": plan.layout.to_json(),
             "hotness": plan.hotness_to_json(),
@@ -75,16 +81,6 @@ class PlannedPack:
         """Return a finished file with its digests; None if it cannot be one of these."""
         file = self.files.get(finished.name)
         return None if file is None else on_disk(file, finished)
-
-    @property
-    def index_length(self) -> int:
-        """The bytes of the index."""
-        return self.plan.index_length
-
-    @property
-    def index_name(self) -> str:
-        """The name of the index."""
-        return manifest.INDEX_NAME
 
     def inputs(self) -> Inputs:
         """Return the shards, to be opened; each must be as it was when its header was read."""

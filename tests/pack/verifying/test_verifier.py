@@ -21,6 +21,7 @@ from moepack.packing.plan import layout, plan
 from moepack.packing.restore import restore
 from moepack.packing.writing import packer
 from moepack.packing.writing.planned_pack import PlannedPack
+from moepack.packing.writing.target import open_target
 from moepack.source import experts
 from moepack.source.dense import find_dense
 from moepack.source.experts import Experts, Scattered
@@ -92,7 +93,8 @@ def packed_wrongly(change: Callable[[Experts], Experts], folder: Path) -> tuple[
     planned = plan.make(change(model), layout.load("layers"), dense=find_dense(source, model))
     shards = tuple(map(describe_shard, source.shards))
     described = describe_source(source, experts.shape_of(source, model), shards)
-    packer.pack(PlannedPack(source, described, planned), folder / "broken")
+    target = open_target(folder / "broken", is_alone=True)
+    packer.pack(PlannedPack(source, described, planned), target)
     return folder / "broken", [shard.path for shard in source.shards]
 
 

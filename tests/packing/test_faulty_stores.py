@@ -16,6 +16,7 @@ from moepack.common.errors import MachineError, RequestError
 from moepack.common.paths import RemotePath
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.pack_model import pack_model
+from moepack.packing.shared_pack import SharedPack
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteError
 from moepack.storage.remote.stores import store_of
@@ -212,16 +213,17 @@ def test_an_object_that_was_changed_before_the_commit_is_written_anew(
     alone: dict[str, bytes], bucket: str, network: FaultyStore
 ) -> None:
     target = f"{bucket}/changed.moepack"
-    pack(target, part=(1, 1))
+    shared = SharedPack(shards_of(MODEL), target)
+    shared.write_part((1, 1))
     read = [path for _, path, _ in network.traffic.gets() if ".bin" in path]
     assert all(path.endswith(".json") for path in read)
     changed = RemotePath(target) / "experts-00002.bin"
     data = alone["experts-00002.bin"]
     store_of(changed).put(changed.key, bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(RequestError, match=r"not finished, found damaged experts-00002\.bin"):
-        pack(target, commit=True)
-    assert pack(target, part=(1, 1)).written_length == len(data)
-    pack(target, commit=True)
+        shared.commit()
+    assert shared.write_part((1, 1)).written_length == len(data)
+    shared.commit()
     assert objects(network, target) == alone
 
 

@@ -16,9 +16,10 @@ import pytest
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.common.paths import RemotePath
 from moepack.pack.verifying.verifier import verify
-from moepack.packing.distributed import unfinished_pack as distributed_pack
 from moepack.packing.pack_model import pack_model
+from moepack.packing.plan.pack_summary import PackSummary
 from moepack.packing.restore import restore
+from moepack.packing.shared_pack import SharedPack
 from moepack.storage import inputs
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteStamp
@@ -26,7 +27,6 @@ from moepack.storage.remote.stores import store_of
 from tests.support.buckets import bucket_of_moto
 from tests.support.children import MOEPACK
 from tests.support.damages import DAMAGES, Damage
-from tests.support.gguf_builder import F32, moe
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.models import contents, flip, hotness_of, shards_of
 
@@ -46,17 +46,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return contents(folder)
 
 
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+def shared(target: Path | str, **choices: Any) -> SharedPack:
+    return SharedPack(shards_of(MODEL), target, **{"hotness": HOTNESS, **choices})
 
 
-def pack_part(target: Path | str, **options: Any) -> Any:
+def pack(target: Path | str, **options: Any) -> PackSummary:
     return pack_model(shards_of(MODEL), target, **{"hotness": HOTNESS, **options})
 
 
-def write_parts(target: Path | str, **options: Any) -> None:
+def write_parts(target: Path | str, **choices: Any) -> None:
     for number in range(1, PARTS + 1):
-        pack_part(target, part=(number, PARTS), **options)
+        shared(target, **choices).write_part((number, PARTS))
 
 
 def test_parts_that_share_a_folder_alone_become_the_pack_of_one_process(
@@ -78,17 +78,17 @@ def test_parts_that_share_a_folder_alone_become_the_pack_of_one_process(
 def test_nothing_is_committed_before_all_parts_are_written(
     alone: dict[str, bytes], tmp_path: Path
 ) -> None:
-    first = pack_part(tmp_path / "pack", part="1/3")
+    first = shared(tmp_path / "pack").write_part("1/3")
     assert first.written_length
     assert first.missing_file_count == first.file_count - 1
-    again = pack_part(tmp_path / "pack", part="1/3")
+    again = shared(tmp_path / "pack").write_part("1/3")
     assert (again.written_length, again.resumed_file_count) == (0, 1)
     with pytest.raises(RequestError, match="data files are not finished, found missing"):
-        pack_part(tmp_path / "pack", commit=True)
+        shared(tmp_path / "pack").commit()
     write_parts(tmp_path / "pack")
-    pack_part(tmp_path / "pack", commit=True)
+    shared(tmp_path / "pack").commit()
     assert contents(tmp_path / "pack") == alone
-    assert pack_part(tmp_path / "pack", part="1/3").is_finished
+    assert shared(tmp_path / "pack").write_part("1/3").is_finished
 
 
 @pytest.mark.parametrize(
@@ -101,50 +101,22 @@ def test_nothing_is_committed_before_all_parts_are_written(
     ids=["counts", "no counts", "layout"],
 )
 def test_parts_of_other_input_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    pack_part(tmp_path / "pack", part="1/3")
+    shared(tmp_path / "pack").write_part("1/3")
     with pytest.raises(RequestError, match="made from other input"):
-        pack_part(tmp_path / "pack", part="2/3", **change)
+        shared(tmp_path / "pack", **change).write_part("2/3")
 
 
 def test_parts_and_packs_of_one_process_do_not_meet(tmp_path: Path) -> None:
-    pack_part(tmp_path / "pack", part="1/3")
+    shared(tmp_path / "pack").write_part("1/3")
     for resume in (False, True):
         with pytest.raises(RequestError, match="parts of a pack are here"):
-            pack_part(tmp_path / "pack", resume=resume)
+            pack(tmp_path / "pack", resume=resume)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "pack.journal").write_bytes(b"")
     with pytest.raises(RequestError, match="not an unfinished pack of several"):
-        pack_part(tmp_path / "other", part="1/3")
-    with pytest.raises(RequestError, match="at most one of"):
-        pack_part(tmp_path / "new", part="1/3", commit=True)
+        shared(tmp_path / "other").write_part("1/3")
     with pytest.raises(MoepackError, match="not a whole pack"):
         verify(tmp_path / "pack")
-
-
-def test_a_record_with_any_byte_changed_or_cut_off_only_costs_its_file(
-    alone: dict[str, bytes], tmp_path: Path
-) -> None:
-    model = moe((0,), 2, ne=(4, 2), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
-    pack_model([model], tmp_path / "alone")
-    pack_model([model], tmp_path / "pack", part="1/1")
-    records = sorted((tmp_path / "pack" / "pack.records").glob("*.json"))
-    assert len(records) == 3, "of two files, and of the input"
-    for record in records:
-        whole = record.read_bytes()
-        damaged = [flipped(whole, at) for at in range(len(whole))]
-        cut = [whole[:at] for at in range(len(whole))]
-        assert not any(map(distributed_pack._unseal, damaged + cut))
-        for at in range(0, len(whole), 97):
-            flip(record, at)
-            if record.name != "input.json":
-                with pytest.raises(RequestError, match="1 of 2 data files are not finished"):
-                    pack_model([model], tmp_path / "pack", commit=True)
-            record.write_bytes(whole[:at])
-            summary = pack_model([model], tmp_path / "pack", part="1/1")
-            assert summary.resumed_file_count == (2 if record.name == "input.json" else 1)
-            assert record.read_bytes() == whole
-    pack_model([model], tmp_path / "pack", commit=True)
-    assert contents(tmp_path / "pack") == contents(tmp_path / "alone")
 
 
 def test_a_record_of_other_input_is_not_trusted(tmp_path: Path) -> None:
@@ -152,10 +124,10 @@ def test_a_record_of_other_input_is_not_trusted(tmp_path: Path) -> None:
     write_parts(tmp_path / "pack", hotness=None)
     (tmp_path / "pack" / "pack.records" / "input.json").unlink()
     with pytest.raises(RequestError, match="not empty"):
-        pack_part(tmp_path / "pack", part="1/3")
+        shared(tmp_path / "pack").write_part("1/3")
     (tmp_path / "pack" / "pack.records" / "input.json").write_bytes(b"{}")
     with pytest.raises(RequestError, match="are not finished"):
-        pack_part(tmp_path / "pack", commit=True)
+        shared(tmp_path / "pack").commit()
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -167,14 +139,14 @@ def test_a_damaged_data_file_is_found_and_written_again(
     write_parts(target)
     damage(target / name)
     with pytest.raises(RequestError, match="data files are not finished"):
-        pack_part(target, commit=True)
+        shared(target).commit()
     write_parts(target)
     damage(target / name)
-    again = pack_part(target, part="1/1")
+    again = shared(target).write_part("1/1")
     assert again.written_length == len(alone[name])
     assert again.resumed_file_count == again.file_count - 1
     assert again.digests.compared_length == again.digests.known_length > 0
-    pack_part(target, commit=True)
+    shared(target).commit()
     assert contents(target) == alone
 
 
@@ -190,8 +162,8 @@ def test_a_part_killed_at_any_moment_is_run_again(alone: dict[str, bytes], tmp_p
         time.sleep(choices.uniform(0, 0.05))
         run.send_signal(signal.SIGKILL)
         run.wait()
-        pack_model(shards_of(MODEL), target, part="1/1")
-        pack_model(shards_of(MODEL), target, commit=True)
+        SharedPack(shards_of(MODEL), target).write_part("1/1")
+        SharedPack(shards_of(MODEL), target).commit()
         assert not (target / "pack.records").exists(), "what was killed has left nothing"
         assert verify(target, shards_of(MODEL)).passed
 
@@ -201,7 +173,7 @@ def test_two_that_commit_at_once_make_one_pack(alone: dict[str, bytes], tmp_path
         target = tmp_path / f"pack-{trial}"
         write_parts(target)
         with ThreadPoolExecutor(3) as threads:
-            commits = [threads.submit(pack_part, target, commit=True) for _ in range(3)]
+            commits = [threads.submit(shared(target).commit) for _ in range(3)]
         problems = [str(one.exception()) for one in commits if one.exception()]
         assert all("a whole pack is here already" in problem for problem in problems)
         assert len(problems) < 3
@@ -230,16 +202,15 @@ def test_an_executors_workers_write_the_pack_of_one_process(
     alone: dict[str, bytes], tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[int, int]] = []
-    summary = pack_part(
-        tmp_path / "pack", executor=executor, progress=lambda *step: done.append(step)
-    )
+    sharing = shared(tmp_path / "pack", progress=lambda *step: done.append(step))
+    summary = sharing.write(executor)
     assert summary.written_length == sum(
         len(data) for name, data in alone.items() if name not in ("index.bin", "manifest.json")
     )
     assert sum(length for length, _ in done) == done[-1][1]
     assert contents(tmp_path / "pack") == alone
     monkeypatch.chdir(tmp_path)  # workers have folders of their own
-    pack_part("strong", executor=executor, strong=True)
+    shared("strong", strong=True).write(executor)
     assert verify("strong", shards_of(MODEL)).passed
 
 
@@ -247,11 +218,11 @@ def test_a_pool_whose_process_dies_is_continued(alone: dict[str, bytes], tmp_pat
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         pool.submit(os._exit, 1)
         with pytest.raises(MachineError, match="a worker died") as failure:
-            pack_part(tmp_path / "pack", executor=pool)
+            shared(tmp_path / "pack").write(pool)
     assert "resume=True" in str(failure.value.hint)
     with pytest.raises(RequestError, match="an interrupted pack is here"):
-        pack_part(tmp_path / "pack", executor=ThreadPoolExecutor(1))
-    pack_part(tmp_path / "pack", executor=ThreadPoolExecutor(1), resume=True)
+        shared(tmp_path / "pack").write(ThreadPoolExecutor(1))
+    shared(tmp_path / "pack").write(ThreadPoolExecutor(1), resume=True)
     assert contents(tmp_path / "pack") == alone
 
 
@@ -274,13 +245,18 @@ def test_a_pack_in_a_bucket_has_the_bytes_of_one_on_the_disk(
     alone: dict[str, bytes], bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_store, "UPLOAD_LENGTH", 5 << 20)
-    pack_part(f"{bucket}/one.moepack")
+    pack(f"{bucket}/one.moepack")
     assert objects(f"{bucket}/one.moepack") == alone
     assert verify(f"{bucket}/one.moepack", shards_of(MODEL)).passed
-    for options in ({}, {"resume": True}, {"part": "1/2"}, {"commit": True}):
-        assert pack_part(f"{bucket}/one.moepack", **options).is_finished
+    for again in (
+        pack(f"{bucket}/one.moepack"),
+        pack(f"{bucket}/one.moepack", resume=True),
+        shared(f"{bucket}/one.moepack").write_part("1/2"),
+        shared(f"{bucket}/one.moepack").commit(),
+    ):
+        assert again.is_finished
     with pytest.raises(RequestError, match="a whole pack is here already"):
-        pack_part(f"{bucket}/one.moepack", layers="2")
+        pack(f"{bucket}/one.moepack", layers="2")
     assert objects(f"{bucket}/one.moepack") == alone
 
 
@@ -289,9 +265,7 @@ def test_parts_that_share_a_bucket_alone_are_committed_once(
 ) -> None:
     write_parts(f"{bucket}/parts.moepack")
     with ThreadPoolExecutor(2) as threads:
-        commits = [
-            threads.submit(pack_part, f"{bucket}/parts.moepack", commit=True) for _ in range(2)
-        ]
+        commits = [threads.submit(shared(f"{bucket}/parts.moepack").commit) for _ in range(2)]
     problems = [str(one.exception()) for one in commits if one.exception()]
     assert all("a whole pack is here already" in problem for problem in problems)
     assert objects(f"{bucket}/parts.moepack") == alone
@@ -310,14 +284,14 @@ def test_a_failed_upload_is_continued(
 
     monkeypatch.setattr(remote_store.Store, "upload", fail)
     with pytest.raises(MachineError, match="503 Service Unavailable"):
-        pack_part(address)
+        pack(address)
     monkeypatch.undo()
     names = set(objects(address))
     assert "manifest.json" not in names
     assert "dense.bin" not in names
     with pytest.raises(RequestError, match="an interrupted pack is here"):
-        pack_part(address)
-    summary = pack_part(address, resume=True)
+        pack(address)
+    summary = pack(address, resume=True)
     assert summary.resumed_file_count
     assert objects(address) == alone
 
@@ -331,7 +305,7 @@ def test_a_failed_upload_is_continued(
 )
 def test_what_cannot_be_written_to_is_refused(target: str, problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
-        pack_part(target)
+        pack(target)
 
 
 def test_a_forked_worker_is_told_that_stores_do_not_work_there(bucket: str, tmp_path: Path) -> None:
@@ -354,26 +328,26 @@ def test_parts_of_a_model_on_the_hub_are_checked_before_they_are_committed(
     monkeypatch.setattr(inputs, "MAX_GAP", 0)  # else a worker reads these small shards whole
     with hub_of(tmp_path / "hub", monkeypatch, shards_of(MODEL)) as hub:
         source = f"hf://{REPOSITORY}"
-        pack_model(source, tmp_path / "pack", part="1/2")
-        pack_model(source, tmp_path / "pack", part="2/2")
-        pack_model(source, tmp_path / "pack", commit=True)
+        SharedPack(source, tmp_path / "pack").write_part("1/2")
+        SharedPack(source, tmp_path / "pack").write_part("2/2")
+        SharedPack(source, tmp_path / "pack").commit()
         assert verify(tmp_path / "pack", shards_of(MODEL), sha256=True).passed
 
         def lie(summary: object) -> None:
             hub.content.fault = lambda number: "other bytes"
 
-        pack_model(source, tmp_path / "lies", part="1/2")
-        pack_model(source, tmp_path / "lies", part="2/2", planned=lie)
+        SharedPack(source, tmp_path / "lies").write_part("1/2")
+        SharedPack(source, tmp_path / "lies", planned=lie).write_part("2/2")
         hub.content.fault = lambda number: None
         with pytest.raises(SourceError, match="other bytes than the hub states"):
-            pack_model(source, tmp_path / "lies", commit=True)
+            SharedPack(source, tmp_path / "lies").commit()
         assert not (tmp_path / "lies" / "manifest.json").exists()
 
 
 def test_parts_of_a_verification_look_at_all_of_a_pack_together(
     alone: dict[str, bytes], tmp_path: Path
 ) -> None:
-    pack_part(tmp_path / "pack")
+    pack(tmp_path / "pack")
     whole = verify(tmp_path / "pack", shards_of(MODEL))
     reports = [
         verify(tmp_path / "pack", shards_of(MODEL), part=(number, PARTS))
@@ -395,7 +369,7 @@ def test_parts_of_a_verification_look_at_all_of_a_pack_together(
 def test_an_executors_workers_verify_and_restore_a_pack(
     tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pack_part(tmp_path / "pack", sha256=True)
+    pack(tmp_path / "pack", sha256=True)
     monkeypatch.chdir(tmp_path)
     report = verify("pack", shards_of(MODEL), executor=executor)
     assert report == verify("pack", shards_of(MODEL))
@@ -417,7 +391,7 @@ def test_an_executors_workers_verify_and_restore_a_pack(
 
 
 def test_parts_restore_each_shard_once(tmp_path: Path) -> None:
-    pack_part(tmp_path / "pack")
+    pack(tmp_path / "pack")
     for number in range(1, PARTS + 1):
         restore(tmp_path / "pack", tmp_path / "shards", part=(number, PARTS))
     for shard in shards_of(MODEL):
