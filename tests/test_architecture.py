@@ -71,7 +71,7 @@ EXTRAS = {
     "distributed": ("cli.shared.executors",),
     "hf_xet": ("storage.remote.xet",),
     "huggingface_hub": ("storage.remote.hub",),
-    "jinja2": ("report.html.page",),
+    "jinja2": ("report.html.report",),
     "obstore": ("storage.remote.store", "storage.remote.stores"),
     "prompt_toolkit": ("cli.running.line_editor",),
 }

@@ -20,9 +20,8 @@ from moepack.pack.engines import moe_stream_dir
 from moepack.pack.engines import registry as engines
 from moepack.pack.format import records
 from moepack.planning.forecasting import modes, rates
-from moepack.report.html import page
-from moepack.report.html.facts import ReportFacts
-from moepack.report.html.section import PageSection
+from moepack.report.html import report
+from moepack.report.html.section import PageSection, ReportFacts
 from moepack.storage import probe
 from moepack.traces.caching import cache
 from moepack.traces.caching.policies import LeastRecentlyUsed
@@ -144,7 +143,7 @@ def test_a_page_section_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     def dummy(facts: ReportFacts) -> PageSection:
         return PageSection("dummy", f"it is about {facts.name}")
 
-    monkeypatch.setattr(page, "SECTIONS", {"A dummy": dummy})
+    monkeypatch.setattr(report, "SECTIONS", {"A dummy": dummy})
     made = moepack.make_report(first_shard("mixtral"))
     assert made.summary.sections == ("A dummy",)
     assert "It is about" in made.html
