@@ -68,7 +68,7 @@ LIBRARIES = {
 """What moepack depends on, and where alone it is known; numpy any room may know."""
 
 EXTRAS = {
-    "distributed": ("cli.shared.executors",),
+    "distributed": ("cli.pack",),
     "hf_xet": ("storage.remote.xet",),
     "huggingface_hub": ("storage.remote.hub",),
     "jinja2": ("report.html.report",),

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import moepack
-from moepack.cli.export import Formats
+from moepack.cli.copies import Formats
 from moepack.cli.main import cli
 from moepack.common import extras
 from moepack.common.errors import PackError, RequestError

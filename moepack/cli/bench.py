@@ -1,27 +1,36 @@
-"""The command `bench`."""
+"""The commands `bench` and `report`."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import click
 
 import moepack
-from moepack.cli.shared.files import picture_file, read_prompt
+from moepack.cli.shared.files import output_file, picture_file, read_prompt
 from moepack.cli.shared.options import (
     backend_option,
     file_option,
+    flag_option,
+    force_option,
+    format_option,
+    lenient_option,
+    machine_option,
     micro_batch_option,
     number_option,
     opened_argument,
+    output_option,
     plot_options,
     progress_options,
     size_option,
     source_option,
+    source_or_pack_argument,
 )
-from moepack.cli.shared.parameters import Numbers
+from moepack.cli.shared.parameters import STANDARD_STREAM, Numbers
 from moepack.cli.shared.progress import progress
-from moepack.cli.shared.terminal import complain, is_json, is_quiet, show
+from moepack.cli.shared.terminal import complain, is_json, is_quiet, show, sum_up
 from moepack.common.errors import RequestError
 from moepack.pack.reading.directory import named_pack
 from moepack.running.programs.sampling import MAX_CONTEXT
@@ -47,10 +56,7 @@ _RUN_SETTINGS = (
     help="Queue depths to try: numbers of reads in flight.",
 )
 @click.option(
-    "--seconds",
-    type=click.FloatRange(0, 3600),
-    default=45,
-    help="Time for the comparison.",
+    "--seconds", type=click.FloatRange(0, 3600), default=45, help="Time for the comparison."
 )
 @size_option("--length", default="256MiB", help="Bytes of experts to read repeatedly.")
 @click.option(
@@ -59,11 +65,8 @@ _RUN_SETTINGS = (
     default=0.25,
     help="Time for each point of the drive's surface; 0 skips it.",
 )
-@click.option(
-    "--run",
-    "runs",
-    is_flag=True,
-    help="Run the model within a memory limit instead, and measure its speed.",
+@flag_option(
+    "--run", "runs", help="Run the model within a memory limit instead, and measure its speed."
 )
 @size_option(
     "--memory",
@@ -154,3 +157,73 @@ def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:
     with progress(None, "running", "runs") as advance:
         speed = bench_run(pack, source=source or None, prompt=prompt, progress=advance, **settings)
     show(speed, measure_text.speed)
+
+
+@click.command()
+@source_or_pack_argument
+@file_option(
+    "--trace", "traces", multiple=True, help="Routing trace, for heat, coverage and caches."
+)
+@machine_option
+@file_option(
+    "--run",
+    "runs",
+    multiple=True,
+    help="Measurement, as JSON of `moepack bench`, `moepack run` or llama-bench.",
+)
+@size_option(
+    "--budget", share_of="experts", help="Memory for experts to mark: 8GiB, 25% of all experts."
+)
+@flag_option("--verify", help="Also verify the pack, which reads all of it.")
+@source_option
+@output_option(help="Page to write, in HTML; - is standard output.")
+@flag_option("--open", "opens", help="Open the page in a browser.")
+@force_option
+@format_option
+@lenient_option
+@progress_options
+def report(
+    source_or_pack: tuple[str, ...],
+    output: str,
+    opens: bool,
+    force: bool,
+    form: str | None,
+    lenient: bool,
+    verify: bool,
+    source_paths: tuple[str, ...],
+    machine_path: str | None,
+    **settings: Any,
+) -> None:
+    """Make a page about a model for a browser: one file, with pictures and tables.
+
+    Each section needs its input: a trace for heat, coverage and caches, a machine for placement and
+    forecast, measurements, or the verification of a pack.
+
+    Example: moepack report model.gguf --trace chat.moetrace -o report.html
+    """
+    from moepack.report.html.report import summary_text
+    from moepack.traces.formats.registry import ReadOptions
+
+    if opens and output == STANDARD_STREAM:
+        raise RequestError("--open needs a file", hint="name one with -o")
+    if source_paths and not verify:
+        raise RequestError("--source is for --verify", hint="add --verify, or leave --source out")
+    inputs = [*settings["traces"], *settings["runs"]]
+    with output_file(output, force=force, inputs=inputs, suffix=".html") as path:
+        if verify:
+            with progress(None, "verifying") as advance:
+                settings["verification"] = moepack.verify(
+                    source_or_pack[0], source_paths or None, progress=advance
+                )
+        with progress(None, "reading", "steps") as advance:
+            page = moepack.make_report(
+                source_or_pack,
+                path,
+                machine=machine_path,
+                options=ReadOptions(form, lenient=lenient),
+                progress=advance,
+                **settings,
+            )
+    sum_up(replace(page.summary, path=output), summary_text)
+    if opens and click.launch(os.path.abspath(output)):
+        complain("note", "no browser could be started: open the page by hand")

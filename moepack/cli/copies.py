@@ -1,17 +1,22 @@
-"""The commands `index`, `mount`, `pull` and `mirror`: a model and packs at a second place."""
+"""The commands `index`, `mount`, `pull`, `mirror` and `export`: packs at a second place."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import moepack
 from moepack.cli.shared.options import (
+    dry_run_option,
+    file_option,
+    flag_option,
     folder_option,
+    force_option,
     hotness_option,
     hottest_option,
     json_option,
@@ -20,20 +25,21 @@ from moepack.cli.shared.options import (
     pack_argument,
     progress_options,
     resume_option,
+    size_option,
     threads_option,
 )
-from moepack.cli.shared.parameters import ModelName, OutputFolder, PathName
+from moepack.cli.shared.parameters import ModelName, OutputFolder, PathName, ResumableFile
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import (
+    announce,
     complain,
     is_json,
-    is_quiet,
-    lay_out,
     next_line,
     say,
     show,
     sum_up,
 )
+from moepack.cli.words.front import Commands, with_help
 from moepack.common.errors import RequestError
 from moepack.common.escaping import one_line, shell_words
 from moepack.common.path_hints import missing_model_hint
@@ -41,17 +47,15 @@ from moepack.common.paths import is_remote
 from moepack.common.sizes import Size
 
 if TYPE_CHECKING:
+    from moepack.pack.engines.contract import Engine, ExportOption
     from moepack.pack.mounting.mount import MountFacts
-    from moepack.packing.copies.pull import PullSummary
 
 
 @click.command()
 @click.argument("source", nargs=-1, required=True, type=ModelName(), metavar="SOURCE...")
 @folder_option("Folder of the new index.")
 @hotness_option
-@click.option(
-    "--digests", is_flag=True, help="Read the shards for digests, so that reads are checked."
-)
+@flag_option("--digests", help="Read the shards for digests, so that reads are checked.")
 @threads_option
 @progress_options
 def index(source: tuple[str, ...], target: str, **options: Any) -> None:
@@ -103,11 +107,7 @@ def mount(pack_path: str, target: str) -> None:
 @layers_option
 @hottest_option("experts")
 @resume_option
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Comparison of all that is there, and repair.",
-)
+@flag_option("--check", help="Comparison of all that is there, and repair.")
 @number_option("--threads", least=1, most=256, default=16, help="Number of ranges in flight.")
 @progress_options
 def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> None:
@@ -119,21 +119,15 @@ def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> 
     Example: moepack pull s3://models/q.moepack -o q.moepack --hottest 40GiB
     """
     from moepack.report import pack_text
-    from moepack.report.facts import printable
 
     if pack is not None and not is_remote(pack) and not os.path.lexists(pack):
         raise RequestError("not the address of a pack", path=pack, hint=missing_model_hint(pack))
     if target is None or (pack is None and not resume):
         raise click.UsageError(f"{'-o DIR' if target is None else 'PACK'} is missing")
 
-    def print_plan(summary: PullSummary) -> None:
-        if not is_json() and not is_quiet():
-            lay_out(pack_text.pull_plan(printable(summary)))
-
+    options |= {"resume": resume, "planned": partial(announce, render=pack_text.pull_plan)}
     with progress(None, "pulling") as advance:
-        summary = moepack.pull(
-            pack, target, resume=resume, planned=print_plan, progress=advance, **options
-        )
+        summary = moepack.pull(pack, target, progress=advance, **options)
     sum_up(summary, pack_text.pulled, next_line("run", summary.path))
 
 
@@ -141,7 +135,7 @@ def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> 
 @pack_argument
 @click.argument("target", required=False, type=OutputFolder(), metavar="[TARGET]")
 @hottest_option("experts")
-@click.option("--remove", is_flag=True, help="Remove the mirror of PACK.")
+@flag_option("--remove", help="Remove the mirror of PACK.")
 @progress_options
 def mirror(pack_path: str, target: str | None, hottest: Size | None, remove: bool) -> None:
     """Copy experts of PACK into the folder TARGET on another drive, to read from both.
@@ -169,3 +163,89 @@ def mirror(pack_path: str, target: str | None, hottest: Size | None, remove: boo
         with progress(None, "mirroring") as advance:
             summary = moepack.mirror_pack(pack_path, target, hottest=hottest, progress=advance)
         sum_up(summary, pack_text.mirrored, next_line("run", pack_path))
+
+
+class Formats(Commands):
+    """The commands of all formats that the library lists; its help shows what each is."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        del self.commands  # until they are asked for: most commands do without the formats
+
+    @cached_property
+    def commands(self) -> dict[str, click.Command]:  # type: ignore[override]
+        """The commands by name."""
+        return {engine.name: with_help(_command(engine)) for engine in moepack.export_formats()}
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each format is, and the options."""
+        from moepack.report import pack_text
+
+        for engine in moepack.export_formats():
+            with formatter.section(f"{engine.name}, for {engine.title}"):
+                formatter.write_dl(pack_text.format_facts(engine), col_max=10, col_spacing=2)
+        click.Command.format_options(self, context, formatter)
+
+
+@click.group(cls=Formats)
+def export() -> None:
+    """Write a pack in the format of another engine."""
+
+
+def _command(engine: Engine) -> click.Command:
+    """Return the command that exports to a format, with its options."""
+    target = _target(engine)
+    suffix = "" if engine.default_name else f" -o {'experts' if engine.is_folder else 'model.'}"
+    if suffix.endswith("."):
+        suffix += engine.name
+    example = f"moepack export {engine.name} model.moepack{suffix}"
+
+    def run(pack_path: str, target: str | None, **options: Any) -> None:
+        from moepack.report import pack_text
+
+        with progress(None, "exporting") as advance:
+            summary = moepack.export(engine.name, pack_path, target, progress=advance, **options)
+        if summary.dry_run:
+            show(summary, pack_text.export_plan)
+        else:
+            sum_up(summary, pack_text.exported, summary.command)
+
+    command: Any = run
+    for option in (
+        progress_options,
+        threads_option,
+        force_option,
+        resume_option,
+        dry_run_option,
+        *map(_option, reversed(engine.options)),
+        target,
+        pack_argument,
+    ):
+        command = option(command)
+    text = f"{engine.summary}\n\nExample: {example}"
+    return click.command(engine.name, help=text)(command)
+
+
+def _target(engine: Engine) -> Any:
+    kind = OutputFolder() if engine.is_folder else ResumableFile()
+    metavar = "DIR" if engine.is_folder else "FILE"
+    what = "Folder" if engine.is_folder else "File"
+    return click.option(
+        "-o",
+        "--output",
+        "target",
+        required=engine.default_name is None,
+        type=kind,
+        metavar=metavar,
+        help=f"{what} to write." + ("  [default: in the pack]" if engine.default_name else ""),
+    )
+
+
+def _option(option: ExportOption) -> Any:
+    name = f"--{option.name}"
+    if option.kind == "size":
+        return size_option(name, least=0, default=option.default, help=option.help)
+    if option.kind == "file":
+        return file_option(name, help=option.help)
+    choices = click.Choice(option.choices)
+    return click.option(name, type=choices, default=option.default, help=option.help)

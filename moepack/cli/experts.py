@@ -8,6 +8,7 @@ import moepack
 from moepack.cli.shared.files import output_file
 from moepack.cli.shared.options import (
     expert_options,
+    flag_option,
     force_option,
     hotness_option,
     hottest_option,
@@ -55,7 +56,7 @@ def inspect(source_or_pack: tuple[str, ...]) -> None:
 @opened_argument
 @hottest_option("blobs")
 @layers_option
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@flag_option("--csv", "as_csv", help="Print CSV.")
 @json_option
 def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_csv: bool) -> None:
     """List every blob and dense tensor: its kind, offset, length and hotness.
@@ -148,7 +149,7 @@ def extract(
 @click.command()
 @pack_argument
 @hotness_option
-@click.option("--learned", is_flag=True, help="Counts from recent runs of the pack.")
+@flag_option("--learned", help="Counts from recent runs of the pack.")
 @json_option
 def rank(pack_path: str, hotness: str | None, learned: bool) -> None:
     """Rank the experts of PACK by other counts; blobs do not move.

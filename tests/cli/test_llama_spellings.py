@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from moepack.cli.run import _split_prompt, run
-from moepack.cli.serve import serve
+from moepack.cli.run import _split_prompt, run, serve
 from moepack.cli.words.llama_command import RUN, SERVE, Translation, check_rest, split_fields
 from moepack.common.errors import RequestError
 from tests.support.needs import needs_llama

@@ -60,6 +60,11 @@ def file_option(*names: str, **settings: Any) -> Option[Any]:
     return click.option(*names, type=InputPath(), metavar="FILE", **settings)
 
 
+def flag_option(*names: str, **settings: Any) -> Option[Any]:
+    """Return an option without a value."""
+    return click.option(*names, is_flag=True, **settings)
+
+
 def number_option(*names: str, least: int, most: int | None = None, **settings: Any) -> Option[Any]:
     """Return an option for a whole number within bounds."""
     return click.option(*names, type=click.IntRange(least, most), metavar="N", **settings)
@@ -79,26 +84,19 @@ measured_model_argument = click.argument(
     "model", nargs=-1, type=ModelName(), metavar="[SOURCE_OR_PACK]"
 )
 
-json_option = click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    expose_value=False,
-    callback=set_json,
-    help="Print one JSON object.",
+json_option = flag_option(
+    "--json", "as_json", expose_value=False, callback=set_json, help="Print one JSON object."
 )
-quiet_option = click.option(
+quiet_option = flag_option(
     "-q",
     "--quiet",
-    is_flag=True,
     expose_value=False,
     callback=set_verbosity(-1),
     help="Print only errors, and JSON.",
 )
-verbose_option = click.option(
+verbose_option = flag_option(
     "-v",
     "--verbose",
-    is_flag=True,
     expose_value=False,
     callback=set_verbosity(1),
     help="Print more, such as the time taken.",
@@ -109,13 +107,11 @@ progress_options = options(quiet_option, verbose_option, json_option)
 threads_option = number_option(
     "--threads", least=1, most=256, default=4, help="Number of threads that read and write."
 )
-force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
-resume_option = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
-recover_option = click.option(
-    "--recover",
-    is_flag=True,
-    help="Continue in place with a damaged or lost journal, by digests.",
+force_option = flag_option("--force", help="Overwrite an existing file.")
+dry_run_option = flag_option("--dry-run", help="Print the plan and write nothing.")
+resume_option = flag_option("--resume", help="Continue an interrupted run.")
+recover_option = flag_option(
+    "--recover", help="Continue in place with a damaged or lost journal, by digests."
 )
 source_option = click.option(
     "--source",
@@ -169,8 +165,8 @@ format_option = click.option(
     metavar="NAME",
     help="Format of the traces; detected by default.",
 )
-lenient_option = click.option(
-    "--lenient", is_flag=True, help="Skip and count faulty entries, instead of stopping."
+lenient_option = flag_option(
+    "--lenient", help="Skip and count faulty entries, instead of stopping."
 )
 traced_model_options = options(
     format_option,
@@ -190,7 +186,7 @@ traced_pack_option = click.option(
     metavar="PACK",
     help="Pack of the model that was traced, in place of --model.",
 )
-append_option = click.option("--append", is_flag=True, help="Add to an existing trace file.")
+append_option = flag_option("--append", help="Add to an existing trace file.")
 
 
 def output_option(

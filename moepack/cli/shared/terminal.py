@@ -94,6 +94,14 @@ def lay_out(page: Page | str, *, err: bool = False) -> None:
     say(laid_out.text(width, lambda text: as_typed(text, context.command, names)), err=err)
 
 
+def announce(facts: Facts, render: Callable[[Facts], Page | str]) -> None:
+    """Print the plan of some work before it begins, except in JSON and if quiet."""
+    from moepack.report.facts import printable
+
+    if not is_json() and not is_quiet():
+        lay_out(render(printable(facts)))
+
+
 def show(facts: Facts, render: Callable[[Facts], Page | str], next_step: str | None = None) -> None:
     """Print facts: as one JSON object, or as `render` writes them for people.
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from moepack.common.sizes import size_text
 from moepack.planning.forecasting.facts import SpeedFacts
-from moepack.planning.placing.facts import DeviceFacts
 from moepack.planning.placing.engines import PACK
+from moepack.planning.placing.facts import DeviceFacts
 from moepack.report import plan_text
 from moepack.report.html.drawing import (
     band,
