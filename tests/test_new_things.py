@@ -16,8 +16,7 @@ from moepack.cli.main import cli
 from moepack.common import extras
 from moepack.common.errors import PackError, RequestError
 from moepack.common.shape import ExpertKey
-from moepack.pack.engines import moe_stream_dir
-from moepack.pack.engines import registry as engines
+from moepack.pack.engines import exporting, moe_stream_dir
 from moepack.pack.format import records
 from moepack.planning.forecasting import modes, rates
 from moepack.report.html import report
@@ -94,7 +93,7 @@ def test_an_export_is_a_command_and_in_the_table(
     packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     dummy = moe_stream_dir.ENGINE._replace(name="dummy", title="a dummy's engine")
-    monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, dummy))
+    monkeypatch.setattr(exporting, "ENGINES", (*exporting.ENGINES, dummy))
     help_text = CliRunner().invoke(Formats("export"), ["--help"]).output
     assert "\ndummy, for a dummy's engine:\n" in help_text
     words = ["dummy", str(packs["gpt-oss"]), "-o", str(tmp_path / "dummy")]

@@ -485,7 +485,7 @@ def slices(source_experts: experts.Experts) -> dict[tuple[int, str], Comparable]
 
 
 def _comparable(theirs: witness.PartSlices) -> Comparable:
-    return theirs.type_id, theirs.shape, theirs.length, tuple(theirs.starts)
+    return theirs.type_id, theirs.shape, theirs.length, tuple(start for _, start in theirs.places)
 
 
 def assert_disjoint(parts: dict[tuple[int, str], Comparable], file_length: int) -> None:

@@ -19,13 +19,7 @@ from typing import NamedTuple
 from moepack.common import digest
 from moepack.common.escaping import shell_word
 from moepack.common.sizes import align
-from moepack.pack.engines.contract import (
-    Engine,
-    ExportOption,
-    ExportPlan,
-    Need,
-    Settings,
-)
+from moepack.pack.engines.contract import Engine, ExportOption, ExportPlan, Need, Settings
 from moepack.pack.engines.expert_tensors import (
     FAMILY,
     Layer,

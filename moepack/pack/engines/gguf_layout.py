@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from moepack.common import digest
 from moepack.common.sizes import align
 from moepack.pack.opening.source_header import read_first_header
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import check_whole, part_extent, tensor_extent
-from moepack.storage.extents import Extent
+from moepack.storage.extents import Extent, NewFile
 
 _VERSION = 3
 _U32_TYPE = 4
@@ -51,6 +53,15 @@ class GgufLayout(NamedTuple):
     alignment: int
     experts_offset: int
     length: int
+
+    def file(self, name: str, head: int) -> NewFile:
+        """Return the GGUF as a file to write; its header is input `head`."""
+        return NewFile(name, self.length, partial(self._extents, head))
+
+    def _extents(self, head: int) -> Iterator[Extent]:
+        yield Extent(0, len(self.header), head, 0, digest.xxh3(self.header), "header")
+        for tensor in (*self.dense, *self.experts):
+            yield from tensor.extents
 
 
 def lay_out(pack: Pack, alignment: int) -> GgufLayout:

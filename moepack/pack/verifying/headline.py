@@ -57,7 +57,7 @@ def _of_contents(
     if kinds & {"record", "rank"}:
         return f"the index breaks the rules of the format: {_WRITER}"
     if kinds == {"bytes"}:
-        if comparison is not None and not all(f.has_digests for f in comparison.index.files):
+        if comparison is not None and not all(f.has_digests for f in comparison.pack.index.files):
             return (
                 "the source has other bytes than the shards of the index: without digests, "
                 "nobody knows which of them were changed"
@@ -72,7 +72,7 @@ def _of_contents(
 
 
 def _another_model(comparison: SourceComparison) -> str:
-    witness, entry = comparison.witness, comparison.manifest.source
+    witness, entry = comparison.witness, comparison.pack.manifest.source
     ours = _model(entry.name, entry.architecture, len(entry.shards))
     theirs = _model(
         witness.text("general.name"), witness.text("general.architecture"), len(witness.shards)
@@ -95,7 +95,7 @@ def _split_otherwise(
     is_same = is_all and not any(f.kind in other and (f.part or f.tensor) for f in findings)
     subject = "the same tensors, split otherwise" if is_same else "the source is split otherwise"
     shards = count_text(len(comparison.witness.shards), "shard")
-    return f"{subject}: {shards}, packed from {len(comparison.manifest.source.shards):,}"
+    return f"{subject}: {shards}, packed from {len(comparison.pack.manifest.source.shards):,}"
 
 
 def _damaged(findings: Sequence[Finding]) -> str:

@@ -3,48 +3,43 @@
 Restoring and exporting rely on them. They are compared with the source itself elsewhere.
 """
 
-import contextlib
-import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 
-from moepack.common.errors import PackError
 from moepack.common.sizes import ranges_text
 from moepack.pack.format import manifest
-from moepack.pack.format.index import Index
-from moepack.pack.format.manifest import Manifest
-from moepack.pack.format.source_entry import ShardEntry
-from moepack.pack.format.tables import DataFile, PackedFamily, PartKind
-from moepack.pack.verifying.extents import Place, Where, overlaps, readable
-from moepack.pack.verifying.report import Findings
-
-_Origin = tuple[int, Place, tuple[int, int] | None]
-"""The number of a shard, a range there, and file and offset if that is a shard as well."""
+from moepack.pack.verifying.checked_pack import CheckedPack, Place, Segment, overlaps
 
 
-def check(index: Index, described: Manifest, findings: Findings) -> None:
-    """Check all origins against the shards in the manifest, and against each other."""
-    shards = described.source.shards
+def check(pack: CheckedPack, files: Iterable[Iterable[Segment]]) -> None:
+    """Check the origins of all ranges against the shards in the manifest, and each other."""
+    shards, findings = pack.manifest.source.shards, pack.findings
     places: list[list[Place]] = [[] for _ in shards]
     shards_of_file: dict[int, set[int]] = defaultdict(set)
-    for shard, place, lies_at in _origins(index, findings):
-        if lies_at is not None:
-            shards_of_file[lies_at[0]].add(shard)
+    for one in (one for segments in files for segment in segments for one in segment.ranges):
+        if one.shard is None:
+            continue
+        shard, start = one.shard, one.shard_offset
+        place = Place(start, start + one.length, one.noun, one.where or pack.index_file)
+        lies_in_shard = pack.index.files[one.file].is_shard
+        if lies_in_shard:
+            shards_of_file[one.file].add(shard)
         if shard >= len(shards):
             message = f"it came from shard {shard:,}, the manifest lists {len(shards):,}"
         elif place.end > shards[shard].length:
-            message = f"it came from bytes {place.start:,} to {place.end:,} of "
-            message += f"{shards[shard].name}, which is {shards[shard].length:,} bytes long"
+            message = f"it came from bytes {start:,} to {place.end:,} of {shards[shard].name}, "
+            message += f"which is {shards[shard].length:,} bytes long"
         else:
             places[shard].append(place)
-            if lies_at is None or lies_at[1] == place.start:
+            if not lies_in_shard or one.offset == start:
                 continue
-            message = f"it lies at byte {lies_at[1]:,} of a shard, and came from byte "
-            message += f"{place.start:,}"
+            message = f"it lies at byte {one.offset:,} of a shard, and came from byte {start:,}"
         findings.add("origin", message, **place.where)
     for file, numbers in shards_of_file.items():
-        _check_file(index.files[file], sorted(numbers), shards, findings)
-    has_headers = _has_headers(index)
+        _check_file(pack, file, sorted(numbers))
+    # A header's record may be the one that is unreadable.
+    has_others = len(pack.shard_ranges) == pack.index.shard_range_count
+    has_headers = has_others and "shard_bytes" in pack.index.directory.sections
     for entry, of_shard in zip(shards, places, strict=True):
         if has_headers and (0, entry.header_length) not in {place[:2] for place in of_shard}:
             message = f"its header, bytes 0 to {entry.header_length:,}, is not in the pack"
@@ -55,58 +50,14 @@ def check(index: Index, described: Manifest, findings: Findings) -> None:
             findings.add("origin", message, **place.where)
 
 
-def _has_headers(index: Index) -> bool:
-    """Return whether headers are in the pack, and no record, maybe a header's, is unreadable."""
-    ranges = readable(index.shard_range, index.shard_range_count)
-    has_all = sum(1 for _ in ranges) == index.shard_range_count
-    return has_all and "shard_bytes" in index.directory.sections
-
-
-def _check_file(
-    file: DataFile, numbers: Sequence[int], shards: Sequence[ShardEntry], findings: Findings
-) -> None:
-    """Check a file that is a shard; `numbers` are the shards that its bytes came from."""
-    if len(numbers) > 1:
-        message = f"it is one shard, and what lies in it came from shards {ranges_text(numbers)}"
-        findings.add("record", message, file=file.name)
-    elif numbers[0] < len(shards) and file.length != shards[numbers[0]].length:
-        entry = shards[numbers[0]]
+def _check_file(pack: CheckedPack, number: int, shards: list[int]) -> None:
+    """Check a file that is a shard; `shards` are those that its bytes came from."""
+    file, entries = pack.index.files[number], pack.manifest.source.shards
+    if len(shards) > 1:
+        message = f"it is one shard, and what lies in it came from shards {ranges_text(shards)}"
+        pack.findings.add("record", message, file=file.name)
+    elif shards[0] < len(entries) and file.length != entries[shards[0]].length:
+        entry = entries[shards[0]]
         message = f"it says that {entry.name} is {entry.length:,} bytes long, the index has it as "
-        findings.add("manifest", f"{message}{file.name} of {file.length:,}", file=manifest.NAME)
-
-
-def _origins(index: Index, findings: Findings) -> Iterator[_Origin]:
-    """Yield the origins of all sound records; the inventory reports the others."""
-
-    def lies_at(file: int, offset: int) -> tuple[int, int] | None:
-        return (file, offset) if index.files[file].is_shard else None
-
-    for family in index.families:
-        for number, kind, expert in _parts(family):
-            where: Where = {"layer": family.layer, "expert": expert, "part": kind.name}
-            try:
-                shard, start = index.origin(family, kind, expert)
-            except PackError as error:
-                findings.add_error("origin", error, **where)
-                continue
-            location = None
-            with contextlib.suppress(PackError):
-                offset, _, _, file, _ = index.part(number, kind)
-                location = lies_at(file, offset)
-            yield shard, Place(start, start + kind.length, "part", where), location
-    for _, tensor in readable(index.tensor, index.tensor_count):
-        end = tensor.shard_offset + tensor.length
-        place = Place(tensor.shard_offset, end, "tensor", {"tensor": tensor.name})
-        yield tensor.shard, place, lies_at(tensor.file, tensor.offset)
-    for _, record in readable(index.shard_range, index.shard_range_count):
-        end = record.shard_offset + record.length
-        where = {"file": os.path.basename(index.path)}
-        place = Place(record.shard_offset, end, "range of other bytes", where)
-        yield record.shard, place, lies_at(record.file, record.offset)
-
-
-def _parts(family: PackedFamily) -> Iterator[tuple[int, PartKind, int]]:
-    """Yield each part of a family: the number of its record, its kind, its expert."""
-    for number, kind in enumerate(family.part_kinds, start=family.first_part):
-        for expert in range(family.expert_count):
-            yield number + expert * len(family.part_kinds), kind, expert
+        message += f"{file.name} of {file.length:,}"
+        pack.findings.add("manifest", message, file=manifest.NAME)

@@ -5,26 +5,20 @@ from collections.abc import Iterable, Sequence
 
 from moepack.common.errors import PackError, RequestError
 from moepack.common.sizes import parse_ranges, ranges_text
-from moepack.pack.format.index import Index
-from moepack.pack.reading.copies import Partial
-from moepack.pack.verifying.extents import readable
+from moepack.pack.verifying.checked_pack import CheckedPack
 
 
 def choose(
-    index: Index,
-    layers: str | Iterable[int] | None,
-    sample: str | float | None,
-    seed: int,
-    partial: Partial | None = None,
-) -> tuple[frozenset[int] | None, list[str]]:
+    pack: CheckedPack, layers: str | Iterable[int] | None, sample: str | float | None, seed: int
+) -> None:
     """Choose the blobs and tensors of `layers`, and of these a `sample`; of a partial pack, a part.
 
-    Returns the numbers of the items to check (see `extents.Item`), None for all; the rest in words.
-    The same `seed` chooses the same items of the same pack. Raises RequestError for a layer that
-    the pack does not hold, and for a sample that is no share.
+    The same `seed` chooses the same of the same pack. Raises RequestError for a layer that the pack
+    does not hold, and for a sample that is no share.
     """
-    if layers is None and sample is None and partial is None:
-        return None, []
+    if layers is None and sample is None and pack.partial is None:
+        return
+    index = pack.index
     packed = sorted({family.layer for family in index.families})
     chosen = packed if layers is None else _layers(layers, packed)
     numbers = [
@@ -33,43 +27,44 @@ def choose(
         if family.layer in chosen
         for number in range(family.first_blob, family.first_blob + family.expert_count)
     ]
-    for number, tensor in readable(index.tensor, index.tensor_count):
+    for number, tensor in pack.tensors.items():
         block, layer, *_ = (*tensor.name.split("."), "")
         if layers is None or (block == "blk" and layer in map(str, chosen)):
             numbers.append(index.blob_count + number)
-    if partial is not None:
-        numbers = [number for number in numbers if _is_here(index, partial, number)]
+    if pack.partial is not None:
+        numbers = [number for number in numbers if _is_here(pack, number)]
     if sample is not None:
         from random import Random  # here, since most verifications do without it
 
         count = min(len(numbers), math.ceil(len(numbers) * _share(sample)))
         numbers = Random(seed).sample(numbers, count)
+    pack.chosen = frozenset(numbers)
     blob_count = sum(number < index.blob_count for number in numbers)
-    left_out = []
     if others := sorted(set(packed) - set(chosen)):
-        left_out.append(f"layers {ranges_text(others)}")
-    if blob_count < index.blob_count:
-        count = index.blob_count - blob_count
-        left_out.append(f"{count:,} of {index.blob_count:,} blobs")
-    if len(numbers) - blob_count < index.tensor_count:
-        count = index.tensor_count - len(numbers) + blob_count
-        left_out.append(f"{count:,} of {index.tensor_count:,} dense tensors")
+        pack.not_looked_at.append(f"layers {ranges_text(others)}")
+    for count, all_count, noun in (
+        (blob_count, index.blob_count, "blobs"),
+        (len(numbers) - blob_count, index.tensor_count, "dense tensors"),
+    ):
+        if count < all_count:
+            pack.not_looked_at.append(f"{all_count - count:,} of {all_count:,} {noun}")
     has_blobs = any(not file.is_shard for file in index.files)
-    left_out.append(f"padding between {'blobs and tensors' if has_blobs else 'tensors'}")
-    return frozenset(numbers), left_out
+    between = "blobs and tensors" if has_blobs else "tensors"
+    pack.not_looked_at.append(f"padding between {between}")
 
 
-def _is_here(index: Index, partial: Partial, number: int) -> bool:
+def _is_here(pack: CheckedPack, number: int) -> bool:
     """Return whether the bytes of a blob or a tensor are in the directory of a partial pack."""
+    assert pack.partial is not None
     try:
-        if number < index.blob_count:
-            offset, length, _, _, file = index.blob(number)
+        if number < pack.index.blob_count:
+            offset, length, _, _, file = pack.index.blob(number)
         else:
-            tensor = index.tensor(number - index.blob_count)
+            tensor = pack.tensors[number - pack.index.blob_count]
             offset, length, file = tensor.offset, tensor.length, tensor.file
     except PackError:  # a finding of its own
         return False
-    return partial.covers(index.files[file].name, offset, offset + length)
+    return pack.partial.covers(pack.index.files[file].name, offset, offset + length)
 
 
 def _layers(layers: str | Iterable[int], packed: Sequence[int]) -> list[int]:

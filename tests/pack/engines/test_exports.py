@@ -9,13 +9,13 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, RequestError
-from moepack.pack.engines import registry
+from moepack.pack.engines.exporting import ENGINES
 from moepack.storage import atomic, whole_files
 from tests.support.export_readers import READERS
 from tests.support.gguf_builder import moe
 from tests.support.models import REAL_MODELS, first_shard, oracle, pack_model, shards_of, tree
 
-NAMES = [engine.name for engine in registry.ENGINES]
+NAMES = [engine.name for engine in ENGINES]
 FUSED = "gate and up apart: layers 0-1 have them in one"
 TYPES = "experts of type MXFP4: these are "
 REFUSALS = {

@@ -15,7 +15,7 @@ import pytest
 import moepack
 from moepack.common.errors import PackError, SourceError
 from moepack.pack.opening.source_identity import describe_shard, describe_source
-from moepack.pack.verifying import extents, scan
+from moepack.pack.verifying import checked_pack, scan
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.plan import layout, plan
 from moepack.packing.restore import restore
@@ -213,7 +213,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Let files be read as they are, or in small runs of smaller pieces, as large ones are."""
     if request.param == "small":
         monkeypatch.setattr(scan, "PIECE_LENGTH", 40)
-        monkeypatch.setattr(extents, "RUN_LENGTH", 100)
+        monkeypatch.setattr(checked_pack, "RUN_LENGTH", 100)
 
 
 def flips(path: Path, offsets: Iterable[int], random: Random) -> Iterator[int]:
