@@ -47,8 +47,8 @@ _CHECKPOINTS = Option(
     frozenset({"-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"}), "LLAMA_ARG_CTX_CHECKPOINTS"
 )
 _SLOTS = Option(frozenset({"-np", "--parallel"}), "LLAMA_ARG_N_PARALLEL")
-_DEFAULT_CACHE, _MOST_CHECKPOINTS, _DEFAULT_SLOTS = 8192, 32, 4
-"""llama.cpp's defaults, the first in MiB."""
+_MOST_CHECKPOINTS, _DEFAULT_SLOTS = 32, 4
+"""llama.cpp's defaults."""
 _LEAST_CHECKPOINTS = 2
 """With these the last prompt can be changed or answered again."""
 _MIB = 1 << 20
@@ -88,8 +88,8 @@ def server_options(
     `memory` is the bytes for experts, as in `PagerOptions`, of which `pinned` stay.
     """
     footprint = footprint_of(pack)
-    words = [*options, *limit_earlier_texts(footprint, options)]
-    beside = beside_length(footprint, words)
+    limits, beside = earlier_texts(footprint, options)
+    words = [*options, *limits]
     if not says_micro_batch(options, os.environ):
         count = choose_micro_batch(pack, footprint, options, memory, pinned, beside)
         words += ["-ub", str(count)]
@@ -112,8 +112,7 @@ def single_text_server(
     """
     footprint = footprint_of(pack)
     few = [*single_text_options(context, threads, micro_batch or 1), *options]
-    limits = limit_earlier_texts(footprint, few)
-    beside = beside_length(footprint, [*few, *limits])
+    limits, beside = earlier_texts(footprint, few)
     if micro_batch is None:
         micro_batch = choose_micro_batch(pack, footprint, few, memory, pinned, beside)
     return [*single_text_options(context, threads, micro_batch), *limits, *options], beside
@@ -176,53 +175,36 @@ def floor_length(
     return steps + sum(lengths[key] for key in keys)
 
 
-def limit_earlier_texts(footprint: Footprint, command: Sequence[str]) -> list[str]:
-    """Return options of llama-server that limit what it keeps of earlier texts.
+def earlier_texts(footprint: Footprint, command: Sequence[str]) -> tuple[list[str], int]:
+    """Return options that limit what a server keeps of earlier texts, and bytes beside experts.
 
     Options that the command or a variable sets are left out. The cache has space for texts that
-    fill one context together: for a conversation while another prompt takes its place.
+    fill one context together: for a conversation while another prompt takes its place. The bytes
+    are the most by which the server grows after its start: these texts, and the dense weights that
+    each token reads, in the page cache, which counts as free.
     """
     share = max(_LEAST_CACHE, available_memory() // _SHARE)
-    whole, checkpoint = _lengths(footprint, command)
-    count, words = _MOST_CHECKPOINTS, []
-    if checkpoint and not _CHECKPOINTS.is_set(command, os.environ):
-        fitting = share // (_slots(command) * checkpoint)
-        count = min(_MOST_CHECKPOINTS, max(_LEAST_CHECKPOINTS, fitting))
-        words = ["--ctx-checkpoints", str(count)]
-    if not _CACHE.is_set(command, os.environ):
-        length = min(share, max(_LEAST_CACHE, whole + count * checkpoint))
-        words += ["--cache-ram", str(divide_up(length, _MIB))]
-    return words
-
-
-def beside_length(footprint: Footprint, command: Sequence[str]) -> int:
-    """Return the most bytes, beside experts, by which a server grows after its start.
-
-    They are the dense weights that each token reads, in the page cache, which counts as free, and
-    earlier texts.
-    """
-    whole, checkpoint = _lengths(footprint, command)
+    context = footprint.context(
+        MOEPACK_RUN._replace(token_count=CONTEXT.number(command, os.environ))
+    )
+    whole = context.length if context else 0
+    checkpoint = sum(layer.checkpoint_length for layer in context.layers) if context else 0
+    slots = _SLOTS.number(command, os.environ) or _DEFAULT_SLOTS
+    words: list[str] = []
+    count = _CHECKPOINTS.integer(command, os.environ)
+    if count is None:
+        count = _MOST_CHECKPOINTS
+        if checkpoint:
+            count = min(count, max(_LEAST_CHECKPOINTS, share // (slots * checkpoint)))
+            words = ["--ctx-checkpoints", str(count)]
+    kept = slots * max(0, count) * checkpoint
     cache = _CACHE.integer(command, os.environ)
     if cache is None:
-        cache = _DEFAULT_CACHE
+        length = min(share, max(_LEAST_CACHE, whole + max(0, count) * checkpoint))
+        cache = divide_up(length, _MIB)
+        words += ["--cache-ram", str(cache)]
     cached = cache * _MIB if cache >= 0 else whole  # without a limit it is one of tokens
-    count = _CHECKPOINTS.integer(command, os.environ)
-    count = _MOST_CHECKPOINTS if count is None else max(0, count)
-    dense = footprint.weights.read_dense_length or 0
-    return dense + cached + _slots(command) * count * checkpoint
-
-
-def _lengths(footprint: Footprint, command: Sequence[str]) -> tuple[int, int]:
-    """Return the bytes of a full context, and of a checkpoint; 0 if unknown."""
-    count = CONTEXT.number(command, os.environ)
-    context = footprint.context(MOEPACK_RUN._replace(token_count=count))
-    if context is None:
-        return 0, 0
-    return context.length, sum(layer.checkpoint_length for layer in context.layers)
-
-
-def _slots(command: Sequence[str]) -> int:
-    return _SLOTS.number(command, os.environ) or _DEFAULT_SLOTS
+    return words, (footprint.weights.read_dense_length or 0) + cached + kept
 
 
 def has_chat_template(pack: Pack) -> bool:

@@ -11,10 +11,9 @@ from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.programs import server_options as options_by_memory
 from moepack.running.programs.server_options import (
     MICRO_BATCHES,
-    beside_length,
     choose_micro_batch,
+    earlier_texts,
     floor_length,
-    limit_earlier_texts,
     server_options,
 )
 from tests.support import large_models
@@ -34,8 +33,10 @@ def footprint(model: str, folder: Path) -> Footprint:
     return footprint_of(large_models.write(model, folder / "m.gguf"))
 
 
-def earlier_length(footprint: Footprint, *words: str) -> int:
-    return beside_length(footprint, words) - some(footprint.weights.read_dense_length)
+def limits_and_length(footprint: Footprint, *words: str) -> tuple[list[str], int]:
+    """Return the options that limit earlier texts, and the length of these."""
+    limits, beside = earlier_texts(footprint, words)
+    return limits, beside - some(footprint.weights.read_dense_length)
 
 
 @needs_llama
@@ -62,20 +63,15 @@ def test_earlier_texts_take_a_small_part_of_the_free_memory(
     model: str, words: list[str], limits: list[str], length: float, tmp_path: Path
 ) -> None:
     """As long as the user says nothing else, and that is counted too."""
-    model_footprint = footprint(model, tmp_path)
-    assert limit_earlier_texts(model_footprint, words) == limits
-    assert earlier_length(model_footprint, *words, *limits) == pytest.approx(length * MIB, rel=0.01)
+    stated, stated_length = limits_and_length(footprint(model, tmp_path), *words)
+    assert stated == limits
+    assert stated_length == pytest.approx(length * MIB, rel=0.01)
 
 
 @needs_llama
-def test_limits_of_llama_cpp_are_counted_where_none_are_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model_footprint = footprint("Qwen3-30B-A3B", tmp_path)
-    assert earlier_length(model_footprint) == 8192 * MIB
+def test_limits_of_variables_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_ARG_CACHE_RAM", "5")
-    assert limit_earlier_texts(model_footprint, []) == []
-    assert earlier_length(model_footprint) == 5 * MIB
+    assert limits_and_length(footprint("Qwen3-30B-A3B", tmp_path)) == ([], 5 * MIB)
 
 
 def chosen(pack: Pack, context: int | None) -> int:
