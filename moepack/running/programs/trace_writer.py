@@ -44,6 +44,8 @@ class TraceWriter:
         self._last_layer = max(self._origin.expert_counts or (0,))
         self._has_requests = has_requests
         self._last_request = -1
+        self._is_prompt = False
+        """Whether the last request has had no output yet: a prompt ends with the first."""
         self._failure: MoepackError | None = None
         self.is_empty = True
         """Whether no token was routed yet: an empty trace is not kept."""
@@ -70,15 +72,17 @@ class TraceWriter:
             return
         if self.is_empty:  # the pager knows if a program's options change the number
             self._writer.add(replace(self._origin, experts_used=pager.experts_used))
-        phase = self._phase(call.layers, self._has_requests and request != self._last_request)
-        for tokens in tokens_of(call.layers, request, phase):
+        if request != self._last_request:
+            self._is_prompt = self._has_requests
+        for tokens in tokens_of(call.layers, request, self._phase(call.layers)):
             self._writer.add(tokens)
         self._last_request, self.is_empty = request, False
 
-    def _phase(self, layers: Layers, is_first: bool) -> Phase:
+    def _phase(self, layers: Layers) -> Phase:
         count = max(map(len, layers.values()))
         output_count = len(layers.get(self._last_layer, ()))
-        if is_first or not output_count:
+        was_prompt, self._is_prompt = self._is_prompt, self._is_prompt and not output_count
+        if was_prompt or not output_count:
             return Phase.PREFILL
         if count == 1:
             return Phase.DECODE

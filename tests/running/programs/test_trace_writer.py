@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import moepack
 from moepack.common.errors import MachineError, RequestError
 from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.pager import PagerOptions
+from moepack.running.pager.record import Call
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.recording import record_trace
 from moepack.running.programs.run_facts import measure
@@ -65,6 +67,28 @@ def test_texts_that_are_answered_are_the_trace_of_a_recording(
     assert tokens.phase.tolist() == expected.phase.tolist()
     for layer in (0, 1):
         assert chosen_in(tokens, layer) == chosen_in(expected, layer)
+
+
+class Calls(NamedTuple):
+    """A pager with calls of a model."""
+
+    calls: list[Call]
+    experts_used: int = 4
+
+    def pop_calls(self, *, with_open: bool) -> list[Call]:
+        return self.calls
+
+
+def test_a_prompt_ends_with_its_first_output_in_batches_of_any_length(
+    pack: moepack.Pack, tmp_path: Path
+) -> None:
+    rows = np.arange(12, dtype=np.uint16).reshape(3, 4)
+    steps = [{0: rows}, {0: rows[:1], 1: rows[:1]}, {0: rows[:1], 1: rows[:1]}]
+    calls: Any = Calls([Call(request, step) for request in (1, 2) for step in steps])
+    with TraceWriter(tmp_path / "trace", pack, has_requests=True) as trace:
+        trace.write(calls, is_last=True)
+    _, tokens = read_recording(tmp_path / "trace")
+    assert tokens.phase.tolist() == 2 * [*4 * [Phase.PREFILL], Phase.DECODE]
 
 
 @pytest.mark.parametrize("used", [2, 8])
