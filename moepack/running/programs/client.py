@@ -30,10 +30,7 @@ _NOT_IMPLEMENTED = 501
 
 @dataclass(frozen=True, slots=True)
 class PhaseFacts:
-    """Figures of one phase: computing a prompt, or the tokens after it one by one.
-
-    `step_count` is tokens that were computed.
-    """
+    """The computed tokens of a phase: of a prompt, or those after it one by one."""
 
     step_count: int = 0
     seconds: float = 0.0
@@ -67,10 +64,7 @@ class AnswerFacts(PhaseFacts):
 
 
 class Cancellation:
-    """Cancels a request without an exception, even before it begins.
-
-    A signal's handler may call it at any moment.
-    """
+    """Cancels a request without an exception; a signal's handler may, at any moment."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -172,9 +166,8 @@ class Answer(Closing):
 class ServerClient:
     """Talks to the server at `url`, with its API key.
 
-    If a connection fails, `problem` returns why the server is gone. `on_request` is called before
-    each request. All requests raise RequestError if the server refuses, and MachineError if it
-    fails or is gone.
+    `problem` returns why the server is gone; `on_request` is called before each request. All
+    requests raise RequestError if the server refuses, and MachineError if it fails or is gone.
     """
 
     def __init__(
@@ -267,10 +260,7 @@ class ServerClient:
         return Answer(response, connection.close, lost, count, int(fields["seed"]), began)
 
     def _send(self, connection: HTTPConnection, path: str, fields: _Fields | None) -> HTTPResponse:
-        """Send a request; a long prompt may take hours until its answer begins.
-
-        Raises the errors of http.client. After any error the connection is closed.
-        """
+        """Send a request, whose answer may begin after hours; an error ends the connection."""
         body = None if fields is None else json.dumps(fields).encode()
         method = "GET" if body is None else "POST"
         self._on_request()

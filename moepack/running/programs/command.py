@@ -100,10 +100,7 @@ def fill_in(arguments: Sequence[str], model_path: str) -> list[str]:
 def find_misled_program(
     command: Sequence[str], environment: Mapping[str, str], paths: Iterable[Path]
 ) -> str | None:
-    """Return the program of llama.cpp in a command that surely gets no path of the model.
-
-    `paths` are the model's files. Other programs may read MOEPACK_MODEL.
-    """
+    """Return the program of llama.cpp in a command that surely gets none of the model's `paths`."""
     words = [*_words(command), environment.get("LLAMA_ARG_MODEL", "")]
     program = next(filter(_is_llama_program, words), None)
     if any(name in _OTHER_SOURCES for name, _ in _options(command)):
@@ -130,20 +127,19 @@ def _is_llama_program(word: str) -> bool:
 def _file_at(path: str | Path) -> tuple[int, int] | None:
     try:
         status = os.stat(path)
+        return status.st_dev, status.st_ino
     except (OSError, ValueError):
         return None
-    return status.st_dev, status.st_ino
 
 
 def extend_environment(
     environment: Mapping[str, str], additions: Mapping[str, str]
 ) -> dict[str, str]:
     """Return `environment` with `additions`; their LD_PRELOAD comes first."""
-    preloaded = [
-        names["LD_PRELOAD"] for names in (additions, environment) if names.get("LD_PRELOAD")
-    ]
+    names = "LD_PRELOAD"
+    preloaded = [some[names] for some in (additions, environment) if some.get(names)]
     extended = {**environment, **additions}
-    return extended | {"LD_PRELOAD": ":".join(preloaded)} if preloaded else extended
+    return extended | {names: ":".join(preloaded)} if preloaded else extended
 
 
 def llama_variables(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -166,9 +162,9 @@ def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables with which waiting threads leave the processor to the pager.
 
     Threads of OpenMP spin for milliseconds by default: as long as an expert takes to be read. With
-    1,000 turns they meet each other between two products without sleep, and sleep while experts are
-    read; the policy alone, which other libraries than libgomp know, makes them sleep at once.
-    Variables that the user set are left as they are (libgomp's documentation).
+    1,000 turns they meet each other between two products, and sleep while experts are read; the
+    policy alone, which other libraries than libgomp know, makes them sleep at once. Variables of
+    the user stay (libgomp's documentation).
     """
     variables = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
     return {} if environment.keys() & variables.keys() else variables
@@ -186,13 +182,9 @@ def single_text_options(context: int, threads: int | None, micro_batch: int) -> 
 
 
 def micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Return the tokens that a command of llama.cpp computes at once.
-
-    They are the lesser of the batch and the micro-batch, which have llama.cpp's defaults.
-    """
-    return min(
-        option.number(command, environment) or default for option, default in _BATCHES.items()
-    )
+    """Return the tokens that a command computes at once: the lesser of batch and micro-batch."""
+    sizes = (option.number(command, environment) or usual for option, usual in _BATCHES.items())
+    return min(sizes)
 
 
 def says_micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> bool:

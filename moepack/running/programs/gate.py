@@ -39,6 +39,8 @@ _QUEUE_LENGTH = 1024
 _HOP_FIELDS = {b"connection", b"keep-alive", b"transfer-encoding"}
 _REQUEST_FIELDS = _HOP_FIELDS | {b"upgrade", b"expect", b"content-length", b"origin"}
 """Fields that are not forwarded: those of one connection, and those that the gate answers."""
+_Refused = h11.RemoteProtocolError
+"""h11's own error for a request, with a message and a status, raised for all refusals."""
 _KINDS = {403: "permission_error", 503: "unavailable_error"}
 _SECONDS_WITHOUT_DESCRIPTORS = 0.2
 _SECONDS_TO_LEAVE = 10.0
@@ -137,12 +139,6 @@ class GateLimits(NamedTuple):
     connection_count: int = 1024
     open_count: int = 512
     probe_seconds: float = 0.5
-
-
-class _RefusedError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class _Peer:
@@ -279,13 +275,13 @@ class Gate:
                 return False
             await self._read_body(request, client, body)
             if self._open_count >= self._limits.open_count:
-                raise _RefusedError(503, "too many requests at once")
+                raise _Refused("too many requests at once", 503)
             self._count(1)
             try:
                 await self._forward(request, body, client)
             finally:
                 self._count(-1)
-        except (_RefusedError, h11.RemoteProtocolError) as error:
+        except _Refused as error:
             if client.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 _refuse(client, error)
             return False
@@ -304,12 +300,12 @@ class Gate:
         except TimeoutError:
             if not client.http.trailing_data[0]:
                 return None
-            raise _RefusedError(408, "the request took too long to arrive") from None
+            raise _Refused("the request took too long to arrive", 408) from None
         if not isinstance(event, h11.Request):
             return None
         if (problem := self._access.refusal(event.headers)) is not None:
             self._log(f"a request is refused: {problem}")
-            raise _RefusedError(403, problem)
+            raise _Refused(problem, 403)
         return event
 
     async def _read_body(self, request: h11.Request, client: _Peer, body: bytearray) -> None:
@@ -323,15 +319,15 @@ class Gate:
                     if not isinstance(event, h11.Data):
                         return
                     if self._held_length + len(event.data) > self._limits.held_length:
-                        raise _RefusedError(503, "too many large requests at once")
+                        raise _Refused("too many large requests at once", 503)
                     self._held_length += len(event.data)
                     body += event.data
                     seconds = len(event.data) / self._limits.body_speed
                     limit.reschedule((limit.when() or 0) + seconds)
         except TimeoutError:
-            raise _RefusedError(408, "the request's body took too long to arrive") from None
+            raise _Refused("the request's body took too long to arrive", 408) from None
         message = f"the request has more than {most:,} bytes; a longer context (-c) allows more"
-        raise _RefusedError(413, message)
+        raise _Refused(message, 413)
 
     async def _forward(self, request: h11.Request, body: bytearray, client: _Peer) -> None:
         fields = [field for field in request.headers if field[0] not in _REQUEST_FIELDS]
@@ -351,7 +347,7 @@ class Gate:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
         except (OSError, h11.RemoteProtocolError):
-            raise _RefusedError(503, "the server has ended the connection") from None
+            raise _Refused("the server has ended the connection", 503) from None
 
     async def _pass_answer(self, server: _Peer, client: _Peer, origin: bytes | None) -> None:
         """Forward an answer, piece by piece, which pages of `origin` may read."""
@@ -372,9 +368,9 @@ class Gate:
         await client.writer.drain()
 
 
-def _refuse(client: _Peer, error: _RefusedError | h11.RemoteProtocolError) -> None:
+def _refuse(client: _Peer, error: h11.RemoteProtocolError) -> None:
     """Send an answer with an error, as llama.cpp's server writes them."""
-    status = error.status if isinstance(error, _RefusedError) else error.error_status_hint
+    status = error.error_status_hint
     kind = _KINDS.get(status, "invalid_request_error")
     body = json.dumps({"error": {"code": status, "message": str(error), "type": kind}}).encode()
     fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]

@@ -79,6 +79,7 @@ def record_trace(
     if threads is not None:
         check_bounds("threads", threads, 1, MAX_THREADS)
     memory = memory_length(memory)
+    advance = progress or (lambda count, total: None)
     with open_model(model) as pack, Writer(path, append=append, resume=resume) as writer:
         pack.require_files()
         name = digest.xxh3(json.dumps([texts, tokens, context, temperature, seed]).encode())
@@ -91,7 +92,7 @@ def record_trace(
                     counts = [min(tokens, context - len(prompt)) for prompt in tokenized]
                     requests = list(enumerate(zip(tokenized, counts, strict=True)))
                     missing = requests[recording.request_count :]
-                    for request in _record(server, missing, sampling, progress):
+                    for request in _record(server, missing, sampling, advance):
                         recording.add(request)
     return recording.summary()
 
@@ -207,7 +208,7 @@ def _record(
     server: ModelServer,
     requests: Sequence[tuple[int, tuple[list[int], int]]],
     sampling: Sampling,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], None],
 ) -> Iterator[Tokens]:
     """Yield computed requests: each has a number, a prompt, and the number of tokens after it."""
     total = sum(len(prompt) + count for _, (prompt, count) in requests)
@@ -215,13 +216,11 @@ def _record(
     for number, (prompt, token_count) in requests:
         done = 0
         for count in _compute(server, prompt, token_count, sampling):
-            if progress is not None:
-                progress(count - done, total)
+            progress(count - done, total)
             done = count
         yield _pop_request(server, number, len(prompt), done)
         total -= len(prompt) + token_count - done
-        if progress is not None:
-            progress(0, total)
+        progress(0, total)
 
 
 def _compute(
