@@ -171,10 +171,11 @@ def _figure(path: str, title: str, count: int, **options: Any) -> Iterator[Any]:
         # A dollar begins a formula.
         figure.suptitle(one_line(title).replace("$", r"\$"))
         figure.tight_layout()
-        # Without a date the same numbers give the same file.
+        # Without a date, and names by chance, the same numbers give the same file.
         metadata = {"Date": None} if path.lower().endswith(".svg") else None
         drawn = io.BytesIO()
-        figure.savefig(drawn, format=Path(path).suffix[1:], metadata=metadata)
+        with matplotlib.rc_context({"svg.hashsalt": "moepack"}):
+            figure.savefig(drawn, format=Path(path).suffix[1:], metadata=metadata)
         write_whole(path, drawn.getbuffer())
     finally:
         pyplot.close(figure)

@@ -216,6 +216,8 @@ def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
     assert "too short to tell experts apart" in text
     chart.hit_rates(facts, "a title", str(tmp_path / "t.svg"))
     assert (tmp_path / "t.svg").read_text().startswith("<?xml")
+    chart.hit_rates(facts, "a title", str(tmp_path / "again.svg"))
+    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "t.svg").read_bytes()
     none = replace(facts, step_length=None, curve=(CurvePoint(1 << 20, None, None, None),))
     assert "a decoded token uses –" in str(trace_text.simulation(none))
     chart.hit_rates(none, "a title", str(tmp_path / "none.png"))
