@@ -9,24 +9,14 @@ from typing import Any
 import click
 
 import moepack
+from moepack.cli.shared import options
 from moepack.cli.shared.files import output_file, picture_file, read_prompt
 from moepack.cli.shared.options import (
-    backend_option,
     file_option,
     flag_option,
-    force_option,
-    format_option,
-    lenient_option,
-    machine_option,
-    micro_batch_option,
+    float_option,
     number_option,
-    opened_argument,
-    output_option,
-    plot_options,
-    progress_options,
     size_option,
-    source_option,
-    source_or_pack_argument,
 )
 from moepack.cli.shared.parameters import STANDARD_STREAM, Numbers
 from moepack.cli.shared.progress import progress
@@ -41,27 +31,25 @@ _RUN_SETTINGS = (
 
 
 @click.command()
-@opened_argument
-@source_option
+@options.opened_argument
+@options.source_option
 @file_option("--trace", help="Routing trace with the experts to read.")
 @file_option("--hotness", help="Counts to draw experts by, in place of --trace.")
 @number_option(
     "--experts-used", least=1, most=1024, help="Number of experts to draw per token and layer."
 )
-@backend_option
+@options.backend_option
 @click.option(
     "--depths",
     type=Numbers(),
     default="1,4,16",
     help="Queue depths to try: numbers of reads in flight.",
 )
-@click.option(
-    "--seconds", type=click.FloatRange(0, 3600), default=45, help="Time for the comparison."
-)
+@float_option("--seconds", most=3600, default=45, help="Time for the comparison.")
 @size_option("--length", default="256MiB", help="Bytes of experts to read repeatedly.")
-@click.option(
+@float_option(
     "--point-seconds",
-    type=click.FloatRange(0, 60),
+    most=60,
     default=0.25,
     help="Time for each point of the drive's surface; 0 skips it.",
 )
@@ -89,12 +77,12 @@ _RUN_SETTINGS = (
     most=MAX_CONTEXT,
     help="Number of tokens to generate with --run; by default 60.",
 )
-@micro_batch_option("Prompt tokens computed at once with --run; by default up to 2,048.")
+@options.micro_batch_option("Prompt tokens computed at once with --run; by default up to 2,048.")
 @number_option(
     "--rounds", least=1, most=100, help="Number of turns of each program with --run; by default 3."
 )
-@plot_options("the drive's surface")
-@progress_options
+@options.plot_options("the drive's surface")
+@options.progress_options
 def bench(
     pack_path: str,
     source_paths: tuple[str, ...],
@@ -160,11 +148,11 @@ def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:
 
 
 @click.command()
-@source_or_pack_argument
+@options.source_or_pack_argument
 @file_option(
     "--trace", "traces", multiple=True, help="Routing trace, for heat, coverage and caches."
 )
-@machine_option
+@options.machine_option
 @file_option(
     "--run",
     "runs",
@@ -175,13 +163,13 @@ def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:
     "--budget", share_of="experts", help="Memory for experts to mark: 8GiB, 25% of all experts."
 )
 @flag_option("--verify", help="Also verify the pack, which reads all of it.")
-@source_option
-@output_option(help="Page to write, in HTML; - is standard output.")
+@options.source_option
+@options.output_option(help="Page to write, in HTML; - is standard output.")
 @flag_option("--open", "opens", help="Open the page in a browser.")
-@force_option
-@format_option
-@lenient_option
-@progress_options
+@options.force_option
+@options.format_option
+@options.lenient_option
+@options.progress_options
 def report(
     source_or_pack: tuple[str, ...],
     output: str,

@@ -11,24 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import moepack
-from moepack.cli.shared.options import (
-    dry_run_option,
-    file_option,
-    flag_option,
-    folder_option,
-    force_option,
-    hotness_option,
-    hottest_option,
-    json_option,
-    layers_option,
-    number_option,
-    pack_argument,
-    progress_options,
-    resume_option,
-    size_option,
-    threads_option,
-)
-from moepack.cli.shared.parameters import ModelName, OutputFolder, PathName, ResumableFile
+from moepack.cli.shared import options
+from moepack.cli.shared.options import file_option, flag_option, number_option, size_option
+from moepack.cli.shared.parameters import OUTPUT_FOLDER, RESUMABLE_FILE, ModelName, PathName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import (
     announce,
@@ -53,11 +38,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("source", nargs=-1, required=True, type=ModelName(), metavar="SOURCE...")
-@folder_option("Folder of the new index.")
-@hotness_option
+@options.folder_option("Folder of the new index.")
+@options.hotness_option
 @flag_option("--digests", help="Read the shards for digests, so that reads are checked.")
-@threads_option
-@progress_options
+@options.threads_option
+@options.progress_options
 def index(source: tuple[str, ...], target: str, **options: Any) -> None:
     """Index the experts in the shards of SOURCE, without a copy.
 
@@ -73,9 +58,9 @@ def index(source: tuple[str, ...], target: str, **options: Any) -> None:
 
 
 @click.command()
-@pack_argument
-@click.argument("target", type=OutputFolder(), metavar="DIR")
-@json_option
+@options.pack_argument
+@click.argument("target", type=OUTPUT_FOLDER, metavar="DIR")
+@options.json_option
 def mount(pack_path: str, target: str) -> None:
     """Serve the shards of a whole pack as files in the empty folder DIR.
 
@@ -103,13 +88,13 @@ def mount(pack_path: str, target: str) -> None:
 
 @click.command()
 @click.argument("pack", required=False, type=PathName(), metavar="PACK")
-@folder_option("Folder of the pack on this machine.", required=False)
-@layers_option
-@hottest_option("experts")
-@resume_option
+@options.folder_option("Folder of the pack on this machine.", required=False)
+@options.layers_option
+@options.hottest_option("experts")
+@options.resume_option
 @flag_option("--check", help="Comparison of all that is there, and repair.")
 @number_option("--threads", least=1, most=256, default=16, help="Number of ranges in flight.")
-@progress_options
+@options.progress_options
 def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> None:
     """Bring PACK from a store or a web server into DIR: all of it, some layers, or the hottest.
 
@@ -132,11 +117,11 @@ def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> 
 
 
 @click.command()
-@pack_argument
-@click.argument("target", required=False, type=OutputFolder(), metavar="[TARGET]")
-@hottest_option("experts")
+@options.pack_argument
+@click.argument("target", required=False, type=OUTPUT_FOLDER, metavar="[TARGET]")
+@options.hottest_option("experts")
 @flag_option("--remove", help="Remove the mirror of PACK.")
-@progress_options
+@options.progress_options
 def mirror(pack_path: str, target: str | None, hottest: Size | None, remove: bool) -> None:
     """Copy experts of PACK into the folder TARGET on another drive, to read from both.
 
@@ -212,14 +197,14 @@ def _command(engine: Engine) -> click.Command:
 
     command: Any = run
     for option in (
-        progress_options,
-        threads_option,
-        force_option,
-        resume_option,
-        dry_run_option,
+        options.progress_options,
+        options.threads_option,
+        options.force_option,
+        options.resume_option,
+        options.dry_run_option,
         *map(_option, reversed(engine.options)),
         target,
-        pack_argument,
+        options.pack_argument,
     ):
         command = option(command)
     text = f"{engine.summary}\n\nExample: {example}"
@@ -227,7 +212,7 @@ def _command(engine: Engine) -> click.Command:
 
 
 def _target(engine: Engine) -> Any:
-    kind = OutputFolder() if engine.is_folder else ResumableFile()
+    kind = OUTPUT_FOLDER if engine.is_folder else RESUMABLE_FILE
     metavar = "DIR" if engine.is_folder else "FILE"
     what = "Folder" if engine.is_folder else "File"
     return click.option(

@@ -5,21 +5,9 @@ from itertools import chain
 import click
 
 import moepack
+from moepack.cli.shared import options
 from moepack.cli.shared.files import output_file
-from moepack.cli.shared.options import (
-    expert_options,
-    flag_option,
-    force_option,
-    hotness_option,
-    hottest_option,
-    json_option,
-    layers_option,
-    opened_argument,
-    output_option,
-    pack_argument,
-    source_or_pack_argument,
-    summary_options,
-)
+from moepack.cli.shared.options import flag_option
 from moepack.cli.shared.terminal import (
     columns,
     complain,
@@ -37,8 +25,8 @@ from moepack.storage.atomic import write_whole
 
 
 @click.command()
-@source_or_pack_argument
-@json_option
+@options.source_or_pack_argument
+@options.json_option
 def inspect(source_or_pack: tuple[str, ...]) -> None:
     """Describe a model or a pack: its layers, experts, tensors and lengths.
 
@@ -53,11 +41,11 @@ def inspect(source_or_pack: tuple[str, ...]) -> None:
 
 
 @click.command("list")
-@opened_argument
-@hottest_option("blobs")
-@layers_option
+@options.opened_argument
+@options.hottest_option("blobs")
+@options.layers_option
 @flag_option("--csv", "as_csv", help="Print CSV.")
-@json_option
+@options.json_option
 def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_csv: bool) -> None:
     """List every blob and dense tensor: its kind, offset, length and hotness.
 
@@ -90,9 +78,9 @@ def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_cs
 
 
 @click.command()
-@opened_argument
-@expert_options
-@json_option
+@options.opened_argument
+@options.expert_options
+@options.json_option
 def locate(pack_path: str, layer: int, expert: int, family: str | None) -> None:
     """Show the file and the offset of an expert's blob and of each of its parts.
 
@@ -108,12 +96,12 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None) -> None:
 
 
 @click.command()
-@opened_argument
-@expert_options
+@options.opened_argument
+@options.expert_options
 @click.option("--part", help="Name of a single part: ffn_up_exps.weight, or up for short.")
-@output_option()
-@force_option
-@summary_options
+@options.output_option()
+@options.force_option
+@options.summary_options
 def extract(
     pack_path: str,
     layer: int,
@@ -147,10 +135,10 @@ def extract(
 
 
 @click.command()
-@pack_argument
-@hotness_option
+@options.pack_argument
+@options.hotness_option
 @flag_option("--learned", help="Counts from recent runs of the pack.")
-@json_option
+@options.json_option
 def rank(pack_path: str, hotness: str | None, learned: bool) -> None:
     """Rank the experts of PACK by other counts; blobs do not move.
 

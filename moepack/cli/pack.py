@@ -13,26 +13,11 @@ import click
 from click.core import ParameterSource
 
 import moepack
+from moepack.cli.shared import options
 from moepack.cli.shared.argument_names import typed_name
 from moepack.cli.shared.exit_codes import ExitCode
 from moepack.cli.shared.files import output_file
-from moepack.cli.shared.options import (
-    Option,
-    dry_run_option,
-    flag_option,
-    folder_option,
-    force_option,
-    hotness_option,
-    layers_option,
-    layout_option,
-    pack_argument,
-    progress_options,
-    recover_option,
-    resume_option,
-    size_option,
-    source_option,
-    threads_option,
-)
+from moepack.cli.shared.options import Option, flag_option, size_option
 from moepack.cli.shared.parameters import ModelName, OutputFile, PathName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import (
@@ -76,12 +61,12 @@ def _part_option(files: str) -> Option[Any]:
 
 @click.command()
 @click.argument("source", nargs=-1, type=ModelName(), metavar="SOURCE...")
-@folder_option("Folder of the new pack.")
-@layout_option
+@options.folder_option("Folder of the new pack.")
+@options.layout_option
 @size_option("--alignment", least=0, help="Alignment of blobs, weights and tensors, such as 16KiB.")
-@hotness_option
+@options.hotness_option
 @flag_option("--experts-only", help="Leave out the dense part.")
-@layers_option
+@options.layers_option
 @flag_option("--no-mtp", help="Leave out multi-token-prediction layers.")
 @flag_option("--sha256", help="Record the SHA-256 of each shard, for restore.")
 @flag_option("--strong", help="Add a SHA-256 of each part, tensor and header.")
@@ -90,11 +75,11 @@ def _part_option(files: str) -> Option[Any]:
 @_part_option("data files")
 @flag_option("--commit", help="Make a pack of the parts, once all are written.")
 @_executor_option
-@dry_run_option
-@resume_option
-@recover_option
-@threads_option
-@progress_options
+@options.dry_run_option
+@options.resume_option
+@options.recover_option
+@options.threads_option
+@options.progress_options
 def pack(
     source: tuple[str, ...],
     target: str,
@@ -185,17 +170,17 @@ def _check_in_place(no_mtp: bool, executor: str | None, options: dict[str, Any])
 
 
 @click.command()
-@pack_argument
-@folder_option("Folder for the shards.", required=False)
+@options.pack_argument
+@options.folder_option("Folder for the shards.", required=False)
 @flag_option("--in-place", help="Turn the pack itself into the shards.")
 @flag_option("--yes-delete-pack", "is_confirmed", help="Restore in place without asking.")
-@resume_option
-@recover_option
-@force_option
+@options.resume_option
+@options.recover_option
+@options.force_option
 @_part_option("shards")
 @_executor_option
-@threads_option
-@progress_options
+@options.threads_option
+@options.progress_options
 def restore(
     pack_path: str,
     target: str | None,
@@ -238,7 +223,7 @@ def _check_restorable(pack_path: str, target: str | None) -> None:
 
 @click.command()
 @click.argument("path", type=PathName(), metavar="PACK_OR_EXPORT")
-@source_option
+@options.source_option
 @click.option(
     "--as",
     "engine",
@@ -251,7 +236,7 @@ def _check_restorable(pack_path: str, target: str | None) -> None:
     metavar="PACK",
     help="Pack that was exported, for comparison; or its source as --source.",
 )
-@layers_option
+@options.layers_option
 @click.option("--sample", metavar="SHARE", help="Share of blobs and tensors to check, such as 10%.")
 @click.option("--seed", type=int, default=0, help="Random seed of the sample.")
 @flag_option("--sha256", help="Also compare the SHA-256 of the shards.")
@@ -259,11 +244,11 @@ def _check_restorable(pack_path: str, target: str | None) -> None:
 @click.option(
     "--junit", "junit_path", type=OutputFile(), metavar="FILE", help="Report in JUnit XML."
 )
-@force_option
+@options.force_option
 @_part_option("data files")
 @_executor_option
-@threads_option
-@progress_options
+@options.threads_option
+@options.progress_options
 def verify(
     path: str,
     source_paths: tuple[str, ...],

@@ -9,27 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import moepack
+from moepack.cli.shared import options
 from moepack.cli.shared.files import output_file, picture_file
-from moepack.cli.shared.options import (
-    file_option,
-    flag_option,
-    force_option,
-    forecast_prompt_options,
-    machine_option,
-    measured_model_argument,
-    number_option,
-    options,
-    output_option,
-    plot_options,
-    progress_options,
-    prompt_tokens_option,
-    seconds_option,
-    size_option,
-    source_or_pack_argument,
-    summary_options,
-    traces_option,
-)
-from moepack.cli.shared.parameters import STANDARD_STREAM, ModelName, Numbers, OutputFolder
+from moepack.cli.shared.options import file_option, flag_option, number_option, size_option
+from moepack.cli.shared.parameters import STANDARD_STREAM, ModelName, Numbers
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import (
     complain,
@@ -49,16 +32,13 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@measured_model_argument
-@click.option(
-    "--directory",
-    type=OutputFolder(),
-    metavar="DIR",
-    help="Folder on the drive to measure, if no model is named.  [default: the current one]",
+@options.measured_model_argument
+@options.directory_option(
+    "Folder on the drive to measure, if no model is named.  [default: the current one]"
 )
-@seconds_option
-@prompt_tokens_option
-@progress_options
+@options.seconds_option
+@options.prompt_tokens_option
+@options.progress_options
 def doctor(model: tuple[str, ...], **options: Any) -> None:
     """Find the bottlenecks of this machine when it runs models, with remedies.
 
@@ -77,17 +57,14 @@ def doctor(model: tuple[str, ...], **options: Any) -> None:
 
 
 @click.command()
-@measured_model_argument
-@output_option(required=False, help="File to write, such as machine.toml; printed by default.")
-@click.option(
-    "--directory",
-    type=OutputFolder(),
-    metavar="DIR",
-    help="Folder on the drive to measure, if no model is named.",
+@options.measured_model_argument
+@options.output_option(
+    required=False, help="File to write, such as machine.toml; printed by default."
 )
-@seconds_option
-@force_option
-@progress_options
+@options.directory_option("Folder on the drive to measure, if no model is named.")
+@options.seconds_option
+@options.force_option
+@options.progress_options
 def machine(
     model: tuple[str, ...], output: str | None, directory: str | None, seconds: float, force: bool
 ) -> None:
@@ -126,8 +103,8 @@ def machine(
 
 
 @click.command()
-@source_or_pack_argument
-@machine_option
+@options.source_or_pack_argument
+@options.machine_option
 @size_option(
     "--vram", multiple=True, help="VRAM of a GPU, in place of the machine's; may be repeated."
 )
@@ -149,12 +126,12 @@ def machine(
     help="Type of the KV cache; K,V if keys and values differ.",
 )
 @size_option("--margin", default="1GiB", help="Space left free in each memory.")
-@traces_option
+@options.traces_option
 @file_option(
     "--hotness", help="Hotness file, in place of --trace, to judge whether to pin experts."
 )
-@forecast_prompt_options
-@summary_options
+@options.forecast_prompt_options
+@options.summary_options
 def place(
     source_or_pack: tuple[str, ...], machine_path: str | None, cache_type: str, **options: Any
 ) -> None:
@@ -185,7 +162,7 @@ _FORMULA = (
 
 @click.command()
 @click.argument("source_or_pack", nargs=-1, type=ModelName(), metavar="SOURCE_OR_PACK")
-@machine_option
+@options.machine_option
 @number_option(
     "--n-cpu-moe",
     "cpu_layer_count",
@@ -207,14 +184,14 @@ _FORMULA = (
     "--dense-in-memory",
     help="Keep all weights out of VRAM with such a cache, as `moepack run` does.",
 )
-@traces_option
+@options.traces_option
 @click.option(
     "--working-set",
     type=Numbers(float, "120,8"),
     metavar="U,D",
     help="Experts used per 128 tokens, and new ones among them, in place of --trace.",
 )
-@forecast_prompt_options
+@options.forecast_prompt_options
 @file_option(
     "--receipt",
     "receipts",
@@ -228,9 +205,9 @@ _FORMULA = (
     type=click.Choice(["published"]),
     help="Formula of estimate_speed.py, which takes the options of that script.",
 )
-@options(*(click.option(f"--{name}", name, type=float, hidden=True) for name in _FORMULA))
-@plot_options("speeds")
-@summary_options
+@options.options(*(click.option(f"--{name}", name, type=float, hidden=True) for name in _FORMULA))
+@options.plot_options("speeds")
+@options.summary_options
 def forecast(
     source_or_pack: tuple[str, ...],
     machine_path: str | None,

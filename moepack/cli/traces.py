@@ -8,27 +8,18 @@ from typing import Any, Literal
 import click
 
 import moepack
+from moepack.cli.shared import options
 from moepack.cli.shared.files import output_file, picture_file
 from moepack.cli.shared.options import (
-    append_option,
     file_option,
     flag_option,
-    force_option,
-    format_option,
-    json_option,
-    lenient_option,
+    float_option,
+    model_option,
     number_option,
-    output_option,
-    plot_options,
-    progress_options,
     read_options,
     size_option,
-    summary_options,
-    traced_model_options,
-    traced_pack_option,
-    traces_argument,
 )
-from moepack.cli.shared.parameters import STANDARD_STREAM, InputPath, ModelName, Numbers
+from moepack.cli.shared.parameters import STANDARD_STREAM, InputPath, Numbers
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import is_json, is_quiet, next_line, say, show, sum_up
 from moepack.common.sizes import divide_up
@@ -37,24 +28,17 @@ from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
 
 
 @click.command("record")
-@click.option(
-    "--model", required=True, type=ModelName(), metavar="SOURCE_OR_PACK", help="Model to run."
-)
+@model_option("--model", required=True, help="Model to run.")
 @file_option("--prompts", required=True, help="Prompts, one per line: text, or JSON.")
-@output_option()
-@append_option
+@options.output_option()
+@options.append_option
 @flag_option("--resume", help="Record only the prompts that are missing.")
-@force_option
+@options.force_option
 @number_option("--tokens", least=0, default=128, help="Number of tokens to generate per prompt.")
 @number_option(
     "--context", least=1, most=MAX_CONTEXT, default=4096, help="Context length in tokens."
 )
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0, 10),
-    default=0.8,
-    help="Sampling temperature; 0 is greedy.",
-)
+@float_option("--temperature", most=10, default=0.8, help="Sampling temperature; 0 is greedy.")
 @number_option("--seed", least=0, default=0, help="Random seed.")
 @number_option(
     "--threads",
@@ -68,7 +52,7 @@ from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
     share_of="memory",
     help="Memory for experts: 8GiB, 50% of memory, or floor, the minimum; by default what is free.",
 )
-@progress_options
+@options.progress_options
 def trace_record(
     model: str,
     prompts: str,
@@ -100,12 +84,12 @@ def trace_record(
 
 
 @click.command("import")
-@traces_argument
-@output_option()
-@append_option
-@force_option
-@traced_model_options
-@summary_options
+@options.traces_argument
+@options.output_option()
+@options.append_option
+@options.force_option
+@options.traced_model_options
+@options.summary_options
 def trace_import(
     paths: tuple[str, ...], output: str, append: bool, force: bool, **reading: Any
 ) -> None:
@@ -122,15 +106,15 @@ def trace_import(
 
 
 @click.command("stats")
-@traces_argument
+@options.traces_argument
 @number_option(
     "--window",
     least=1,
     help="Length of a window in tokens; by default 128, or less for short traces.",
 )
-@traced_model_options
-@traced_pack_option
-@json_option
+@options.traced_model_options
+@options.traced_pack_option
+@options.json_option
 def trace_stats(paths: tuple[str, ...], window: int | None, **reading: Any) -> None:
     """Print the working set of traces: experts per window of tokens (U), and new ones (D).
 
@@ -143,11 +127,11 @@ def trace_stats(paths: tuple[str, ...], window: int | None, **reading: Any) -> N
 
 
 @click.command("concentration")
-@traces_argument
-@plot_options("heat and coverage")
-@traced_model_options
-@traced_pack_option
-@json_option
+@options.traces_argument
+@options.plot_options("heat and coverage")
+@options.traced_model_options
+@options.traced_pack_option
+@options.json_option
 def trace_concentration(
     paths: tuple[str, ...], plot_path: str | None, force: bool, **reading: Any
 ) -> None:
@@ -181,8 +165,8 @@ _SHARD = re.compile(r"(-\d{5}-of-\d{5})?\.gguf\Z")
 
 @click.command()
 @click.argument("paths", nargs=-1, type=InputPath(), metavar="FILE...")
-@output_option(required=False)
-@force_option
+@options.output_option(required=False)
+@options.force_option
 @click.option(
     "--weights",
     type=Numbers(float, "2,1,0.5"),
@@ -195,17 +179,15 @@ _SHARD = re.compile(r"(-\d{5}-of-\d{5})?\.gguf\Z")
     default="all",
     help="Tokens to count: all, or only decoded ones.",
 )
-@traced_model_options
-@traced_pack_option
-@click.option(
+@options.traced_model_options
+@options.traced_pack_option
+@model_option(
     "--learned",
     "learned_path",
-    type=ModelName(),
-    metavar="SOURCE_OR_PACK",
     help="Show the counts from recent runs of this model, and write them with -o.",
 )
 @flag_option("--forget", help="Remove the counts of --learned.")
-@summary_options
+@options.summary_options
 def hotness(
     paths: tuple[str, ...],
     output: str | None,
@@ -277,11 +259,9 @@ _MIB = 1 << 20
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=InputPath(), metavar="TRACE...")
-@click.option(
+@model_option(
     "--model",
     "model_path",
-    type=ModelName(),
-    metavar="SOURCE_OR_PACK",
     help="Model that was traced, for the lengths of its experts, if the trace lacks them.",
 )
 @click.option(
@@ -306,10 +286,10 @@ _MIB = 1 << 20
     least=1,
     help="Number of experts to prefetch per layer, the most recently used ones.",
 )
-@plot_options("hit rates by budget")
-@format_option
-@lenient_option
-@summary_options
+@options.plot_options("hit rates by budget")
+@options.format_option
+@options.lenient_option
+@options.summary_options
 def simulate(
     paths: tuple[str, ...],
     model_path: str | None,

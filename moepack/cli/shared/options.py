@@ -9,13 +9,13 @@ import click
 
 import moepack
 from moepack.cli.shared.parameters import (
+    OUTPUT_FOLDER,
     FormatName,
     InputPath,
     LayoutName,
     Length,
     ModelName,
     OutputFile,
-    OutputFolder,
     PathName,
 )
 from moepack.cli.shared.terminal import set_json, set_verbosity
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Command], Command]
-
-LAYERS = "Only these layers, such as 0-3,7."
 
 
 def options(*added: Option[Any]) -> Option[Any]:
@@ -68,6 +66,16 @@ def flag_option(*names: str, **settings: Any) -> Option[Any]:
 def number_option(*names: str, least: int, most: int | None = None, **settings: Any) -> Option[Any]:
     """Return an option for a whole number within bounds."""
     return click.option(*names, type=click.IntRange(least, most), metavar="N", **settings)
+
+
+def float_option(*names: str, most: float, **settings: Any) -> Option[Any]:
+    """Return an option for a number from 0."""
+    return click.option(*names, type=click.FloatRange(0, most), **settings)
+
+
+def model_option(*names: str, metavar: str = "SOURCE_OR_PACK", **settings: Any) -> Option[Any]:
+    """Return an option for a model."""
+    return click.option(*names, type=ModelName(), metavar=metavar, **settings)
 
 
 def micro_batch_option(help: str) -> Option[Any]:
@@ -113,10 +121,9 @@ resume_option = flag_option("--resume", help="Continue an interrupted run.")
 recover_option = flag_option(
     "--recover", help="Continue in place with a damaged or lost journal, by digests."
 )
-source_option = click.option(
+source_option = model_option(
     "--source",
     "source_paths",
-    type=ModelName(),
     multiple=True,
     metavar="SOURCE",
     help="Model that the pack was made from, for comparison; may be repeated.",
@@ -132,18 +139,15 @@ layout_option = click.option(
     metavar="NAME|FILE.toml",
     help="Order of blobs in files: layers, hot-first, natural, or a file of your own.",
 )
-layers_option = click.option("--layers", metavar="LIST", help=LAYERS)
+layers_option = click.option("--layers", metavar="LIST", help="Only these layers, such as 0-3,7.")
 backend_option = click.option(
     "--backend",
     type=click.Choice(["auto", "uring", "direct", "buffered"]),
     default="auto",
     help="Method for reading experts from the drive.",
 )
-seconds_option = click.option(
-    "--seconds",
-    type=click.FloatRange(0, 3600),
-    default=20,
-    help="Time for measuring; more gives narrower ranges.",
+seconds_option = float_option(
+    "--seconds", most=3600, default=20, help="Time for measuring; more gives narrower ranges."
 )
 prompt_tokens_option = number_option(
     "--prompt", least=1, most=1 << 24, default=1000, help="Length of the prompt in tokens."
@@ -171,10 +175,9 @@ lenient_option = flag_option(
 traced_model_options = options(
     format_option,
     lenient_option,
-    click.option(
+    model_option(
         "--model",
         "model_path",
-        type=ModelName(),
         metavar="SOURCE",
         help="Model that was traced; layers and experts that it lacks are refused.",
     ),
@@ -200,10 +203,13 @@ def output_option(
 
 def folder_option(help: str, *, required: bool = True) -> Option[Any]:
     """Return the option for the folder that a command makes."""
-    folder = OutputFolder()
-    return click.option(
-        "-o", "--output", "target", required=required, type=folder, metavar="DIR", help=help
-    )
+    names = ("-o", "--output", "target")
+    return click.option(*names, required=required, type=OUTPUT_FOLDER, metavar="DIR", help=help)
+
+
+def directory_option(help: str) -> Option[Any]:
+    """Return the option for a folder on the drive that is measured."""
+    return click.option("--directory", type=OUTPUT_FOLDER, metavar="DIR", help=help)
 
 
 def plot_options(content: str) -> Option[Any]:
