@@ -179,12 +179,32 @@ def export() -> None:
 
 def _command(engine: Engine) -> click.Command:
     """Return the command that exports to a format, with its options."""
-    target = _target(engine)
-    suffix = "" if engine.default_name else f" -o {'experts' if engine.is_folder else 'model.'}"
-    if suffix.endswith("."):
-        suffix += engine.name
-    example = f"moepack export {engine.name} model.moepack{suffix}"
+    what, kind, metavar, name = "File", RESUMABLE_FILE, "FILE", f"model.{engine.name}"
+    if engine.is_folder:
+        what, kind, metavar, name = "Folder", OUTPUT_FOLDER, "DIR", "experts"
+    is_required, default, example = True, "", f" -o {name}"
+    if engine.default_name:
+        is_required, default, example = False, "  [default: in the pack]", ""
+    text = f"{engine.summary}\n\nExample: moepack export {engine.name} model.moepack{example}"
+    target_option = click.option(
+        "-o",
+        "--output",
+        "target",
+        required=is_required,
+        type=kind,
+        metavar=metavar,
+        help=f"{what} to write.{default}",
+    )
 
+    @click.command(engine.name, help=text)
+    @options.pack_argument
+    @target_option
+    @options.options(*map(_option, engine.options))
+    @options.dry_run_option
+    @options.resume_option
+    @options.force_option
+    @options.threads_option
+    @options.progress_options
     def run(pack_path: str, target: str | None, **options: Any) -> None:
         from moepack.report import pack_text
 
@@ -195,35 +215,7 @@ def _command(engine: Engine) -> click.Command:
         else:
             sum_up(summary, pack_text.exported, summary.command)
 
-    command: Any = run
-    for option in (
-        options.progress_options,
-        options.threads_option,
-        options.force_option,
-        options.resume_option,
-        options.dry_run_option,
-        *map(_option, reversed(engine.options)),
-        target,
-        options.pack_argument,
-    ):
-        command = option(command)
-    text = f"{engine.summary}\n\nExample: {example}"
-    return click.command(engine.name, help=text)(command)
-
-
-def _target(engine: Engine) -> Any:
-    kind = OUTPUT_FOLDER if engine.is_folder else RESUMABLE_FILE
-    metavar = "DIR" if engine.is_folder else "FILE"
-    what = "Folder" if engine.is_folder else "File"
-    return click.option(
-        "-o",
-        "--output",
-        "target",
-        required=engine.default_name is None,
-        type=kind,
-        metavar=metavar,
-        help=f"{what} to write." + ("  [default: in the pack]" if engine.default_name else ""),
-    )
+    return run
 
 
 def _option(option: ExportOption) -> Any:
