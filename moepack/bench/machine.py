@@ -19,9 +19,8 @@ from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import align, count_text
 from moepack.host.gpus import find_gpus
 from moepack.host.memory_limits import read_memory
-from moepack.pack.opening.open_model import pack_or_source
+from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.expert_read import PAGE, plan_read
-from moepack.pack.reading.pack import Pack
 from moepack.planning.machine.model import (
     BYTE_UNITS,
     STEADY,
@@ -32,8 +31,6 @@ from moepack.planning.machine.model import (
     ReadSpeed,
     measured,
 )
-from moepack.source.experts import find_experts
-from moepack.source.shards import Source
 from moepack.storage import page_cache, probe
 
 LENGTHS = [256 << 10, 1 << 20, 4 << 20, 16 << 20]
@@ -196,16 +193,18 @@ def find_reads(model: PathOrPaths) -> ModelReads:
 
     Raises what opening it raises, and RequestError if there are no routed experts.
     """
-    with pack_or_source(model) as named:
-        if isinstance(named, Pack):
-            named.require_files()
-            named.require_complete()
-        reads = list(_of_pack(named) if isinstance(named, Pack) else _of_source(named))
+    with open_model(model) as pack:
+        pack.require_files()
+        pack.require_complete()
+        reads = [
+            (read.path, align(read.length, PAGE), family.expert_count)
+            for layer, family in pack.shape.routed.items()
+            for read in plan_read(pack, layer, 0, None, ROUTED_FAMILY).file_reads
+        ]
     if not reads:
         raise RequestError("the model has no routed experts", path=path_list(model)[0])
     totals = Counter[int]()
     for _, length, expert_count in reads:
-        length = align(length, PAGE)
         totals[length] += length * expert_count
     files = [(path, path.stat().st_size) for path in dict.fromkeys(path for path, _, _ in reads)]
     return files, most_read_lengths(totals)
@@ -218,18 +217,3 @@ def most_read_lengths(totals: Counter[int]) -> list[int]:
     """
     least = _MIN_SHARE * totals.total()
     return sorted(length for length, total in totals.most_common(_MAX_LENGTHS) if total >= least)
-
-
-def _of_pack(pack: Pack) -> Iterator[tuple[Path, int, int]]:
-    """Yield the reads of one expert of each layer: path, length, and the layer's expert count."""
-    for layer, family in pack.shape.routed.items():
-        for read in plan_read(pack, layer, 0, None, ROUTED_FAMILY).file_reads:
-            yield read.path, read.length, family.expert_count
-
-
-def _of_source(source: Source) -> Iterator[tuple[Path, int, int]]:
-    for family in find_experts(source).families:
-        if family.name == ROUTED_FAMILY:
-            for part in family.parts:
-                path = Path(source.shards[part.slices.at(0)[0]].path)
-                yield path, part.length, family.expert_count

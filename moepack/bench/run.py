@@ -8,7 +8,7 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,10 +32,9 @@ from moepack.common.phases import Progress
 from moepack.common.shape import ExpertKey
 from moepack.common.sizes import Size, as_list, parse_size
 from moepack.pack.opening.open_model import open_model
+from moepack.pack.opening.shards import open_shards
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.pack import Pack
-from moepack.source.experts import find_experts, shape_of
-from moepack.source.shards import Source, open_source
 from moepack.storage import probe
 from moepack.traces.hotness import measure
 from moepack.traces.hotness.coverage import stored_counts
@@ -135,12 +134,12 @@ def bench_pack(
     if source is not None and named_pack(path) is None:
         hint = "a source needs a pack of it: `moepack pack` makes one"
         raise RequestError("not a pack, and nothing to compare", path=path, hint=hint)
-    with open_model(path) as pack:
+    with open_model(path) as pack, ExitStack() as stack:
         pack.require_files()
-        model = None if source is None else open_source(source)
-        reads = _local(pack, _choose_workload(pack, model, trace, hotness, experts_used))
+        shards = None if source is None else stack.enter_context(open_shards(source))
+        reads = _local(pack, _choose_workload(pack, shards, trace, hotness, experts_used))
         files = _whole_files(pack)
-        sides = _sides(pack, model, fit(pack, reads.layers, length))
+        sides = _sides(pack, shards, fit(pack, reads.layers, length))
         chosen, why = probe.choose(backend, pack.file_paths, max(depths))
         grid = drive.grid(files) if point_seconds else []
         comparison_seconds = (1 + WARM_UP_SHARE) * seconds
@@ -150,7 +149,7 @@ def bench_pack(
         rounds, portions, was_cold = compare(pack, sides, chosen.name, depths, seconds, meter)
         meter.finish()
     pack_length = sum(length for _, length in files)
-    gains = judge(rounds, depths) if model is not None else ()
+    gains = judge(rounds, depths) if source is not None else ()
     outcome, text = verdict(gains, rounds, chosen.name, was_cold)
     layer_tokens = reads.token_count / len(reads.layers)
     return BenchReport(
@@ -212,7 +211,7 @@ def _local(pack: Pack, reads: Workload) -> Workload:
 
 def _choose_workload(
     pack: Pack,
-    model: Source | None,
+    shards: Pack | None,
     trace: str | None,
     hotness: str | None,
     experts_used: int | None,
@@ -223,7 +222,7 @@ def _choose_workload(
         raise RequestError("the pack has no routed experts", path=pack.path)
     if trace is not None:
         return workload.from_trace(trace, shape, MAX_TOKENS)
-    of_model = shape.experts_used or (model and shape_of(model, find_experts(model)).experts_used)
+    of_model = shape.experts_used or (shards and shards.shape.experts_used)
     used = experts_used or of_model or workload.USUAL_EXPERTS_USED
     counts: Mapping[ExpertKey, int]
     if hotness is not None:
@@ -249,11 +248,11 @@ def fit(pack: Pack, layers: Sequence[RoutedLayer], length: int) -> list[RoutedLa
     return fitting
 
 
-def _sides(pack: Pack, model: Source | None, layers: Sequence[RoutedLayer]) -> dict[str, Groups]:
+def _sides(pack: Pack, shards: Pack | None, layers: Sequence[RoutedLayer]) -> dict[str, Groups]:
     """Return the layouts to read, by name: a GGUF, or an index of one, has slices alone."""
     experts = workload.blobs(pack, layers)
-    if model is not None:
-        return {"blobs": experts, "slices": workload.slices(model, pack, layers)}
+    if shards is not None:
+        return {"blobs": experts, "slices": workload.slices(shards, pack, layers)}
     are_shards = any(file.is_shard for file in pack.index.files)
     return {"slices" if are_shards else "blobs": experts}
 

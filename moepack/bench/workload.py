@@ -9,15 +9,12 @@ them as well.
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.shape import ExpertKey, ModelShape
 from moepack.pack.reading.expert_read import ExpertRead, plan_read, read_of_parts
 from moepack.pack.reading.pack import Pack
-from moepack.source.experts import SourceFamily, find_experts
-from moepack.source.shards import Source
 from moepack.traces.formats import registry
 from moepack.traces.steps import ALL_PHASES, StepStream
 from moepack.traces.validation import Checks
@@ -105,23 +102,20 @@ def blobs(pack: Pack, layers: Sequence[RoutedLayer]) -> Groups:
     return _experts(layers, lambda layer, expert: plan_read(pack, layer, expert, None, None))
 
 
-def slices(source: Source, pack: Pack, layers: Sequence[RoutedLayer]) -> Groups:
+def slices(shards: Pack, pack: Pack, layers: Sequence[RoutedLayer]) -> Groups:
     """Return each expert as its slices in the shards, one read each, even if they are adjacent.
 
-    Raises RequestError if the pack was not made from this source.
+    Raises RequestError if the pack was not made from these shards.
     """
-    # Reversed, so that a layer's main family, which comes first, is the one that stays.
-    families = {family.layer: family for family in reversed(find_experts(source).families)}
     for layer in {routed.layer for routed in layers}:
-        _check_same(pack, layer, families.get(layer))
-    paths = [Path(shard.path) for shard in source.shards]
+        _check_same(pack, shards, layer)
 
     def plan(layer: int, expert: int) -> ExpertRead:
         parts = []
-        for one in families[layer].parts:
-            shard, offset = one.slices.at(expert)
-            part = pack.locate(layer, expert, one.name)
-            parts.append(part._replace(path=paths[shard], offset=offset))
+        for kind in pack.parts(layer):
+            here = shards.locate(layer, expert, kind.name)
+            part = pack.locate(layer, expert, kind.name)
+            parts.append(part._replace(path=here.path, offset=here.offset))
         return read_of_parts(layer, expert, parts, pack.part_names(layer), gap=0)
 
     return _experts(layers, plan)
@@ -131,10 +125,14 @@ def _experts(layers: Sequence[RoutedLayer], plan: Callable[[int, int], ExpertRea
     return [[plan(layer, expert) for expert in numbers] for layer, numbers in layers]
 
 
-def _check_same(pack: Pack, layer: int, family: SourceFamily | None) -> None:
-    ours = {(kind.name, kind.length) for kind in pack.parts(layer)}
-    theirs = {(part.name, part.length) for part in family.parts} if family else set()
-    if ours != theirs or (family and family.expert_count != pack.expert_count(layer)):
+def _check_same(pack: Pack, shards: Pack, layer: int) -> None:
+    ours, theirs = (
+        {(kind.name, kind.length) for kind in one.parts(layer)}
+        if layer in one.shape.routed
+        else set()
+        for one in (pack, shards)
+    )
+    if ours != theirs or shards.expert_count(layer) != pack.expert_count(layer):
         texts = [
             ", ".join(f"{name} of {length:,} bytes" for name, length in sorted(parts)) or "none"
             for parts in (ours, theirs)

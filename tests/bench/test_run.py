@@ -16,9 +16,9 @@ from moepack.bench.measuring import Meter
 from moepack.bench.workload import Groups, RoutedLayer
 from moepack.common.errors import MachineError, RequestError, TraceError
 from moepack.common.shape import ExpertKey
+from moepack.pack.opening.shards import open_shards
 from moepack.pack.reading.expert_read import FileRead
 from moepack.report import measure_text
-from moepack.source.shards import open_source
 from moepack.storage.threaded import ThreadedBackend
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, on_disk, pack_model
 from tests.support.needs import require_disk
@@ -45,8 +45,7 @@ def contents(groups: Groups) -> list[list[bytes]]:
 def test_slices_are_the_bytes_of_the_same_experts_as_blobs(
     model: str, packs: dict[str, Path]
 ) -> None:
-    source = open_source([first_shard(model)])
-    with moepack.open(packs[model]) as pack:
+    with moepack.open(packs[model]) as pack, open_shards(first_shard(model)) as source:
         layers = [RoutedLayer(layer, (3, 0, 1)) for layer in pack.layers]
         slices = workload.slices(source, pack, layers)
         blobs = workload.blobs(pack, layers)
@@ -57,8 +56,7 @@ def test_slices_are_the_bytes_of_the_same_experts_as_blobs(
 
 
 def test_the_source_of_another_pack_is_refused(pack: moepack.Pack) -> None:
-    other = open_source([first_shard("mixtral")])
-    with pytest.raises(RequestError) as refused:
+    with open_shards(first_shard("mixtral")) as other, pytest.raises(RequestError) as refused:
         workload.slices(other, pack, [RoutedLayer(0, (1,))])
     assert re.search("layer 0.*expected ffn_.*_exps.weight of [^[]*, found", str(refused.value))
 
@@ -75,7 +73,6 @@ def test_portions_are_whole_layers_and_a_short_rest_goes_to_the_last(
 def test_both_sides_of_a_pair_read_the_same_and_begin_equally_often(
     packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = open_source([first_shard("qwen3moe")])
     visits: list[tuple[bool, slice]] = []
     read = comparison._read
 
@@ -85,7 +82,7 @@ def test_both_sides_of_a_pair_read_the_same_and_begin_equally_often(
 
     monkeypatch.setattr(comparison, "_read", watched)
     monkeypatch.setattr(comparison, "PORTION_LENGTH", 1)
-    with moepack.open(packs["qwen3moe"]) as pack:
+    with moepack.open(packs["qwen3moe"]) as pack, open_shards(first_shard("qwen3moe")) as source:
         layers = [RoutedLayer(0, (number,)) for number in range(3)]
         sides = {
             "blobs": workload.blobs(pack, layers),
