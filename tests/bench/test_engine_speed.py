@@ -227,24 +227,25 @@ def test_too_small_a_limit_is_refused_with_what_there_is_to_hold(packs: dict[str
 
 @needs_llama
 def test_a_program_that_fails_is_an_error_with_its_words() -> None:
-    request = RunRequest("a", 1, 64, 1)
+    request = RunRequest("a", 1, 64, 1, RunMemory(4096, 1))
     with pytest.raises(MachineError, match="/no/such/pack: no such file"):
-        engine_runs.run_moepack(["/no/such/pack"], request, RunMemory(4096, 1), 0, None)
+        engine_runs.run_moepack(["/no/such/pack"], request, None)
     with pytest.raises(SourceError, match="cannot read the model"):
-        engine_runs.run_alone("/no/such.gguf", MAPPED, request, 1, None)
+        engine_runs.run_alone("/no/such.gguf", MAPPED, request, None)
 
 
 @needs_llama
 def test_programs_that_the_limit_is_too_small_for_were_killed() -> None:
     """A whole Python does not fit: neither the server's alone, nor that of the pager."""
-    request, shards = RunRequest("a", 1, 64, 1), shards_of("qwen3moe")
+    request = RunRequest("a", 1, 64, 1, RunMemory(1 << 20, 1))
+    shards = shards_of("qwen3moe")
     with control_group(12 * MIB) as group:
         if group is None:
             pytest.skip("no control group can be made here")
-        assert engine_runs.run_alone(shards[0], READ, request, 1, group) is None
+        assert engine_runs.run_alone(shards[0], READ, request, group) is None
         count = kill_count(group.folders)
         assert count
-        assert engine_runs.run_moepack(shards, request, RunMemory(1 << 20, 1), 0, group) is None
+        assert engine_runs.run_moepack(shards, request, group) is None
         assert kill_count(group.folders) > count
     assert not list(Path("/sys/fs/cgroup").rglob(f"moepack-bench-{os.getpid()}"))
 
