@@ -50,9 +50,9 @@ _HEADLINES = {"gain": "Pack faster", "loss": "Shards faster", "none": "No differ
 
 
 class Round(NamedTuple):
-    """The number of the portion that was read at each depth, and the usage by layout and depth."""
+    """The routed layers that were read at each depth, and the usage by layout and depth."""
 
-    portions: Mapping[int, int]
+    portions: Mapping[int, slice]
     usages: Mapping[tuple[str, int], Usage]
     is_disturbed: bool
 
@@ -85,18 +85,16 @@ def compare(
         was_cold = _is_cold(paths, sum(read.length for read in reads))
         meter.begin(seconds)
         monitor = DisturbanceMonitor(paths)
-        numbers = itertools.cycle(range(len(portions)))
+        following = itertools.cycle(portions)
         rounds: list[Round] = []
         while not (rounds and meter.is_over):
-            chosen = {depth: next(numbers) for depth in depths}
+            chosen = {depth: next(following) for depth in depths}
             order = list(sides) if len(rounds) % 2 == 0 else list(sides)[::-1]
             usages = {}
             for depth, layout in itertools.product(depths, order):
                 if backend == "buffered":
                     page_cache.drop(paths)
-                usages[layout, depth] = _read(
-                    readers[depth], sides[layout], portions[chosen[depth]]
-                )
+                usages[layout, depth] = _read(readers[depth], sides[layout], chosen[depth])
                 meter.advance()
             rounds.append(Round(chosen, usages, monitor() > MAX_SHARE))
     return rounds, portions, was_cold

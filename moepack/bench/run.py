@@ -160,7 +160,7 @@ def bench_pack(
         surface=surface,
         routing=_routed_reads(reads.origin, sides, portions, layer_tokens),
         readings=tuple(
-            _measured_reads(layout, depth, groups, rounds, portions, layer_tokens)
+            _measured_reads(layout, depth, groups, rounds, layer_tokens)
             for depth in depths
             for layout, groups in sides.items()
         ),
@@ -279,20 +279,18 @@ def _useful_length(groups: Groups, portion: slice) -> int:
 
 
 def _measured_reads(
-    layout: str,
-    depth: int,
-    groups: Groups,
-    rounds: Sequence[Round],
-    portions: Sequence[slice],
-    layer_tokens: float,
+    layout: str, depth: int, groups: Groups, rounds: Sequence[Round], layer_tokens: float
 ) -> MeasuredReads:
     """Sum up a layout at a depth over the undisturbed rounds, or over all if there are none."""
     rounds = [one for one in rounds if not one.is_disturbed] or rounds
-    usages = [one.usages[layout, depth] for one in rounds]
-    visits = [portions[one.portions[depth]] for one in rounds]
-    lengths = [_useful_length(groups, portion) for portion in visits]
-    tokens = [len(groups[portion]) * layer_tokens for portion in visits]
-    speed = spread([length / one.seconds for one, length in zip(usages, lengths, strict=True)])
+    reads = [
+        (one.usages[layout, depth], _useful_length(groups, portion), len(groups[portion]))
+        for one in rounds
+        for portion in [one.portions[depth]]
+    ]
+    speed = spread([length / usage.seconds for usage, length, _ in reads])
+    seconds = [usage.seconds / (count * layer_tokens) for usage, _, count in reads]
+    tokens = sum(count * layer_tokens for _, _, count in reads)
     return MeasuredReads(
         layout,
         depth,
@@ -300,11 +298,9 @@ def _measured_reads(
         bytes_per_second_lowest=speed.lowest,
         bytes_per_second_highest=speed.highest,
         cpu_seconds_per_gib=statistics.median(
-            one.cpu_seconds_per_gib(length) for one, length in zip(usages, lengths, strict=True)
+            usage.cpu_seconds_per_gib(length) for usage, length, _ in reads
         ),
-        seconds_per_token=statistics.median(
-            one.seconds / count for one, count in zip(usages, tokens, strict=True)
-        ),
-        reads_per_token=sum(one.read_count for one in usages) / sum(tokens),
-        length_per_token=sum(one.length for one in usages) / sum(tokens),
+        seconds_per_token=statistics.median(seconds),
+        reads_per_token=sum(usage.read_count for usage, _, _ in reads) / tokens,
+        length_per_token=sum(usage.length for usage, _, _ in reads) / tokens,
     )
