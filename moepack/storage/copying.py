@@ -114,20 +114,16 @@ class Copier:
             for file in self._written(work):
                 done.put(file)
 
-        with ThreadPool(max_workers=threads) as executor:
-            try:
-                for _ in range(threads):
-                    executor.submit(copy).add_done_callback(done.put)
-                while threads:
-                    item = done.get()
-                    if isinstance(item, _OpenFile):
-                        yield item
-                    else:
-                        item.result()
-                        threads -= 1
-            except BaseException:
-                self._advance.stop()
-                raise
+        with ThreadPool(threads, self._advance) as executor:
+            for _ in range(threads):
+                executor.submit(copy).add_done_callback(done.put)
+            while threads:
+                item = done.get()
+                if isinstance(item, _OpenFile):
+                    yield item
+                else:
+                    item.result()
+                    threads -= 1
 
     def _work(
         self, files: Sequence[NewFile], cut: Callable[[NewFile], Iterator[Run]] = runs

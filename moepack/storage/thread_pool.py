@@ -13,29 +13,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class ThreadPool(ThreadPoolExecutor):
-    """A ThreadPoolExecutor that raises MachineError if no thread can be started.
-
-    If its block ends early, what has not begun is cancelled, and calls of stores end at once.
-    """
-
-    def __init__(self, max_workers: int) -> None:
-        self._calls = CallGroup()
-        super().__init__(max_workers, initializer=self._calls.enter)
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Do as ThreadPoolExecutor does."""
-        try:
-            return super().submit(fn, *args, **kwargs)
-        except RuntimeError as error:
-            raise MachineError(str(error), hint=NO_THREADS_HINT) from error
-
-    def __exit__(self, kind: type[BaseException] | None, *others: Any) -> None:
-        if kind is not None:
-            self._calls.stop()
-        self.shutdown(cancel_futures=kind is not None)
-
-
 class SharedProgress:
     """Passes the progress of all threads on to `advanced`, from one thread at a time.
 
@@ -59,6 +36,33 @@ class SharedProgress:
         self._stop.set()
 
 
+class ThreadPool(ThreadPoolExecutor):
+    """A ThreadPoolExecutor that raises MachineError if no thread can be started.
+
+    If its block ends early, what has not begun is cancelled, calls of stores end at once, and
+    threads that report to `progress` end soon.
+    """
+
+    def __init__(self, max_workers: int, progress: SharedProgress | None = None) -> None:
+        self._calls = CallGroup()
+        self._progress = progress
+        super().__init__(max_workers, initializer=self._calls.enter)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Do as ThreadPoolExecutor does."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError as error:
+            raise MachineError(str(error), hint=NO_THREADS_HINT) from error
+
+    def __exit__(self, kind: type[BaseException] | None, *others: Any) -> None:
+        if kind is not None:
+            self._calls.stop()
+            if self._progress is not None:
+                self._progress.stop()
+        self.shutdown(cancel_futures=kind is not None)
+
+
 def run_each(
     work: Callable[[T, Callable[[int], None]], R],
     items: Sequence[T],
@@ -71,12 +75,8 @@ def run_each(
     first failure, or an interruption, stops all others at their next such call, and is raised.
     """
     shared = SharedProgress(advanced)
-    with ThreadPool(max_workers=threads) as executor:
-        try:
-            futures = [executor.submit(work, item, shared) for item in items]
-            for future in as_completed(futures):
-                future.result()
-        except BaseException:
-            shared.stop()
-            raise
+    with ThreadPool(threads, shared) as executor:
+        futures = [executor.submit(work, item, shared) for item in items]
+        for future in as_completed(futures):
+            future.result()
     return [future.result() for future in futures]

@@ -221,25 +221,21 @@ class SubsetCopy:
         unsynced_length = 0
         with Inputs([self._pack.file_paths[file] for file in files], PackError) as inputs:
             self._check_lengths(inputs, files)
-            with ThreadPool(max_workers=threads) as executor:
-                try:
-                    futures = {}
-                    for run in runs:
-                        file = self.items[run[0]].file
-                        source, target = files.index(file), descriptors[file]
-                        future = executor.submit(self._fetch, inputs, source, run, target, advance)
-                        futures[future] = run
-                    for future in as_completed(futures):
-                        future.result()
-                        self.here.update(futures[future])
-                        self.compared.update(futures[future])
-                        unsynced_length += self._run_length(futures[future])
-                        if unsynced_length >= _SYNC_LENGTH:
-                            sync()
-                            unsynced_length = 0
-                except BaseException:
-                    advance.stop()
-                    raise
+            with ThreadPool(threads, advance) as executor:
+                futures = {}
+                for run in runs:
+                    file = self.items[run[0]].file
+                    source, target = files.index(file), descriptors[file]
+                    future = executor.submit(self._fetch, inputs, source, run, target, advance)
+                    futures[future] = run
+                for future in as_completed(futures):
+                    future.result()
+                    self.here.update(futures[future])
+                    self.compared.update(futures[future])
+                    unsynced_length += self._run_length(futures[future])
+                    if unsynced_length >= _SYNC_LENGTH:
+                        sync()
+                        unsynced_length = 0
 
     def _fetch(
         self,
