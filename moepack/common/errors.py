@@ -131,10 +131,7 @@ def is_of_machine(error: OSError) -> bool:
 
 
 def shortage_behind(error: BaseException) -> MachineError | None:
-    """Return the error for a shortage of the machine that led to `error`, None if there was none.
-
-    It may have failed in allocating, opening, starting a thread or importing.
-    """
+    """Return the error for a shortage of the machine that led to `error`, if there was one."""
     link: BaseException | None = error
     visited: set[int] = set()
     while link is not None and id(link) not in visited:

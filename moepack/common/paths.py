@@ -16,10 +16,7 @@ _ADDRESS = re.compile(r"(?:hf|https?|s3|gs|az)://", re.IGNORECASE)
 
 
 def path_list(named: PathOrPaths) -> list[AnyPath]:
-    """Return one path or several as a list.
-
-    Raises RequestError for anything else: a generator can be gone through only once.
-    """
+    """Return one path or several as a list; raises RequestError for all else, generators too."""
     if isinstance(named, str | os.PathLike):
         return [named]
     if not isinstance(named, Sequence) or isinstance(named, bytes | bytearray | memoryview):
@@ -77,10 +74,7 @@ def is_remote(name: AnyPath) -> bool:
 
 
 def parse_address(address: AnyPath) -> RemotePath:
-    """Read an address; one of the hub is `hf://OWNER/NAME@COMMIT/KEY`.
-
-    Raises ValueError, with the problem as its text.
-    """
+    """Read an address, of the hub `hf://OWNER/NAME@COMMIT/KEY`; ValueError has the problem."""
     scheme, _, rest = os.fspath(address).partition("://")
     scheme = scheme.lower()
     root = rest.split("/")[: 2 if scheme == "hf" else 1]

@@ -13,10 +13,7 @@ _SHARE = re.compile(r"\s*([0-9]{1,6})\s*/\s*([0-9]{1,6})\s*\Z", re.ASCII)
 
 
 class Share:
-    """Share `number` of `count`, counted from 1, as `3/16` or (3, 16); the argument is `part`.
-
-    Raises RequestError for anything else.
-    """
+    """Share `number` of `count`, from 1, as `3/16` or (3, 16); RequestError for anything else."""
 
     def __init__(self, part: str | tuple[int, int]) -> None:
         match = _SHARE.match(part) if isinstance(part, str) else None

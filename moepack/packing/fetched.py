@@ -277,10 +277,7 @@ def _advising_the_same_command() -> Iterator[None]:
 
 
 def _is_named(inner: str, key: str, *, is_on_hub: bool) -> bool:
-    """Return whether an address that names `inner` names the model `key` of the cache.
-
-    On the hub it may be a quantisation.
-    """
+    """Return whether an address with `inner`, on the hub a quantisation, names the model `key`."""
     name = inner.removesuffix(_SUFFIX)
     if match := SHARD_NAME.match(name):
         name = match["prefix"]

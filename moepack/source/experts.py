@@ -90,10 +90,7 @@ class SourcePart:
 
 @dataclass(frozen=True, slots=True)
 class SourceFamily:
-    """The experts of one kind in one layer.
-
-    `experts_used` is the number that a token uses, None if the metadata does not state it.
-    """
+    """The experts of one kind in one layer; `experts_used` is the number that a token uses."""
 
     layer: int
     name: str
@@ -304,10 +301,7 @@ class _Collector:
 
 
 def _stated_count(source: Source, layer: int, family: str) -> int | None:
-    """Return the number of a family's experts that the metadata states for a layer with some.
-
-    None if it states no number. Raises SourceError if it states 0.
-    """
+    """Return the number of experts that the metadata states for a layer with some; not 0."""
     key = "attention.value_expert_count" if family == _VALUE_FAMILY else "expert_count"
     count = _value_of_layer(source, key, layer)
     if count is None:

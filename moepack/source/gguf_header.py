@@ -133,10 +133,7 @@ def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> GgufH
 
 
 def parse(data: bytes | memoryview, path: str, file_length: int) -> GgufHeader:
-    """Read a header that is in memory, the beginning of a file of `file_length` bytes.
-
-    `path` is for messages. Raises SourceError as `read` does.
-    """
+    """Read a header in memory, of a file of `file_length` bytes; `path` is for messages."""
 
     def read_at(length: int, position: int) -> bytes:
         return bytes(data[position : position + length])

@@ -218,10 +218,7 @@ class Copier:
         space_for: Callable[[int], memoryview],
         advance: Callable[[int], None],
     ) -> int:
-        """Read an extent into the spaces for its remaining length; check and return its digest.
-
-        `advance` is called with the length of each piece.
-        """
+        """Read an extent into the spaces for its remaining length; check and return its digest."""
         computed = digest.stream()
         for piece in read_extent(self._source, extent, space_for):
             computed.update(piece)
@@ -236,10 +233,7 @@ class Copier:
 def read_extent(
     inputs: Inputs | PrefetchedInputs, extent: Extent, space_for: Callable[[int], memoryview]
 ) -> Iterator[memoryview]:
-    """Yield the bytes of an extent, in the spaces for its remaining length.
-
-    Raises the errors of `inputs`.
-    """
+    """Yield the bytes of an extent, in the spaces for its remaining length. Raises as `inputs`."""
     offset, left = extent.input_offset, extent.length
     while left:
         space = space_for(left)

@@ -186,10 +186,7 @@ class PrefetchedInputs:
         self._sha256: hashlib._Hash | None = None
 
     def read_into(self, number: int, offset: int, buffer: memoryview) -> int:
-        """Read up to len(buffer) bytes of the next extent; at least one comes back.
-
-        Raises the errors of the inputs.
-        """
+        """Read up to len(buffer) bytes of the next extent, one at least. Raises as the inputs."""
         while number != self._span.input or not self._position <= offset < self._span.end:
             self.finish_span()
             self._span = next(self._spans)

@@ -80,10 +80,7 @@ def shares_blocks(descriptor: int) -> bool | None:
 
 
 def is_open_elsewhere(path: AnyPath) -> bool:
-    """Return whether any other program, or this one, has a file open or mapped.
-
-    If the system gives no leases, `holders` decides. Raises OSError.
-    """
+    """Return whether any program, this one too, has a file open or mapped. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # Whoever opens the file while the lease is held makes the system send a signal. SIGIO, the

@@ -165,10 +165,7 @@ def partial_name(name: str) -> str:
 def _check_targets(
     folder: Path, files: Sequence[NewFile], inputs: Sequence[Path], resume: bool, force: bool
 ) -> None:
-    """Remove useless leftovers of an interrupted run; raise RequestError for other obstacles.
-
-    Raises PackError if the names of the files collide.
-    """
+    """Remove useless leftovers of an interrupted run; raise RequestError or PackError for others."""
     names = {file.name for file in files} | {partial_name(file.name) for file in files}
     if len(names) < 2 * len(files):
         problem = "two files would get the same name"
@@ -191,10 +188,7 @@ def _check_targets(
 
 
 def check_target(path: Path, inputs: Sequence[Path], *, resume: bool, force: bool) -> None:
-    """Raise RequestError if no file may be written at `path`.
-
-    `inputs` are files that are read meanwhile.
-    """
+    """Raise RequestError if no file may be written at `path`; `inputs` are read meanwhile."""
     require_folder_of(path)
     if not os.path.lexists(path):
         return
@@ -229,10 +223,7 @@ def needed_length(folder: Path, files: Sequence[NewFile], inputs: Sequence[Path]
 
 @contextmanager
 def _resumable(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Turn errors of the system while writing into a MachineError with a hint how to go on.
-
-    If nothing was begun, there is nothing to go on with.
-    """
+    """Turn errors of the system while writing into a MachineError with a hint how to go on."""
     hint = "run the same again with `resume=True` to continue"
     partials = [partial_name(name) for name in names]
     try:

@@ -46,10 +46,7 @@ class PackedItem(NamedTuple):
 
 
 def packed_items(index: Index) -> list[PackedItem]:
-    """List all items of a pack in the order of its files; none is empty.
-
-    Raises PackError for records that break the format.
-    """
+    """List the items of a pack in the order of its files. Raises PackError for broken records."""
     items = [*_blobs(index), *_dense(index)]
     items.sort(key=attrgetter("file", "start"))
     for before, item in pairwise(items):

@@ -55,10 +55,7 @@ _repositories: dict[str, Repository] = {}
 
 
 def repository(root: str) -> Repository:
-    """Ask for the commit and the files of a root, `hf://OWNER/NAME@REVISION`.
-
-    Raises SourceError, MachineError.
-    """
+    """Ask for commit and files of `hf://OWNER/NAME@REVISION`. Raises SourceError, MachineError."""
     if root not in _repositories:
         answer = _ask(*_split(root))
         _repositories[root] = _repositories[answer.root] = answer
@@ -142,10 +139,7 @@ def is_commit(revision: str) -> bool:
 
 
 def cached_snapshot(name: str, revision: str) -> tuple[str, Path] | None:
-    """Return the commit of a revision in the hub's own cache here, and the folder of its files.
-
-    None if it has none, or the hub's client is not installed.
-    """
+    """Return the commit of a revision in the hub's own cache here, and the folder of its files."""
     try:
         from huggingface_hub import constants
     except ImportError:

@@ -51,10 +51,7 @@ class RemoteError(OSError):
 
 
 class RemoteStamp(NamedTuple):
-    """The facts of an object that change when it is replaced; None if the store states none.
-
-    `sha256` is of all its bytes.
-    """
+    """The facts of an object that change when it is replaced; None if the store states none."""
 
     length: int
     etag: str | None = None
@@ -252,10 +249,7 @@ def check_process(process: int) -> None:
 
 
 def wait_after(failure: OSError, attempt: int, retried: Sequence[str]) -> None:
-    """Wait before another attempt; raise the failure if another would be of no use.
-
-    It is of use for a connection that was cut off, and for the HTTP statuses `retried`.
-    """
+    """Wait before another attempt; raise a failure but for cut connections and those `retried`."""
     status = str(failure.strerror).partition(" ")[0]
     is_passing = failure.errno == errno.ECONNRESET or status in retried
     if attempt == len(PAUSES) or not is_passing:
