@@ -165,7 +165,7 @@ def partial_name(name: str) -> str:
 def _check_targets(
     folder: Path, files: Sequence[NewFile], inputs: Sequence[Path], resume: bool, force: bool
 ) -> None:
-    """Remove useless leftovers of an interrupted run; raise RequestError or PackError for others."""
+    """Remove useless leftovers of an interrupted run; raise RequestError, PackError for others."""
     names = {file.name for file in files} | {partial_name(file.name) for file in files}
     if len(names) < 2 * len(files):
         problem = "two files would get the same name"
