@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moepack.common import digest, strict_json
+from moepack.common import digest
 from moepack.common.errors import PackError, write_failure
+from moepack.common.fields import parse_strictly
 from moepack.common.pack_files import JOURNAL_NAME
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.pack.format import manifest, records
@@ -140,7 +141,7 @@ def _manifest(path: Path, index: bytes, hotness: dict[str, Any]) -> tuple[bytes,
 
     All other keys stay, those of other programs among them.
     """
-    body = strict_json.parse(read_manifest(path))
+    body = parse_strictly(read_manifest(path))
     entry = manifest.describe_index(index)
     old = body["index"]
     name = f"index-{entry.digest:016x}.bin"

@@ -24,11 +24,11 @@ from pathlib import Path
 
 from moepack.common import digest
 from moepack.storage import libc
+from moepack.storage.blocks import clone_range
 from moepack.storage.extents import Extent, FinishedFile, NewFile, Run, is_written, runs
 from moepack.storage.folders import lock
 from moepack.storage.inputs import Inputs, PrefetchedInputs
 from moepack.storage.regular_file import open_regular
-from moepack.storage.sharing import clone_range
 from moepack.storage.thread_pool import SharedProgress, ThreadPool
 
 BUFFER_LENGTH = 512 << 10

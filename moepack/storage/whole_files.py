@@ -25,13 +25,13 @@ from moepack.storage.atomic import (
     require_folder_of,
     sync_directory,
 )
+from moepack.storage.blocks import can_clone
 from moepack.storage.copying import Copier
 from moepack.storage.extents import FinishedFile, NewFile, is_whole
 from moepack.storage.folders import check_space, lock
 from moepack.storage.inputs import Inputs
 from moepack.storage.libc import sync_file_system
 from moepack.storage.regular_file import open_regular
-from moepack.storage.sharing import can_clone
 from moepack.storage.thread_pool import run_each
 
 SUFFIX = ".partial"

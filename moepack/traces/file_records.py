@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from moepack.common import strict_json
 from moepack.common.errors import TraceError
+from moepack.common.fields import parse_strictly
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.traces.file_frames import HEADER, Kind, chained, wrong
 from moepack.traces.model import (
@@ -193,7 +193,7 @@ def _decode_origin(payload: bytes) -> Origin:
         problem = "the length of an origin out of bounds"
         raise wrong(problem, f"<= {MAX_ORIGIN_LENGTH:,}", f"{len(payload):,}")
     try:
-        body = strict_json.parse(payload)
+        body = parse_strictly(payload)
     except ValueError as error:
         raise wrong(f"not JSON: {error}") from None
     if not isinstance(body, dict):

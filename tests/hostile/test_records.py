@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 import moepack
-from moepack.common import strict_json
 from moepack.common.errors import MachineError, RequestError
+from moepack.common.fields import parse_strictly
 from moepack.pack.format import manifest
 from moepack.packing.plan.pack_summary import PackSummary
 from moepack.packing.shared_pack import SharedPack
@@ -103,14 +103,14 @@ def test_a_record_that_makes_no_sense_is_not_trusted(
     change: dict[str, Any], interrupted: Interrupted
 ) -> None:
     """It is well formed, since `seal` writes it, but is another file's, or nothing's."""
-    record: dict[str, Any] = strict_json.parse(interrupted.record(RECORDS[1]))
+    record: dict[str, Any] = parse_strictly(interrupted.record(RECORDS[1]))
     del record["manifest_digest"]
     summary = interrupted.resume(RECORDS[1], manifest.seal(record | change))
     assert summary.resumed_file_count == len(FILES) - 1
 
 
 def test_a_pack_of_other_input_is_left_alone(interrupted: Interrupted) -> None:
-    begun: dict[str, Any] = strict_json.parse(interrupted.record("input.json"))
+    begun: dict[str, Any] = parse_strictly(interrupted.record("input.json"))
     del begun["manifest_digest"]
     changes: list[dict[str, Any]] = [{"order": ""}, {"source": []}, {"tool": "moepack 0"}]
     for change in changes:

@@ -23,14 +23,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from moepack.common import digest, pack_files, strict_json
+from moepack.common import digest, pack_files
 from moepack.common.errors import MachineError, PackError
 from moepack.common.escaping import shell_word
+from moepack.common.fields import parse_strictly
 from moepack.common.paths import RemotePath, parse_address
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.names import MIRROR_NAME, is_plain_name
-from moepack.storage.ranges import Ranges, RangeSet, read_ranges
+from moepack.storage.extents import Ranges, RangeSet, read_ranges
 from moepack.storage.regular_file import read_back
 
 MIRROR_RECORD = "mirror.json"
@@ -109,7 +110,7 @@ def encode(record: CopyRecord) -> bytes:
 def decode(data: bytes, path: Path) -> CopyRecord:
     """Read the bytes of a record; raise PackError for bytes that `encode` did not write."""
     try:
-        record = _record(strict_json.parse(data))
+        record = _record(parse_strictly(data))
         if encode(record) != data:
             raise ValueError("it was changed after it was written")
     except (ValueError, KeyError, TypeError, AttributeError) as error:

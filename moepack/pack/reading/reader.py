@@ -129,7 +129,7 @@ class Reader(Closing):
         if mirror is None:
             return None
         from moepack.pack.reading.second_source import SecondSource
-        from moepack.storage.ranges import RangeSet
+        from moepack.storage.extents import RangeSet
 
         files = {} if mirror.record is None else mirror.record.files
         paths = [path for path in self._catalog.file_paths if path.name in files]

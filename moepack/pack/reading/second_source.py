@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from moepack.common.errors import MirrorWarning, MoepackError
-from moepack.storage.ranges import RangeSet
+from moepack.storage.extents import RangeSet
 
 if TYPE_CHECKING:
     from moepack.pack.reading.expert_read import ExpertRead, FileRead

@@ -25,7 +25,7 @@ from moepack.pack.verifying.scan import Scanned, SecondOpinion, scan
 from moepack.pack.verifying.witness import Witness, read_shards
 from moepack.pack.verifying.work import list_work
 from moepack.source.shards import find_shards
-from moepack.storage.ranges import RangeSet
+from moepack.storage.extents import RangeSet
 from moepack.storage.thread_pool import ThreadPool
 
 DEFAULT_THREADS = 4

@@ -46,11 +46,11 @@ from moepack.pack.reading.directory import pack_folder, read_manifest
 from moepack.pack.reading.pack import Pack
 from moepack.packing.copies.packed_items import choose, ranges_of
 from moepack.packing.copies.subset_copy import SubsetCopy, write_record
-from moepack.storage import holes
+from moepack.storage import blocks
 from moepack.storage.atomic import make_folder, sync_directory
+from moepack.storage.extents import RangeSet
 from moepack.storage.folders import locked_folder
 from moepack.storage.page_cache import drop
-from moepack.storage.ranges import RangeSet
 from moepack.storage.regular_file import open_regular
 
 _SUFFIX = ".mirror"
@@ -238,7 +238,7 @@ def _prepare(pack: Path, folder: Path, lengths: Mapping[str, int], record: CopyR
             descriptor = open_regular(folder / name, os.O_RDWR | os.O_NOFOLLOW)
             with open(descriptor, "rb+", buffering=0):
                 for start, end in gaps(0, lengths[name], file.ranges):
-                    holes.punch(descriptor, start, end - start)
+                    blocks.punch(descriptor, start, end - start)
 
 
 def _is_within(old: CopyRecord, new: CopyRecord) -> bool:

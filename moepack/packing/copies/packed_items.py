@@ -15,8 +15,7 @@ from moepack.pack.format.index import Index
 from moepack.pack.reading.copies import CopyRequest
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import part_extent, tensor_extent
-from moepack.storage.extents import Extent
-from moepack.storage.ranges import Ranges, merged
+from moepack.storage.extents import Extent, Ranges, merged
 
 RUN_LENGTH = 32 << 20
 """About how many bytes are asked for at a time: the hub limits the count of requests."""

@@ -24,10 +24,9 @@ from moepack.pack.reading.copies import CopiedFile, CopyRecord, encode
 from moepack.pack.reading.pack import Pack
 from moepack.packing.copies.packed_items import packed_items, ranges_of, runs_of
 from moepack.storage.atomic import publish, sync_directory, write_synced
-from moepack.storage.extents import Extent, digests_of, is_zero
+from moepack.storage.extents import Extent, RangeSet, digests_of, is_zero
 from moepack.storage.folders import check_space
 from moepack.storage.inputs import Inputs
-from moepack.storage.ranges import RangeSet
 from moepack.storage.regular_file import open_regular, write_at
 from moepack.storage.thread_pool import SharedProgress, ThreadPool, run_each
 

@@ -27,7 +27,7 @@ from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, PackError, SourceError
 from moepack.packing.in_place.unit_files import FileSet, PackFiles, ShardFiles
 from moepack.packing.in_place.units import FreeableBlocks, Piece, PieceKey, Unit, Units
-from moepack.storage import holes
+from moepack.storage import blocks
 from moepack.storage.thread_pool import ThreadPool
 
 T = TypeVar("T")
@@ -186,15 +186,15 @@ class Conversion:
         self._advanced = advanced
         self.has_given_up = False
 
-    def pack(self, units: Sequence[Unit], blocks: FreeableBlocks) -> None:
-        """Bring all units into the pack; `blocks` is fresh, and is used up."""
+    def pack(self, units: Sequence[Unit], freeable: FreeableBlocks) -> None:
+        """Bring all units into the pack; `freeable` is fresh, and is used up."""
         for file, of_file in groupby(units, key=lambda unit: unit.file):
             for unit in of_file:
                 missing = [piece for piece in unit.pieces if not self._locations.has(piece)]
                 if missing or not self._pack.is_padded(unit):
                     self._move(unit, missing, self._shards, self._pack)
                     self._locations.in_pack.update(piece.key for piece in missing)
-                self._punch(unit, blocks)
+                self._punch(unit, freeable)
             self._pack.truncate(file, unit.end)
 
     def restore(self, units: Sequence[Unit]) -> None:
@@ -260,12 +260,12 @@ class Conversion:
                 digests = digest.to_text(expected), digest.to_text(computed)
                 raise _differs(target, file, place, *digests)
 
-    def _punch(self, unit: Unit, blocks: FreeableBlocks) -> None:
+    def _punch(self, unit: Unit, freeable: FreeableBlocks) -> None:
         """Free the blocks of shards that hold nothing else, in as few ranges as possible."""
         ranges = sorted(
             (piece.shard, *block_range)
             for piece in unit.pieces
-            if (block_range := blocks.add(piece)) and self._shards.paths[piece.shard]
+            if (block_range := freeable.add(piece)) and self._shards.paths[piece.shard]
         )
         joined: list[tuple[int, int, int]] = []
         for shard, start, end in ranges:
@@ -275,7 +275,7 @@ class Conversion:
             joined.append((shard, start, end))
         for shard, start, end in joined:
             self.has_given_up = True
-            holes.punch(self._shards.descriptor(shard), start, end - start)
+            blocks.punch(self._shards.descriptor(shard), start, end - start)
         self._shards.sync({shard for shard, _, _ in joined})
 
 

@@ -63,7 +63,7 @@ from moepack.packing.writing import manifest_encoder
 from moepack.packing.writing.finished_files import encode_index
 from moepack.packing.writing.target import OwnFolder, check_existing
 from moepack.source.shards import Source
-from moepack.storage import holes
+from moepack.storage import blocks
 from moepack.storage.extents import FinishedFile
 from moepack.storage.folders import check_space, shortage
 from moepack.storage.regular_file import FileStamp, read_back
@@ -85,7 +85,7 @@ def examine(
             refusals.append(error)
     refusals = refusals or list(reasons.refusals(paths, path, instead))
     units = _units(draft)
-    needs = units.space_needs(holes.block_length(paths[0]), holes.extent_length(paths[0]))
+    needs = units.space_needs(blocks.block_length(paths[0]), blocks.extent_length(paths[0]))
     extra = needs.to_pack(0) + margin(units, draft.index)
     if refusal := shortage(path, extra):
         refusals.append(refusal)
@@ -283,9 +283,9 @@ def _check_whole_pack(path: Path) -> Draft:
         raise reader
     index_bytes = read_back(index_path, records.MAX_INDEX_LENGTH)
     draft = drafts.decode(path, read_manifest(path), index_bytes)
-    units, block = _units(draft), holes.block_length(path)
+    units, block = _units(draft), blocks.block_length(path)
     needs = units.space_needs(block).to_restore(len(units.units)) + units.absent_length(block)
-    needs += holes.extent_length(path) + margin(units, draft.index)
+    needs += blocks.extent_length(path) + margin(units, draft.index)
     check_space(path, needs)
     return draft
 

@@ -18,7 +18,7 @@ from moepack.packing.in_place.draft import Draft
 from moepack.packing.in_place.unfinished import Unfinished, check_homes
 from moepack.packing.in_place.unit_files import PackFiles, ShardFiles
 from moepack.packing.in_place.units import Piece, Units
-from moepack.storage import holes
+from moepack.storage import blocks
 from moepack.storage.folders import check_space
 
 MARGIN = 8 << 20
@@ -99,7 +99,7 @@ class InPlaceWork:
                 first = next(
                     n for n, u in enumerate(units) if not all(map(locations.has, u.pieces))
                 )
-                extent = holes.extent_length(unfinished.inner)
+                extent = blocks.extent_length(unfinished.inner)
                 needs = self._units.space_needs(block, extent).to_pack(first)
                 self._check_space(needs - self._spare_length(pack, locations))
                 unfinished.withdraw(self._draft)
@@ -167,7 +167,7 @@ class InPlaceWork:
         unfinished, shards = self._unfinished, self._beginning.shards
         last = max(unit.number for unit in self._units.units if locations.any(unit))
         needs = self._units.space_needs(self._block()).to_restore(last + 1)
-        needs += holes.extent_length(unfinished.inner)
+        needs += blocks.extent_length(unfinished.inner)
         if self._beginning.was_pack or None in self._shard_paths:
             needs += self._units.absent_length(self._block())
         with self._files(writable=True) as (_, pack):
@@ -219,7 +219,7 @@ class InPlaceWork:
             pack.close()
 
     def _block(self) -> int:
-        return holes.block_length(self._unfinished.inner)
+        return blocks.block_length(self._unfinished.inner)
 
     def _ends(self, locations: PieceLocations) -> list[int]:
         """Return the end of the last unit with a piece in the pack, in each data file."""

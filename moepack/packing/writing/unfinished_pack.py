@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import compress
 from typing import Any
 
-from moepack.common import digest, strict_json
+from moepack.common import digest
 from moepack.common.errors import (
     MachineError,
     MoepackError,
@@ -40,6 +40,7 @@ from moepack.common.errors import (
     remedy,
     write_failure,
 )
+from moepack.common.fields import parse_strictly
 from moepack.common.pack_files import JOURNAL_NAME, RECORDS_NAME
 from moepack.common.paths import is_remote
 from moepack.common.phases import Progress, advancing
@@ -365,7 +366,7 @@ def _seal(entry: Mapping[str, Any]) -> bytes:
 def _unseal(data: bytes) -> dict[str, Any] | None:
     """Return the values of a sealed record; None if it is not as it was written."""
     try:
-        entry: dict[str, Any] = strict_json.parse(data)
+        entry: dict[str, Any] = parse_strictly(data)
         del entry["manifest_digest"]
         return entry if _seal(entry) == data else None
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from moepack.running.pager.huge_pages import HUGE_PAGE, HugePages
-from moepack.storage import holes
+from moepack.storage import blocks
 
 _LEAST_HUGE = HUGE_PAGE // 4
 """For shorter slots a huge page would be memory that may never be used."""
@@ -78,7 +78,7 @@ class SlotPool:
         for length, offsets in self._spare.items():
             while offsets and self.spare_length > limit:
                 offset = offsets.pop(0)
-                holes.punch(self.descriptor, offset, length)
+                blocks.punch(self.descriptor, offset, length)
                 self.spare_length -= length
                 self._unused[length].append(offset)
 

@@ -16,7 +16,7 @@ import moepack
 from moepack.common.errors import MirrorWarning, PackError
 from moepack.pack.reading import copies
 from moepack.pack.reading.copies import CopiedFile, CopyRecord, CopyRequest
-from moepack.storage.ranges import RangeSet
+from moepack.storage.extents import RangeSet
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
 from tests.support.gguf_builder import moe
 from tests.support.models import first_shard, flip, keys_of, on_disk, reads_right

@@ -12,8 +12,8 @@ import pytest
 import moepack
 from moepack.common.errors import MachineError, MirrorWarning, PackError, RequestError
 from moepack.packing.copies import packed_items, subset_copy
+from moepack.storage.extents import RangeSet
 from moepack.storage.folders import lock
-from moepack.storage.ranges import RangeSet
 from tests.support.interruptions import CrashError, crash_after, fail_at, record_calls
 from tests.support.machine_faults import Room
 from tests.support.models import contents, first_shard, flip, keys_of, on_disk, reads_right

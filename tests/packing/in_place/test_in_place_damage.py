@@ -20,7 +20,7 @@ from moepack.packing.in_place import units
 from moepack.packing.in_place.unit_files import FileSet
 from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.restore import restore
-from moepack.storage import holes
+from moepack.storage import blocks
 from tests.support import gguf_builder
 from tests.support.interruptions import before_each
 from tests.support.models import contents, tree
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.long
 
 STEPS = (
     *((os, name) for name in ("rename", "replace", "unlink", "ftruncate")),
-    *((FileSet, "sync"), (holes, "punch")),
+    *((FileSet, "sync"), (blocks, "punch")),
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.storage.sharing import holders, is_open_elsewhere
+from moepack.storage.blocks import holders, is_open_elsewhere
 from tests.support.reads import in_child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is mapped is read from /proc")
