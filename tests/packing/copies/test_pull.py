@@ -82,13 +82,6 @@ def test_every_kind_of_pack_can_be_pulled(
         assert is_same(tmp_path / f"{model}-here", path)
 
 
-def test_an_index_over_shards_is_not_pulled(server: FileServer, tmp_path: Path) -> None:
-    moepack.index_model(first_shard("granite"), server.folder / "index")
-    with pytest.raises(PackError):
-        moepack.pull(f"{server.url}/index", tmp_path / "here")
-    assert not (tmp_path / "here").exists()
-
-
 def test_refused_cut_and_wrong_answers_still_give_the_same_pack(
     server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
@@ -170,15 +163,6 @@ def test_the_hottest_are_those_of_the_ranking(address: str, hot_pack: Path, tmp_
     assert 0 < len(hottest) < 32
 
 
-def test_the_hottest_of_an_unranked_pack_are_nobody(
-    packs: dict[str, Path], server: FileServer, tmp_path: Path
-) -> None:
-    copy_pack(packs["granite"], server.folder, "granite")
-    with pytest.raises(RequestError, match="no hotness was measured"):
-        moepack.pull(f"{server.url}/granite", tmp_path / "here", hottest="1MiB")
-    assert not (tmp_path / "here").exists()
-
-
 def test_another_pull_adds_to_what_is_there_until_it_is_the_pack(
     server: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
@@ -244,8 +228,16 @@ def test_a_damaged_pack_that_cannot_be_mended_is_a_pack_no_more(
     assert is_same(here, hot_pack)
 
 
-def test_what_is_asked_for_is_named_and_nothing_is_left(address: str, tmp_path: Path) -> None:
+def test_what_cannot_be_pulled_is_named_and_nothing_is_left(
+    packs: dict[str, Path], server: FileServer, address: str, tmp_path: Path
+) -> None:
     here = tmp_path / "here"
+    moepack.index_model(first_shard("granite"), server.folder / "index")
+    with pytest.raises(PackError, match="an index over shards"):
+        moepack.pull(f"{server.url}/index", here)
+    copy_pack(packs["granite"], server.folder, "granite")
+    with pytest.raises(RequestError, match="no hotness was measured"):
+        moepack.pull(f"{server.url}/granite", here, hottest="1MiB")
     with pytest.raises(RequestError, match="no layer 7"):
         moepack.pull(address, here, layers="0,7")
     with pytest.raises(RequestError, match="not a list of layers"):
