@@ -73,7 +73,7 @@ def make_folder(path: AnyPath) -> bool:
 
 
 def refuse_existing(path: AnyPath, *, force: bool = False, append: bool | None = None) -> None:
-    """Raise RequestError if something is there; `append` is None where nothing can be added."""
+    """Raise RequestError if something is there; `append` is None if adding is not possible."""
     if force and append:
         raise RequestError("`force` and `append` at once", path=path)
     if not os.path.exists(path) or force or append:
