@@ -233,7 +233,7 @@ def test_what_cannot_be_pulled_is_named_and_nothing_is_left(
 ) -> None:
     here = tmp_path / "here"
     moepack.index_model(first_shard("granite"), server.folder / "index")
-    with pytest.raises(PackError, match="an index over shards"):
+    with pytest.raises(PackError, match="the shard is missing"):
         moepack.pull(f"{server.url}/index", here)
     copy_pack(packs["granite"], server.folder, "granite")
     with pytest.raises(RequestError, match="no hotness was measured"):
