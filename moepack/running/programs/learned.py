@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -10,7 +10,6 @@ from moepack.common.errors import MachineError, MoepackError, TraceError
 from moepack.common.paths import PathOrPaths
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
-from moepack.running.pager.client import Selection
 from moepack.traces.analysis.learned import UseCounter, judge_learned
 from moepack.traces.hotness import coverage
 from moepack.traces.hotness.coverage import Coverage, routed_experts
@@ -55,10 +54,12 @@ class Learner:
             self._notice(str(error))
         return self._store.new()
 
-    def write(self, selections: Iterable[Selection], *, is_last: bool = False) -> None:
-        """Count selections; write the counts now and then, and at last."""
-        for selection in selections:
-            self._counter.add(selection.layer, selection.token_count, selection.experts)
+    def add(self, layer: int, token_count: int, experts: Sequence[int]) -> None:
+        """Count the routing of a layer: for each of the tokens as many experts, in turn."""
+        self._counter.add(layer, token_count, experts)
+
+    def write(self, *, is_last: bool) -> None:
+        """Write the counts now and then, and at last."""
         self._pending.add(self._counter.pop_windows(is_last=is_last))
         now = time.monotonic()
         is_due = is_last or now >= self._next_writing

@@ -132,9 +132,12 @@ def write_selections(
 ) -> None:
     """Write the selections since the last time to `trace` and `learner`."""
     if trace is not None:
-        trace.write(pager, is_last=is_last)
+        # Each context's last call may go on.
+        trace.write(pager.pop_calls(with_open=is_last), pager.experts_used)
     if learner is not None:
-        learner.write(pager.pop_selections(), is_last=is_last)
+        for selection in pager.pop_selections():
+            learner.add(selection.layer, selection.token_count, selection.experts)
+        learner.write(is_last=is_last)
 
 
 @contextmanager

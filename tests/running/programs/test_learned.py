@@ -16,7 +16,6 @@ import pytest
 import moepack
 from moepack.common.errors import MoepackError
 from moepack.pack.opening.open_model import open_model
-from moepack.running.pager.client import Selection
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.learned import VARIABLE, Learner, make_learner
@@ -58,9 +57,11 @@ def graphs(token_count: int, *, hot: int, seed: int = 0) -> list[Any]:
     return selections
 
 
-def selections_of(routed: list[Any]) -> list[Selection]:
-    """Return selections as `graphs` has them, as a pager counts them."""
-    return [Selection(layer, len(rows), rows[0], False) for _, layer, rows, _ in routed]
+def count(learner: Learner, routed: list[Any], *, is_last: bool = True) -> None:
+    """Count selections as `graphs` has them, and write them."""
+    for _, layer, rows, _ in routed:
+        learner.add(layer, len(rows), rows[0])
+    learner.write(is_last=is_last)
 
 
 def run_once(
@@ -169,7 +170,7 @@ def learn_from(token_count: int, notice: Callable[[str], None] = pytest.fail) ->
     with open_model(MODEL) as pack:
         learner = make_learner(pack, notice=notice)
         assert learner is not None
-        learner.write(selections_of(graphs(token_count, hot=60)), is_last=True)
+        count(learner, graphs(token_count, hot=60))
 
 
 def test_a_damaged_file_is_reported_in_a_sentence_and_begun_anew(state: Path) -> None:
@@ -192,7 +193,7 @@ def test_counts_that_cannot_be_kept_are_reported_once_and_end_no_run(state: Path
         assert learner is not None
         (path := LearnedStore(pack).path).mkdir()
         for seed in range(2):
-            learner.write(selections_of(graphs(50, hot=9, seed=seed)), is_last=True)
+            count(learner, graphs(50, hot=9, seed=seed))
     assert len(notes) == 1
     assert str(path) in notes[0]
     assert "the counts of this run are not kept" in notes[0]
@@ -208,9 +209,9 @@ def test_counts_are_written_now_and_then_so_that_a_kill_loses_little(
         learner = Learner(store, pytest.fail)
         for seed, (seconds, expected) in enumerate([(60, 0), (61, 64), (60, 64), (61, 128)]):
             clock[0] += seconds
-            learner.write(selections_of(graphs(40, hot=9, seed=seed)))
+            count(learner, graphs(40, hot=9, seed=seed), is_last=False)
             assert store.read().token_count == expected
-        learner.write([], is_last=True)
+        learner.write(is_last=True)
         assert store.read().token_count == 160
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ import moepack
 from moepack.common.errors import MachineError, RequestError
 from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.pager import PagerOptions
-from moepack.running.pager.record import Call
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.recording import record_trace
 from moepack.running.programs.run_facts import measure
@@ -69,24 +68,13 @@ def test_texts_that_are_answered_are_the_trace_of_a_recording(
         assert chosen_in(tokens, layer) == chosen_in(expected, layer)
 
 
-class Calls(NamedTuple):
-    """A pager with calls of a model."""
-
-    calls: list[Call]
-    experts_used: int = 4
-
-    def pop_calls(self, *, with_open: bool) -> list[Call]:
-        return self.calls
-
-
 def test_a_prompt_ends_with_its_first_output_in_batches_of_any_length(
     pack: moepack.Pack, tmp_path: Path
 ) -> None:
     rows = np.arange(12, dtype=np.uint16).reshape(3, 4)
     steps = [{0: rows}, {0: rows[:1], 1: rows[:1]}, {0: rows[:1], 1: rows[:1]}]
-    calls: Any = Calls([Call(request, step) for request in (1, 2) for step in steps])
     with TraceWriter(tmp_path / "trace", pack, has_requests=True) as trace:
-        trace.write(calls, is_last=True)
+        trace.write([(request, step) for request in (1, 2) for step in steps], 4)
     _, tokens = read_recording(tmp_path / "trace")
     assert tokens.phase.tolist() == 2 * [*4 * [Phase.PREFILL], Phase.DECODE]
 
@@ -124,8 +112,8 @@ def test_of_several_texts_at_once_the_requests_are_unknown(
             run.pager.pop_calls(with_open=True)  # with which the server tries its context
             for prompts in PROMPTS:
                 program.ask(*prompts)
-                trace.write(run.pager)
-        trace.write(run.pager, is_last=True)
+                trace.write(run.pager.pop_calls(), 4)
+        trace.write(run.pager.pop_calls(with_open=True), 4)
     origin, tokens = read_recording(tmp_path / "trace")
     assert origin.unknown == {Unknown.REQUESTS}
     lengths = [len(prompt) for prompts in PROMPTS for prompt in prompts]
@@ -160,7 +148,7 @@ def test_a_trace_that_cannot_be_written_any_more_has_what_was_and_is_told_of(
         for writes in (keep, fail, keep):
             monkeypatch.setattr(Writer, "keep", writes)
             assert isinstance(program.ask([7, 8, 9]), list), "the program goes on"
-            trace.write(run.pager, is_last=True)
+            trace.write(run.pager.pop_calls(with_open=True), 4)
         assert run.pager.pop_calls() == []
         with pytest.raises(MachineError, match="no space left"), trace:
             pass
