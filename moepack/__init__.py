@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from moepack.storage.buffers import BufferPool as BufferPool
     from moepack.traces.analysis.concentration import concentration as concentration
     from moepack.traces.analysis.statistics import trace_statistics as trace_statistics
-    from moepack.traces.formats.importing import import_trace as import_trace
+    from moepack.traces.formats.reading import import_trace as import_trace
     from moepack.traces.formats.reading import read_trace as read_trace
     from moepack.traces.formats.reading import shape_of as shape_of
     from moepack.traces.formats.registry import ReadOptions as ReadOptions
@@ -120,9 +120,8 @@ _NAMES = {
     "storage.buffers": "BufferPool",
     "traces.analysis.concentration": "concentration",
     "traces.analysis.statistics": "trace_statistics",
-    "traces.formats.importing": "import_trace",
     "traces.formats.registry": "ReadOptions",
-    "traces.formats.reading": "read_trace shape_of",
+    "traces.formats.reading": "import_trace read_trace shape_of",
     "traces.formats.routing": "Routing Token Trace open_trace",
     "traces.hotness.measure": "measure_hotness",
     "traces.simulation.simulate": "simulate",

@@ -12,11 +12,10 @@ from moepack.report.values import UNKNOWN, length_text, number_text, share_text,
 if TYPE_CHECKING:
     from moepack.running.programs.learned import LearnedFacts
     from moepack.traces.analysis.concentration import Concentration
-    from moepack.traces.analysis.reuse import ReuseFacts
-    from moepack.traces.analysis.statistics import TraceStatistics
+    from moepack.traces.analysis.statistics import ReuseFacts, TraceStatistics
     from moepack.traces.hotness.measure import HotnessFileFacts
     from moepack.traces.simulation.facts import CacheFacts, Simulation
-    from moepack.traces.summary import TraceSummary
+    from moepack.traces.steps import TraceSummary
 
 
 def imported(summary: TraceSummary) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 import moepack
 from moepack.pack.opening.open_model import open_model
-from moepack.traces.hotness.learned_store import LearnedStore
+from moepack.traces.hotness.learned import LearnedStore
 from tests.support.children import run_command
 from tests.support.models import FIXTURES, first_shard, shards_of
 from tests.support.warm_command import Run

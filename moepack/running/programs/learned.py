@@ -13,8 +13,7 @@ from moepack.pack.reading.pack import Pack
 from moepack.traces.analysis.learned import UseCounter, judge_learned
 from moepack.traces.hotness import coverage
 from moepack.traces.hotness.coverage import Coverage, routed_experts
-from moepack.traces.hotness.learned import Learned
-from moepack.traces.hotness.learned_store import LearnedStore
+from moepack.traces.hotness.learned import Learned, LearnedStore
 from moepack.traces.hotness.model import Hotness
 
 VARIABLE = "MOEPACK_LEARN"

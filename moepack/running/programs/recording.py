@@ -22,13 +22,12 @@ from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS, Sampling, check_bounds
 from moepack.running.programs.server_options import single_text_server
 from moepack.running.programs.trace_writer import origin_of
-from moepack.traces.choices import tokens_of
 from moepack.traces.compressed import TraceStream
 from moepack.traces.file import CUT
 from moepack.traces.file_records import encode_origin, join
 from moepack.traces.file_writer import Writer, check_target
-from moepack.traces.model import Item, Origin, Phase, Tokens
-from moepack.traces.summary import TraceCounter, TraceSummary
+from moepack.traces.model import Item, Origin, Phase, Tokens, tokens_of
+from moepack.traces.steps import TraceCounter, TraceSummary
 
 _BATCH_COUNT = 256
 """Tokens computed at once, whatever memory there is: other batches round otherwise."""

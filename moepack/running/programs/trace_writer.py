@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from moepack.common.errors import MoepackError, RequestError
 from moepack.pack.reading.pack import Pack
-from moepack.traces.choices import tokens_of
 from moepack.traces.file import RECORDED
 from moepack.traces.file_writer import Writer
-from moepack.traces.model import Origin, Phase, Unknown
+from moepack.traces.model import Origin, Phase, Unknown, tokens_of
 
 Layers = Mapping[int, NDArray[np.uint16]]
 _MOST_NAME = 1 << 10

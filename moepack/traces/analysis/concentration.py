@@ -26,7 +26,6 @@ from moepack.traces.analysis.gate import (
     gini,
     judge,
 )
-from moepack.traces.analysis.lru import LayerLru
 from moepack.traces.formats.reading import TracedModel, options_of
 from moepack.traces.formats.registry import (
     AnyTrace,
@@ -38,6 +37,7 @@ from moepack.traces.formats.registry import (
 )
 from moepack.traces.hotness.counter import Half, Halves, SelectionCounter
 from moepack.traces.model import Ints, Item, Origin
+from moepack.traces.simulation.curves import LayerLru
 from moepack.traces.spool import SpooledTrace
 from moepack.traces.steps import DECODE_PHASES
 

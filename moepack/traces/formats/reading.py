@@ -1,7 +1,10 @@
-"""Traces as calls take them: held against the shape of a model, and read once for several."""
+"""Traces as calls take them: held against a model, read once for several calls, imported."""
 
+import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from moepack.common.paths import PathOrPaths, path_list, path_texts
 from moepack.common.shape import ModelShape
@@ -9,8 +12,12 @@ from moepack.pack.opening.open_model import Model, pack_or_source
 from moepack.pack.reading.pack import Pack
 from moepack.source.experts import find_experts
 from moepack.source.experts import shape_of as shape_of_source
-from moepack.traces.formats.registry import AnyTrace, ReadOptions, feed, stated_shape
+from moepack.traces.file import CUT
+from moepack.traces.file_writer import Writer, check_target
+from moepack.traces.formats.registry import AnyTrace, Contents, ReadOptions, feed, stated_shape
+from moepack.traces.model import Item, Origin
 from moepack.traces.spool import SpooledTrace
+from moepack.traces.steps import TraceCounter, TraceSummary
 
 TracedModel = Model | ModelShape
 """The path of a pack or a source, an open pack, or a shape."""
@@ -69,3 +76,41 @@ def spooled(trace: AnyTrace, options: ReadOptions) -> Iterator[SpooledTrace | No
             yield own
     else:
         yield None
+
+
+def import_trace(
+    paths: PathOrPaths,
+    target: str | os.PathLike[str],
+    *,
+    model: TracedModel | None = None,
+    append: bool = False,
+    force: bool = False,
+    options: ReadOptions = ReadOptions(),
+) -> TraceSummary:
+    """Write files of any format to the trace file `target`, or add them to it if `append`.
+
+    With `model` (a source, a pack, open or not, or a shape) selections that it cannot have made are
+    refused. The file appears when it is whole; after an error it is as before. Raises RequestError
+    if it exists and neither `append` nor `force` is given, or if it has the selections of an added
+    file already; TraceError for faults in a file; MachineError for system errors.
+    """
+    paths, options = path_texts(paths, "paths"), options_of(options, model)
+    path, shape = os.fspath(target), options.shape
+    check_target(path, append=append, force=force)
+    whole, contents = TraceCounter(), Contents()
+    with Writer(path, append=append) as writer:
+        for item in writer.held_items():
+            whole.add(item)
+            contents.add(item)
+        contents.end(path)
+        added = TraceCounter()
+        warnings = Counter([CUT] * writer.was_cut)
+
+        def add(item: Item) -> None:
+            if isinstance(item, Origin) and item.expert_counts is None and shape is not None:
+                item = replace(item, expert_counts=shape.expert_counts)
+            for consume in (writer.add, whole.add, added.add):
+                consume(item)
+
+        warnings += feed(paths, options, add, contents=contents)
+    return whole.summary(path, added.totals, warnings)

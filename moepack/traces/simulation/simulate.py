@@ -30,8 +30,7 @@ from moepack.traces.simulation.facts import (
     CurvePoint,
     Simulation,
 )
-from moepack.traces.simulation.lookups import Lookups, LookupStream
-from moepack.traces.simulation.sessions import interleaved
+from moepack.traces.simulation.lookups import Lookups, LookupStream, interleaved
 from moepack.traces.spool import Spool
 
 Facts = TypeVar("Facts")

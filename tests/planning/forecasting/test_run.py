@@ -15,7 +15,7 @@ from moepack.running.programs.command import single_text_options
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.run_facts import RunFacts, measure
 from moepack.running.programs.trace_writer import TraceWriter
-from moepack.traces.formats.importing import import_trace
+from moepack.traces.formats.reading import import_trace
 from moepack.traces.model import Phase
 from tests.support.machines import machine
 from tests.support.needs import needs_llama

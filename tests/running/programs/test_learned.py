@@ -20,8 +20,7 @@ from moepack.running.pager.pager import PagerOptions
 from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.learned import VARIABLE, Learner, make_learner
 from moepack.running.programs.runner import open_pager, serving, write_selections
-from moepack.traces.hotness.learned import Learned
-from moepack.traces.hotness.learned_store import LearnedStore
+from moepack.traces.hotness.learned import Learned, LearnedStore
 from tests.support.children import wait_until
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 import moepack
 from moepack.common.shape import ExpertKey, FamilyShape, ModelShape
 from moepack.traces.formats.registry import ReadOptions
-from moepack.traces.hotness import file, measure, timeline
-from moepack.traces.hotness.counter import Halves, SelectionCounter
+from moepack.traces.hotness import counter as counting
+from moepack.traces.hotness import file, measure
+from moepack.traces.hotness.counter import LEAST_SHARE, MOST_CELLS, Halves, SelectionCounter
 from moepack.traces.hotness.measure import measure_hotness
 from moepack.traces.hotness.model import Hotness
-from moepack.traces.hotness.timeline import LEAST_SHARE, MOST_CELLS
 from moepack.traces.model import Counts, Origin, Phase, Tokens, Unknown
 from tests.support.packs import families_model
 from tests.support.trace_samples import selections, tokens_from
@@ -67,12 +67,12 @@ def test_very_many_places_are_counted_in_fewer_cells(
     lengths: list[int], piece_length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of places grows with the tokens, and so the cells are joined within a cell too."""
-    monkeypatch.setattr(timeline, "_MOST_NUMBERS", 500)
+    monkeypatch.setattr(counting, "_MOST_NUMBERS", 500)
     halves = halved(lengths, piece_length)
     smaller = min(halves.learned.token_count, halves.measured.token_count)
     assert smaller >= LEAST_SHARE * sum(lengths)
     stretches = counted(lengths, piece_length)._timeline._stretches
-    assert len(stretches) <= 2 * timeline.FEWEST_CELLS
+    assert len(stretches) <= 2 * counting.FEWEST_CELLS
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from moepack.common.errors import MachineError, TraceError
 from moepack.common.shape import ExpertKey
 from moepack.pack.opening.open_model import open_model
 from moepack.storage.folders import lock
-from moepack.traces.hotness.learned import LearnedWindow
-from moepack.traces.hotness.learned_store import MOST_MODELS, LearnedStore
+from moepack.traces.hotness.learned import MOST_MODELS, LearnedStore, LearnedWindow
 from tests.support.models import first_shard
 
 
