@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
 from moepack.common.shape import ExpertKey, ModelShape
-from moepack.traces.expert_places import ExpertPlaces, sums_by_place
+from moepack.traces.expert_places import ExpertPlaces, PlaceCounts
 from moepack.traces.model import (
     MAX_COUNT,
     MAX_NUMBER,
@@ -36,34 +36,6 @@ _MOST_NUMBERS = 1 << 22
 """Of all cells together: enough for 32 cells of a model of 131,072 experts."""
 LEAST_SHARE = 0.3
 """Of all tokens: rather than leave one side with less, a request is cut."""
-
-Weighted = NDArray[np.int64 | np.float64]
-
-
-class PlaceCounts:
-    """Counts of selections by place (`ExpertPlaces`): exact whole numbers, if all weights are."""
-
-    def __init__(self, place_count: int = 0) -> None:
-        self.values: Weighted = np.zeros(place_count, np.int64)
-
-    def count(self, places: Ints, weight: float, counts: Ints | None = None) -> None:
-        """Count places, each once or `counts` times, with a weight."""
-        numbers = np.bincount(places) if counts is None else sums_by_place(places, counts)
-        is_whole = float(weight).is_integer()
-        self.add(numbers * int(weight) if is_whole else numbers * np.float64(weight))
-
-    def add(self, more: Weighted) -> None:
-        """Add other counts."""
-        if len(self.values) < len(more):
-            self.values = np.pad(self.values, (0, len(more) - len(self.values)))
-        if more.dtype != np.int64:
-            self.values = self.values.astype(np.float64, copy=False)
-        self.values[: len(more)] += more.astype(self.values.dtype, copy=False)
-
-    def whole(self) -> Ints:
-        """Return the counts, rounded to whole numbers."""
-        is_whole = self.values.dtype == np.int64
-        return (self.values if is_whole else np.rint(self.values)).astype(np.int64, copy=False)
 
 
 @dataclass(slots=True)

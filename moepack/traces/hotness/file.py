@@ -10,7 +10,7 @@ from moepack.common.shape import ExpertKey
 from moepack.storage.atomic import write_whole
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import counts
-from moepack.traces.formats.counts import COLUMNS, EXAMPLE, CountsFile, parse
+from moepack.traces.formats.counts import COLUMNS, EXAMPLE, CountsFile
 from moepack.traces.hotness.model import HeldOut, Hotness
 from moepack.traces.model import Counts, Ints, Items, Phase
 from moepack.traces.validation import Checks
@@ -30,18 +30,18 @@ def decode(data: bytes, path: str) -> Hotness:
 
 def read(stream: TraceStream, checks: Checks) -> Hotness:
     """Read an open hotness file. Raises as `load`."""
-    file = parse(stream, checks)
+    file = CountsFile(stream, checks)
     if not len(file.counts):
         expected = f"lines of {EXAMPLE}"
         raise TraceError("no counts in it", path=stream.path, expected=expected)
     return Hotness(
         path=stream.path,
         counts=_by_expert(file, file.counts),
-        token_count=file.facts.number("tokens"),
+        token_count=file.number("tokens"),
         digest=stream.digest,
-        request_count=file.facts.number("requests"),
+        request_count=file.number("requests"),
         held_out=_held_out(file),
-        origins=tuple(file.facts.origins),
+        origins=tuple(file.origins),
     )
 
 
@@ -62,7 +62,7 @@ def _held_out(file: CountsFile) -> HeldOut | None:
     if file.held_out is None:
         return None
     counts = {key: count for key, count in _by_expert(file, file.held_out).items() if count}
-    return HeldOut(file.facts.held_out_by, file.facts.number("held_out_tokens"), counts)
+    return HeldOut(file.held_out_by, file.number("held_out_tokens"), counts)
 
 
 def _by_expert(file: CountsFile, counts: Ints) -> dict[ExpertKey, int]:
