@@ -5,7 +5,7 @@ handled in pieces, so that one of any length needs little memory. Facts that a f
 are unknown here, and never guessed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
@@ -139,6 +139,13 @@ def selected(tokens: Tokens, kept: NDArray[np.bool_]) -> Tokens:
     starts = np.append(starts[:-1][filled], starts[-1])
     columns = (tokens.layer[kept], tokens.expert[kept])
     return Tokens(tokens.request[filled], tokens.phase[filled], starts, *columns)
+
+
+def join(pieces: Sequence[Tokens]) -> Tokens:
+    """Put tokens one after another."""
+    request, phase, _, layer, expert = map(np.concatenate, zip(*pieces, strict=True))
+    lengths = np.concatenate([np.diff(piece.starts) for piece in pieces])
+    return Tokens(request, phase, np.append(0, np.cumsum(lengths)), layer, expert)
 
 
 def layers_fall(tokens: Tokens) -> bool:

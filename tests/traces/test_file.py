@@ -25,7 +25,7 @@ from conformance.make_traces import tokens_payload as payload_of
 from moepack.common.errors import MachineError, RequestError, TraceError
 from moepack.traces import file
 from moepack.traces.compressed import TraceStream
-from moepack.traces.file_frames import Kind
+from moepack.traces.file_records import Kind
 from moepack.traces.file_writer import Writer
 from moepack.traces.formats import registry
 from moepack.traces.model import MAX_COUNT, Counts, Item, Origin, Phase, Tokens, Unknown

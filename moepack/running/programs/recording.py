@@ -24,9 +24,9 @@ from moepack.running.programs.server_options import single_text_server
 from moepack.running.programs.trace_writer import origin_of
 from moepack.traces.compressed import TraceStream
 from moepack.traces.file import CUT
-from moepack.traces.file_records import encode_origin, join
+from moepack.traces.file_records import encode_origin
 from moepack.traces.file_writer import Writer, check_target
-from moepack.traces.model import Item, Origin, Phase, Tokens, tokens_of
+from moepack.traces.model import Item, Origin, Phase, Tokens, join, tokens_of
 from moepack.traces.steps import TraceCounter, TraceSummary
 
 _BATCH_COUNT = 256

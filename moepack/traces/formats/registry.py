@@ -16,7 +16,7 @@ from moepack.common import digest
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.paths import PathOrPaths, path_texts
 from moepack.common.shape import ModelShape
-from moepack.traces import file, file_frames
+from moepack.traces import file
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import arrays, counts, imatrix, logs, tables
 from moepack.traces.formats.number_text import FileHead, refuse_utf16
@@ -272,7 +272,7 @@ def _is_array_json(head: FileHead) -> bool:
 
 
 FORMATS = (
-    Format("moepack", lambda head: head.data.startswith(file_frames.MAGIC), file.read),
+    Format("moepack", lambda head: head.data.startswith(file.MAGIC), file.read),
     Format("expert-log", _any_line(rb"^layer \d+ expert \d+$"), logs.read),
     Format("route-csv", _first_row(re.escape(tables.ROUTE_HEADING)), tables.read_route),
     Format("call-csv", _first_row(re.escape(tables.CALL_HEADING)), tables.read_calls),
