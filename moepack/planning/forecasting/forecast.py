@@ -36,8 +36,8 @@ from moepack.planning.forecasting.rates import KIND_WORDS, STREAMS, Rates, Reads
 from moepack.planning.forecasting.touched import Touched, touched_of
 from moepack.planning.machine.file import read_machine
 from moepack.planning.machine.model import Machine
-from moepack.traces.formats.reading import spooled
-from moepack.traces.formats.registry import AnyTrace, ReadOptions
+from moepack.traces.formats.reading import AnyTrace, spooled
+from moepack.traces.formats.registry import ReadOptions
 
 _BUDGET_COUNT = 12
 _NO_CACHE = (

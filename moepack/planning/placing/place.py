@@ -25,8 +25,8 @@ from moepack.planning.placing.facts import OptionFacts, PlacementFacts
 from moepack.planning.placing.offload import offload
 from moepack.planning.placing.pins import judge_hotness
 from moepack.planning.placing.request import PlacementRequest
-from moepack.traces.formats.reading import spooled
-from moepack.traces.formats.registry import AnyTrace, ReadOptions
+from moepack.traces.formats.reading import AnyTrace, spooled
+from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.spool import SpooledTrace
 

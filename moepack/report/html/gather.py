@@ -38,8 +38,8 @@ from moepack.report.facts import with_texts
 from moepack.report.html.section import CountTable, ReportFacts, RoutingFacts, RunFile
 from moepack.running.programs.run_facts import RunFacts
 from moepack.traces.analysis.concentration import RoutingSample, read_sample
-from moepack.traces.formats.reading import spooled
-from moepack.traces.formats.registry import AnyTrace, ReadOptions
+from moepack.traces.formats.reading import AnyTrace, spooled
+from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.simulation.facts import Simulation
 from moepack.traces.simulation.simulate import simulate
 from moepack.traces.spool import SpooledTrace

@@ -31,7 +31,8 @@ from moepack.report.html.routing_section import cache_section, coverage_section,
 from moepack.report.html.section import DataTable, PageSection, ReportFacts
 from moepack.report.page import FittedTable, Table, Verbatim
 from moepack.storage.atomic import write_whole
-from moepack.traces.formats.registry import AnyTrace, ReadOptions
+from moepack.traces.formats.reading import AnyTrace
+from moepack.traces.formats.registry import ReadOptions
 from moepack.version import __version__
 
 SECTIONS: Mapping[str, Callable[[ReportFacts], PageSection | str]] = {

@@ -19,8 +19,8 @@ import numpy as np
 
 from moepack.common.shape import ModelShape
 from moepack.traces.expert_places import ExpertPlaces, lengths_by_layer, padded, values_before
-from moepack.traces.formats.reading import TracedModel, options_of
-from moepack.traces.formats.registry import AnyTrace, ReadOptions, feed, files_of, stated_shape
+from moepack.traces.formats.reading import AnyTrace, TracedModel, opened
+from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.model import Ints, Item
 from moepack.traces.steps import Steps, StepStream
 
@@ -307,11 +307,10 @@ def trace_statistics(
     open or not, or a shape), or if the traces state its shape. Raises TraceError for faults in a
     file, RequestError for traces of different shapes.
     """
-    files, options = files_of(paths), options_of(options, model)
-    shape = options.shape or stated_shape(files)
-    reuse = Reuse()
+    trace = opened(paths, options, model, takes_stated=True)
+    shape, reuse = trace.shape, Reuse()
     counter = FittingWindow(shape) if window is None else WorkingSetCounter(window, shape)
-    warnings = feed(files, options._replace(shape=shape), counter.add, reuse.add)
+    warnings = trace.feed(counter.add, reuse.add)
     working_set = counter if isinstance(counter, WorkingSetCounter) else counter.longest
     return TraceStatistics(
         working_set.window,

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
 from moepack.common.paths import PathOrPaths, path_texts
-from moepack.traces.formats.reading import TracedModel, options_of
-from moepack.traces.formats.registry import Contents, ReadOptions, read_file
+from moepack.traces.formats.reading import Contents, TracedModel, options_of, read_file
+from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.model import Bytes, Counts, Ints, Origin, Phase, Shorts, Unknown, changes
 from moepack.traces.steps import ALL_PHASES, Steps, StepStream
 

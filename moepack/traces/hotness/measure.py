@@ -13,8 +13,8 @@ from moepack.common.paths import AnyPath, PathOrPaths, path_texts
 from moepack.common.shape import ModelShape
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import registry
-from moepack.traces.formats.reading import TracedModel, options_of
-from moepack.traces.formats.registry import Contents, ReadOptions
+from moepack.traces.formats.reading import Contents, TracedModel, TraceFiles, options_of
+from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness import file
 from moepack.traces.hotness.counter import SelectionCounter
 from moepack.traces.hotness.model import HeldOut, Hotness
@@ -134,7 +134,7 @@ def measure_hotness(
     contents = Contents()
     for path, weight in zip(paths, weights, strict=True):
         add = partial(counter.add, weight=weight)
-        warnings += registry.feed([path], options, add, contents=contents)
+        warnings += TraceFiles([path], options).feed(add, contents=contents)
     names = (origin.model for origin in counter.origins if origin.model is not None)
     hotness = _to_hotness(counter, paths[0])
     return MeasuredHotness(hotness, warnings, tuple(dict.fromkeys(names)))

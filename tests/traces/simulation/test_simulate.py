@@ -18,6 +18,7 @@ from moepack.common.shape import ROUTED_FAMILY, ExpertKey, FamilyShape, ModelSha
 from moepack.report import chart, trace_text
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally
+from moepack.traces.formats import reading
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.model import Phase
 from moepack.traces.simulation import simulate as simulation
@@ -41,14 +42,14 @@ TOTAL = sum(LENGTHS.values())
 def run(calls: Sequence[RoutedCall], monkeypatch: pytest.MonkeyPatch, **options: Any) -> Simulation:
     """Simulate calls, as if they were read from a file, in pieces of seven tokens."""
 
-    def feed(_: object, __: object, *takers: Any) -> Counter[str]:
+    def feed(_: object, *takers: Any) -> Counter[str]:
         for item in items_of(calls, 7):
             for take in takers:
                 take(item)
         return Counter()
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulation, "feed", feed)
+        patch.setattr(reading.TraceFiles, "feed", feed)
         return simulate(["trace"], options=ReadOptions(shape=SHAPE), **options)
 
 
