@@ -102,7 +102,7 @@ class Checks:
         if counts is not None:
             self.expect_experts(counts, place)
             self.stated = Dimensions(max(counts) + 1, max(counts.values()), origin.experts_used)
-            self._limits = _limits(counts)
+            self._limits = np.minimum(_limits(counts), self._expert_bound)
 
     def expect_experts(self, expert_counts: Mapping[int, int], place: str | None) -> None:
         """Compare the experts of layers with the shape.
