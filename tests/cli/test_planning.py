@@ -1,17 +1,123 @@
-"""The command `forecast`: what it prints, draws, takes and refuses."""
+"""The commands `doctor`, `machine`, `place` and `forecast`: what they print, write and refuse."""
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moepack.cli.shared.exit_codes import ExitCode
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.forecasting.published import FormulaParameters
+from moepack.planning.machine.file import decode, read_machine
+from tests.support.children import MOEPACK, Piped, wait_until
 from tests.support.machines import write_machine
 from tests.support.models import FIXTURES, first_shard
+from tests.support.needs import require_disk
 from tests.support.warm_command import Run, json_of
+
+LITTLE = ("--seconds", "0")
+
+
+@pytest.fixture
+def on_disk(packs: dict[str, Path]) -> Path:
+    """Return a pack on a drive, which is measured."""
+    require_disk(packs["qwen3moe"])
+    return packs["qwen3moe"]
+
+
+def test_the_machine_is_printed_and_what_is_not_known_is_noted(on_disk: Path, cli: Run) -> None:
+    run = cli("machine", on_disk, *LITTLE)
+    assert run.returncode == 0, run.stderr
+    machine = decode(run.stdout.encode(), "-")
+    assert machine.memory.basis == "read"
+    assert machine.drive is not None
+    assert machine.drive.path == str(on_disk)
+    assert "note: less than 1 GiB to read from" in run.stderr
+    assert machine.gpus or "note: no GPU was found: " in run.stderr
+
+
+def test_the_file_is_written_when_all_is_measured(on_disk: Path, cli: Run, tmp_path: Path) -> None:
+    """And JSON has the same."""
+    path = tmp_path / "machine.toml"
+    path.write_text("before")
+    refused = cli("machine", on_disk, *LITTLE, "-o", path)
+    assert refused.returncode == ExitCode.USAGE
+    assert "exists already" in refused.stderr
+    assert path.read_text() == "before"
+    run = cli("machine", on_disk, *LITTLE, "-o", path, "--force", "--json", "-q")
+    assert (run.returncode, run.stderr) == (0, "")
+    facts, machine = json.loads(run.stdout), read_machine(path)
+    assert facts["machine"]["memory"]["value"] == machine.memory.value
+    assert machine.drive is not None
+    assert facts["machine"]["drive"]["reads"] == [
+        {"length": length, "depth": depth, "bandwidth": bandwidth._asdict()}
+        for length, depth, bandwidth in machine.drive.reads
+    ]
+    assert any("less than 1 GiB" in note for note in facts["notes"])
+
+
+def test_on_standard_output_the_file_is_alone(on_disk: Path, cli: Run) -> None:
+    run = cli("machine", on_disk, *LITTLE, "-o", "-")
+    assert decode(run.stdout.encode(), "-").drive is not None
+    assert "\nmemory  " in f"\n{run.stderr}"
+    assert "random reads with" in run.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_leaves_no_scratch_file(tmp_path: Path, number: signal.Signals) -> None:
+    with Piped(*MOEPACK, "machine", "-o", tmp_path / "m.toml") as process:
+        wait_until(lambda: list(tmp_path.glob("moepack-scratch-*")))
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED, said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_has_every_check_and_the_model(cli: Run, packs: dict[str, Path]) -> None:
+    pack = packs["qwen3moe"]
+    require_disk(pack)
+    done = cli("doctor", str(pack), "--seconds", "0", "--prompt", "300")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("memory ")
+    assert any(line.startswith("drive ") and "in random reads of" in line for line in lines)
+    assert any(line.startswith(f"{pack}: 1.0 MiB of experts") for line in lines)
+    assert any(line.startswith("  prompt: 300 tokens: ") for line in lines)
+
+
+def test_json_has_findings_and_a_prognosis(cli: Run, packs: dict[str, Path]) -> None:
+    done = cli("doctor", str(packs["qwen3moe"]), "--seconds", "0", "--json")
+    facts = json.loads(done.stdout)
+    assert {one["verdict"] for one in facts["findings"]} <= {"fine", "limit", "problem", "unknown"}
+    assert facts["prognosis"]["forecast"]["forecasts"][0]["prompt"]["token_count"] == 1000
+    assert facts["machine"]["memory"]["basis"] == "read"
+
+
+def test_it_prints_memories_and_a_command(cli: Run, gpt_oss: Path) -> None:
+    done = cli("place", str(gpt_oss), "--vram", "24GiB", "--ram", "64GiB", "--context", "8192")
+    assert done.returncode == 0
+    assert "114.7B in experts, 1.5B dense" in done.stdout
+    assert "5.1B are active in a token, but all take memory" in done.stdout
+    assert (
+        f"  llama-server -m {gpt_oss} -ngl 999 --n-cpu-moe 26 -c 8192 -b 4096 -ub 4096\n"
+        in done.stdout
+    )
+    assert "  experts: 15.8 GiB in VRAM, 41.1 GiB in memory" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if "GiB" in line]
+    assert ["memory", "64.0", "GiB"] in [row[:3] for row in rows]
+
+
+def test_speeds_are_those_of_the_machine(cli: Run, gpt_oss: Path, tmp_path: Path) -> None:
+    figures = {"memory": 64, "bandwidth": 80, "vram": 24, "vram_bandwidth": 936}
+    box = write_machine(tmp_path / "machine.toml", **figures)
+    text = cli("place", str(gpt_oss), "--machine", str(box)).stdout
+    assert "  decode: " in text
+    assert "  prompt: 1,000 tokens: " in text
+
 
 MODEL = first_shard("qwen3moe")
 TRACE = FIXTURES / "qwen3moe-trace.csv"
