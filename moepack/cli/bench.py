@@ -115,7 +115,7 @@ def bench(
     inputs = [path for path in (settings["trace"], settings["hotness"]) if path]
     with (
         picture_file(plot_path, force=force, inputs=inputs) as picture,
-        progress(None, "measuring", "ms") as advance,
+        progress("measuring", "ms") as advance,
     ):
         if not (source_paths or is_json() or is_quiet()) and named_pack(pack_path) is not None:
             complain("note", "without --source there is nothing to compare the pack with")
@@ -142,7 +142,7 @@ def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:
     require("run")
     path = settings.pop("prompt_file", None)
     prompt = None if path is None else read_prompt(path)
-    with progress(None, "running", "runs") as advance:
+    with progress("running", "runs") as advance:
         speed = bench_run(pack, source=source or None, prompt=prompt, progress=advance, **settings)
     show(speed, measure_text.speed)
 
@@ -199,11 +199,11 @@ def report(
     inputs = [*settings["traces"], *settings["runs"]]
     with output_file(output, force=force, inputs=inputs, suffix=".html") as path:
         if verify:
-            with progress(None, "verifying") as advance:
+            with progress("verifying") as advance:
                 settings["verification"] = moepack.verify(
                     source_or_pack[0], source_paths or None, progress=advance
                 )
-        with progress(None, "reading", "steps") as advance:
+        with progress("reading", "steps") as advance:
             page = moepack.make_report(
                 source_or_pack,
                 path,

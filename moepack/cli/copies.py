@@ -52,7 +52,7 @@ def index(source: tuple[str, ...], target: str, **options: Any) -> None:
     """
     from moepack.report import pack_text
 
-    with progress(None, "indexing") as advance:
+    with progress("indexing") as advance:
         summary = moepack.index_model(source, target, progress=advance, **options)
     sum_up(summary, pack_text.indexed, next_line("run", target))
 
@@ -111,7 +111,7 @@ def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> 
         raise click.UsageError(f"{'-o DIR' if target is None else 'PACK'} is missing")
 
     options |= {"resume": resume, "planned": partial(announce, render=pack_text.pull_plan)}
-    with progress(None, "pulling") as advance:
+    with progress("pulling") as advance:
         summary = moepack.pull(pack, target, progress=advance, **options)
     sum_up(summary, pack_text.pulled, next_line("run", summary.path))
 
@@ -145,7 +145,7 @@ def mirror(pack_path: str, target: str | None, hottest: Size | None, remove: boo
             facts = PackMirrorFacts(pack_path, describe.describe_mirror(opened))
         show(facts, pack_text.mirror_of_pack)
     else:
-        with progress(None, "mirroring") as advance:
+        with progress("mirroring") as advance:
             summary = moepack.mirror_pack(pack_path, target, hottest=hottest, progress=advance)
         sum_up(summary, pack_text.mirrored, next_line("run", pack_path))
 
@@ -208,7 +208,7 @@ def _command(engine: Engine) -> click.Command:
     def run(pack_path: str, target: str | None, **options: Any) -> None:
         from moepack.report import pack_text
 
-        with progress(None, "exporting") as advance:
+        with progress("exporting") as advance:
             summary = moepack.export(engine.name, pack_path, target, progress=advance, **options)
         if summary.dry_run:
             show(summary, pack_text.export_plan)

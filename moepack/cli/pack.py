@@ -121,7 +121,7 @@ def pack(
         summary = call(dry_run=True)
         if summary.in_place is not None and not summary.in_place.refusals:
             _confirm(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
-    with progress(None, "packing") as advance, _opened_executor(executor) as workers:
+    with progress("packing") as advance, _opened_executor(executor) as workers:
         if not in_place:
             call = partial(call, executor=workers)
         announced = partial(announce, render=pack_text.plan)
@@ -202,7 +202,7 @@ def restore(
         _check_restorable(pack_path, target)
         deletion = "will be turned back into its shards, and be gone"
         _confirm(f"{one_line(pack_path)} {deletion}", "--yes-delete-pack")
-    with progress(None, "restoring") as advance, _opened_executor(executor) as workers:
+    with progress("restoring") as advance, _opened_executor(executor) as workers:
         options |= {"in_place": in_place, "executor": workers, "progress": advance}
         summary = moepack.restore(pack_path, target, **options)
     sum_up(summary, pack_text.restored)
@@ -270,7 +270,7 @@ def verify(
     with contextlib.ExitStack() as outputs:
         if junit_path:
             junit_file = outputs.enter_context(output_file(junit_path, force=force))
-        with progress(None, "verifying") as advance:
+        with progress("verifying") as advance:
             if engine is None and pack is None:
                 with _opened_executor(executor) as workers:
                     options |= {"executor": workers, "progress": advance}

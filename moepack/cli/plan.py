@@ -50,7 +50,7 @@ def doctor(model: tuple[str, ...], **options: Any) -> None:
     """
     from moepack.report import plan_text
 
-    with progress(None, "measuring", "ms") as advance:
+    with progress("measuring", "ms") as advance:
         facts = moepack.doctor(model or None, progress=advance, **options)
     can_run = facts.prognosis is not None and facts.prognosis.forecast is not None
     show(facts, plan_text.doctor, next_line("run", *model) if can_run else None)
@@ -85,7 +85,7 @@ def machine(
     with contextlib.ExitStack() as outputs:
         if output is not None:
             target = outputs.enter_context(output_file(output, force=force))
-        with progress(None, "measuring", "ms") as advance:
+        with progress("measuring", "ms") as advance:
             measured = moepack.measure_machine(
                 model or None, directory=directory, seconds=seconds, progress=advance
             )

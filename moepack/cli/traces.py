@@ -75,7 +75,7 @@ def trace_record(
     appends = append or resume
     with (
         output_file(output, force=force, append=appends, inputs=(model, prompts)) as target,
-        progress(None, "recording", "tokens") as advance,
+        progress("recording", "tokens") as advance,
     ):
         summary = moepack.record_trace(
             model, prompts, target, progress=advance, **writing, **options
@@ -309,7 +309,7 @@ def simulate(
 
     with (
         picture_file(plot_path, force=force, inputs=paths) as picture,
-        progress(None, "simulating", "replays") as advance,
+        progress("simulating", "replays") as advance,
     ):
         facts = moepack.simulate(
             paths,

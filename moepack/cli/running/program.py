@@ -113,7 +113,7 @@ class _Watcher:
 
     def pinning(self, length: int, total: int) -> None:
         if self._pinning is None and not is_quiet():
-            self._pinning = self._stack.enter_context(progress(None, "pinning experts"))
+            self._pinning = self._stack.enter_context(progress("pinning experts"))
         if self._pinning is not None:
             self._pinning(length, total)
 

@@ -45,7 +45,7 @@ def fetch(model: Sequence[str]) -> Sequence[str]:
         if not is_quiet() and not is_json():
             lay_out(pack_text.fetching(printable(plan)), err=True)
 
-    with progress(None, "fetching the model") as advance:
+    with progress("fetching the model") as advance:
         notice = None if is_quiet() else partial(complain, "note")
         path = moepack.fetch_model(model, planned=announce, notice=notice, progress=advance)
     return path_texts(path)
@@ -132,7 +132,7 @@ def start_server(
     if is_json() or is_quiet():
         return serve()
     began = time.monotonic()
-    with progress(None, "pinning experts", has_summary=bool(pin)) as pinning:
+    with progress("pinning experts", has_summary=bool(pin)) as pinning:
         server = serve(pinning=pinning)
     try:
         say_memory(server.pager)
