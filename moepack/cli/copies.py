@@ -15,15 +15,7 @@ from moepack.cli.shared import options
 from moepack.cli.shared.options import file_option, flag_option, number_option, size_option
 from moepack.cli.shared.parameters import OUTPUT_FOLDER, RESUMABLE_FILE, ModelName, PathName
 from moepack.cli.shared.progress import progress
-from moepack.cli.shared.terminal import (
-    announce,
-    complain,
-    is_json,
-    next_line,
-    say,
-    show,
-    sum_up,
-)
+from moepack.cli.shared.terminal import announce, complain, is_json, next_line, say, show, sum_up
 from moepack.cli.words.front import Commands, with_help
 from moepack.common.errors import RequestError
 from moepack.common.escaping import one_line, shell_words

@@ -309,12 +309,7 @@ def _verify_export(
             option = next(one for one in context.command.params if one.name == name)
             raise click.UsageError(f"{typed_name(option)} is for packs, not for exports")
     return moepack.verify_export(
-        engine,
-        path,
-        pack=pack,
-        source=source_paths or None,
-        threads=threads,
-        progress=advance,
+        engine, path, pack=pack, source=source_paths or None, threads=threads, progress=advance
     )
 
 

@@ -25,13 +25,7 @@ from moepack.cli.running.options import (
     threads_option,
 )
 from moepack.cli.running.program import run_program_command
-from moepack.cli.running.starting import (
-    fetch,
-    note,
-    require_engine,
-    start_server,
-    trace_to,
-)
+from moepack.cli.running.starting import fetch, note, require_engine, start_server, trace_to
 from moepack.cli.shared.argument_names import typed_name
 from moepack.cli.shared.files import read_piped_text, read_prompt
 from moepack.cli.shared.options import (

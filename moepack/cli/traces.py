@@ -54,13 +54,7 @@ from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
 )
 @options.progress_options
 def trace_record(
-    model: str,
-    prompts: str,
-    output: str,
-    append: bool,
-    resume: bool,
-    force: bool,
-    **options: Any,
+    model: str, prompts: str, output: str, append: bool, resume: bool, force: bool, **options: Any
 ) -> None:
     """Run llama.cpp on prompts, and record the experts that its routers select.
 

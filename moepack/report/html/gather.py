@@ -75,10 +75,7 @@ def gather(
     pairs = zip(receipts, run_files, strict=True)
     usable = [receipt for receipt, run in pairs if isinstance(run.facts, RunFacts | tuple)]
     problems: dict[str, str] = {}
-    with (
-        open_model(paths) as pack,
-        spooled(traces, options._replace(shape=pack.shape)) as trace,
-    ):
+    with open_model(paths) as pack, spooled(traces, options._replace(shape=pack.shape)) as trace:
         model = inspect(pack)
         rows = list(list_pack(pack))
         blobs = tuple(row for row in rows if isinstance(row, BlobRow))

@@ -17,14 +17,7 @@ from moepack.inspection.facts import PackFacts, PartFacts, SourceFacts
 from moepack.inspection.listing import BlobRow
 from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.report.html.drawing import Axis, cell_map, row_ticks, size_axis, stacked_bars
-from moepack.report.html.section import (
-    DataTable,
-    Key,
-    PageSection,
-    Picture,
-    ReportFacts,
-    pair_rows,
-)
+from moepack.report.html.section import DataTable, Key, PageSection, Picture, ReportFacts, pair_rows
 from moepack.report.page import Column, Table
 from moepack.report.values import UNKNOWN, length_text, parameters_text, share_text
 from moepack.source.parameters import Parameters
@@ -114,9 +107,7 @@ def _kind(tensor: str) -> Key:
     return next(kinds)
 
 
-def _families(
-    model: Model,
-) -> Iterator[tuple[Sequence[int], int, Sequence[PartFacts | PartKind]]]:
+def _families(model: Model) -> Iterator[tuple[Sequence[int], int, Sequence[PartFacts | PartKind]]]:
     """Yield for each family its layers, the experts in each of them, and the parts of an expert."""
     for family in model.families:
         if isinstance(family, PackedFamily):
