@@ -41,38 +41,14 @@ _RANK = {"weight": 3, "bias": 2, "scale": 1, "input_scale": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Stacked:
-    """Slices that follow each other in one tensor: expert E starts at offset + E * length."""
-
-    shard: int
-    offset: int
-    length: int
-
-    def at(self, expert: int) -> tuple[int, int]:
-        """Return the shard of an expert's slice, and its offset from the start of that file."""
-        return self.shard, self.offset + expert * self.length
-
-
-@dataclass(frozen=True, slots=True)
-class Scattered:
-    """Slices that are a tensor each, as in Mixtral files from before April 2024.
-
-    `places` are their shards, and their offsets from the start of these files.
-    """
-
-    places: tuple[tuple[int, int], ...]
-
-    def at(self, expert: int) -> tuple[int, int]:
-        """Return the shard of an expert's slice, and its offset from the start of that file."""
-        return self.places[expert]
-
-
-@dataclass(frozen=True, slots=True)
 class SourcePart:
     """One projection of a family in a layer, for all its experts.
 
     `name` is the tensor's without `blk.N.`; `shape` is one expert's in GGUF order; `length` is one
-    slice's bytes. With an unknown type, `inferred`, the length follows from the gap.
+    slice's bytes. With an unknown type, `inferred`, the length follows from the gap. `places` are
+    shards, and offsets from the start of these files: of the one tensor in which slices follow each
+    other by `stride` bytes; if that is 0, of a tensor for each expert, as in Mixtral files from
+    before April 2024.
     """
 
     name: str
@@ -80,7 +56,15 @@ class SourcePart:
     shape: tuple[int, ...]
     length: int
     inferred: bool
-    slices: Stacked | Scattered
+    places: tuple[tuple[int, int], ...]
+    stride: int
+
+    def at(self, expert: int) -> tuple[int, int]:
+        """Return the shard of an expert's slice, and its offset from the start of that file."""
+        if not self.stride:
+            return self.places[expert]
+        shard, offset = self.places[0]
+        return shard, offset + expert * self.stride
 
     @property
     def is_weight(self) -> bool:
@@ -167,11 +151,13 @@ class _Collector:
             layer = int(match["layer"])
             family = f"ffn_{match['family']}" if match["family"] else _VALUE_FAMILY
             self.check_rank(entry, _RANK[match["suffix"]])
-            self.check_count(entry, layer, family)
-            count = tensor.dims[-1]
+            expected, count = _stated_count(self.source, layer, family), tensor.dims[-1]
+            if expected not in (None, count):
+                problem = f"the last dimension is not the expert count of {family}"
+                self.fail(entry, problem, expected, count)
             self.check_sliceable(entry, count)
-            slices = Stacked(shard, tensor.offset, tensor.length // count)
-            self.add_part(entry, (layer, family), match["part"], count, slices)
+            key, stride = (layer, family), tensor.length // count
+            self.add_part(entry, key, match["part"], count, ((shard, tensor.offset),), stride)
         elif match := _SCATTERED.match(tensor.name):
             self.check_rank(entry, 2)
             self.check_sliceable(entry, 1)
@@ -219,7 +205,8 @@ class _Collector:
         key: tuple[int, str],
         name: str,
         count: int,
-        slices: Stacked | Scattered,
+        places: tuple[tuple[int, int], ...],
+        stride: int = 0,
     ) -> None:
         layer, tensor = key[0], entry.tensor
         if layer > MAX_LAYER or not 1 <= count <= MAX_EXPERTS:
@@ -229,9 +216,9 @@ class _Collector:
             self.fail(entry, f"is beyond the model's block_count of {blocks}")
         if name in self.parts[key]:
             self.fail(entry, "stands beside one tensor for each expert")
-        shape = tensor.dims[:-1] if isinstance(slices, Stacked) else tensor.dims
-        length = slices.length if isinstance(slices, Stacked) else tensor.length
-        part = SourcePart(name, tensor.type_id, shape, length, tensor.inferred, slices)
+        shape = tensor.dims[:-1] if stride else tensor.dims
+        length, is_inferred = stride or tensor.length, tensor.inferred
+        part = SourcePart(name, tensor.type_id, shape, length, is_inferred, places, stride)
         self.parts[key][name] = (count, part)
         self.names.add(tensor.name)
 
@@ -244,14 +231,12 @@ class _Collector:
             actual = f"no expert {first_missing}" if first_missing else f"{len(tensors)} experts"
             self.fail(first, "does not stand for each expert", f"0 to {expected - 1}", actual)
         for other in tensors.values():
-            if (other.tensor.type_id, other.tensor.dims) != (
-                first.tensor.type_id,
-                first.tensor.dims,
-            ):
+            tensor = other.tensor
+            if (tensor.type_id, tensor.dims) != (first.tensor.type_id, first.tensor.dims):
                 self.fail(other, f"has another type or shape than {first.tensor.name}")
         in_order = (tensors[expert] for expert in range(expected))
         places = tuple((shard, tensor.offset) for shard, tensor in in_order)
-        self.add_part(first, (layer, ROUTED_FAMILY), part, expected, Scattered(places))
+        self.add_part(first, (layer, ROUTED_FAMILY), part, expected, places)
 
     def check_rank(self, entry: SourceTensor, rank: int) -> None:
         dims = entry.tensor.dims
@@ -259,13 +244,6 @@ class _Collector:
             self.fail(entry, "wrong number of dimensions", rank, len(dims))
         if 0 in dims:
             self.fail(entry, "an empty tensor", None, dims)
-
-    def check_count(self, entry: SourceTensor, layer: int, family: str) -> None:
-        expected, count = _stated_count(self.source, layer, family), entry.tensor.dims[-1]
-        if expected not in (None, count):
-            self.fail(
-                entry, f"the last dimension is not the expert count of {family}", expected, count
-            )
 
     def check_sliceable(self, entry: SourceTensor, count: int) -> None:
         tensor = entry.tensor

@@ -114,7 +114,7 @@ def _ranges(contents: IndexContents, everything: bool) -> Iterator[ShardRange]:
         for template in contents.templates:
             for part in template.parts:
                 for expert in range(template.family.expert_count):
-                    yield ShardRange(*part.slices.at(expert), part.length)
+                    yield ShardRange(*part.at(expert), part.length)
 
 
 def _digests(

@@ -125,7 +125,7 @@ class Plan(IndexContents):
         for key in file.blobs:
             template = self.templates[key.template]
             for part, offset in zip(template.parts, template.offsets_in_blob, strict=True):
-                shard, shard_offset = part.slices.at(key.expert)
+                shard, shard_offset = part.at(key.expert)
                 yield Extent(start + offset, part.length, shard, shard_offset)
             start += template.length
 

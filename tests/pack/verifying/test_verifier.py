@@ -24,7 +24,7 @@ from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.packing.writing.target import open_target
 from moepack.source import experts
 from moepack.source.dense import find_dense
-from moepack.source.experts import Experts, Scattered
+from moepack.source.experts import Experts
 from moepack.source.shards import open_source
 from tests.support.amounts import amounts
 from tests.support.gguf_builder import F32, moe, split, write_shards
@@ -72,17 +72,17 @@ def swapped_projections(model: Experts) -> Experts:
     down, gate, up = model.families[0].parts
     assert gate.length == up.length
     swapped = (
-        dataclasses.replace(gate, slices=up.slices),
-        dataclasses.replace(up, slices=gate.slices),
+        dataclasses.replace(gate, places=up.places),
+        dataclasses.replace(up, places=gate.places),
     )
     return replaced(model, 0, parts=(down, *swapped))
 
 
 def swapped_experts(model: Experts) -> Experts:
     down, *others = model.families[1].parts
-    places = [down.slices.at(expert) for expert in range(16)]
+    places = [down.at(expert) for expert in range(16)]
     places[3], places[11] = places[11], places[3]
-    down = dataclasses.replace(down, slices=Scattered(tuple(places)))
+    down = dataclasses.replace(down, places=tuple(places), stride=0)
     return replaced(model, 1, parts=(down, *others))
 
 

@@ -45,7 +45,7 @@ def test_both_ways_to_the_bytes_lead_to_the_same_places(model: str) -> None:
             slices = witness.parts[family.layer, part.name]
             assert (slices.type_id, slices.shape) == (part.type_id, part.shape)
             experts = range(family.expert_count)
-            assert slices.places == [part.slices.at(expert) for expert in experts]
+            assert slices.places == [part.at(expert) for expert in experts]
     dense = {
         tensor.name: (tensor.dims, tensor.type_id, tensor.offset, tensor.length, shard)
         for shard, tensor in find_dense(source, model_experts).tensors
