@@ -173,8 +173,14 @@ class SubsetCopy:
             def sync() -> None:
                 for descriptor in descriptors.values():
                     os.fsync(descriptor)
-                if synced is not None:
-                    synced(self._present_files(descriptors))
+                if synced is None:
+                    return
+                ranges = ranges_of(self._pack.index, self.items, self.here)
+                present = {}
+                for number, descriptor in descriptors.items():
+                    name, mtime_ns = self._names[number], os.fstat(descriptor).st_mtime_ns
+                    present[name] = CopiedFile(mtime_ns, ranges.get(name, ()))
+                synced(present)
 
             advance = SharedProgress(lambda done: progress(done, total))
             try:
@@ -199,14 +205,6 @@ class SubsetCopy:
         sync_directory(self._folder)
         return descriptors
 
-    def _present_files(self, descriptors: Mapping[int, int]) -> dict[str, CopiedFile]:
-        ranges = ranges_of(self._pack.index, self.items, self.here)
-        return {
-            name: CopiedFile(os.fstat(descriptors[number]).st_mtime_ns, ranges.get(name, ()))
-            for number, name in enumerate(self._names)
-            if number in descriptors
-        }
-
     def _fetch_runs(
         self,
         runs: Collection[Sequence[int]],
@@ -219,7 +217,14 @@ class SubsetCopy:
         files = sorted({self.items[run[0]].file for run in runs})
         unsynced_length = 0
         with Inputs([self._pack.file_paths[file] for file in files], PackError) as inputs:
-            self._check_lengths(inputs, files)
+            for number, file in enumerate(files):
+                if inputs.length(number) != self._lengths[file]:
+                    raise PackError(
+                        "the file is not as long as the manifest says",
+                        path=inputs.paths[number],
+                        expected=f"{self._lengths[file]:,} bytes",
+                        found=f"{inputs.length(number):,}",
+                    )
             with ThreadPool(threads, advance) as executor:
                 futures = {}
                 for run in runs:
@@ -270,16 +275,6 @@ class SubsetCopy:
     def _run_length(self, run: Sequence[int]) -> int:
         """Return the bytes from the first part of a run to the last."""
         return self.items[run[-1]].extents[-1].end - self.items[run[0]].extents[0].offset
-
-    def _check_lengths(self, inputs: Inputs, numbers: Iterable[int]) -> None:
-        for number, file in enumerate(numbers):
-            if inputs.length(number) != self._lengths[file]:
-                raise PackError(
-                    "the file is not as long as the manifest says",
-                    path=inputs.paths[number],
-                    expected=f"{self._lengths[file]:,} bytes",
-                    found=f"{inputs.length(number):,}",
-                )
 
 
 def _write(
