@@ -387,4 +387,4 @@ class _Parser:
         if math.prod(max(1, dim) for dim in dims) >= 1 << 63:
             self.fail(place, "dimensions out of bounds", "a product below 2^63", dims)
         type_id = self.u32(place)
-        return TensorEntry(name, dims, type_id, self.u64(place))
+        return name, dims, type_id, self.u64(place)

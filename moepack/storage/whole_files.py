@@ -104,7 +104,7 @@ def write_whole_files(
                 trusts_clones=trusts_clones,
                 syncs=not are_small,
             )
-            _write(folder, missing, copier, check, threads, are_small=are_small)
+            _write(missing, copier, check, threads)
     kept_length = copier.kept_length + sum(file.length for file in kept)
     known_length, unknown_length = _part_lengths(files)
     compared_length = copier.compared_length + _part_lengths(kept)[0]
@@ -113,10 +113,7 @@ def write_whole_files(
 
 
 def _part_lengths(files: Sequence[NewFile]) -> tuple[int, int]:
-    """Return the bytes of extents with a digest, and of parts without one.
-
-    What lies between the parts of a shard has neither a label nor a digest.
-    """
+    """Return the bytes of parts with a digest, and of those without; only parts have labels."""
     known_length = unknown_length = 0
     for file in files:
         for extent in file.extents():
@@ -128,15 +125,13 @@ def _part_lengths(files: Sequence[NewFile]) -> tuple[int, int]:
 
 
 def _write(
-    folder: Path,
     files: Sequence[NewFile],
     copier: Copier,
     check: Callable[[Path, str], None] | None,
     threads: int,
-    *,
-    are_small: bool,
 ) -> None:
-    """Write files, and give them their names: each when it is synced, or small ones together."""
+    """Write files, and give them their names: each when it is synced, or all together."""
+    folder = copier.target
     names = {partial_name(file.name): file.name for file in files}
     unsynced: list[FinishedFile] = []
 
@@ -144,10 +139,10 @@ def _write(
         name = names[file.name]
         if check is not None:
             check(folder / file.name, name)
-        publish(folder / file.name, folder / name, syncs_folder=not are_small)
+        publish(folder / file.name, folder / name, syncs_folder=copier.syncs)
 
     partials = [file._replace(name=partial_name(file.name)) for file in files]
-    copier.write(partials, threads, unsynced.append if are_small else complete)
+    copier.write(partials, threads, complete if copier.syncs else unsynced.append)
     if unsynced:
         sync_file_system(folder)
         for file in unsynced:
