@@ -199,13 +199,9 @@ def _check_link(pack: Path, folder: Path) -> None:
     if os.path.lexists(link) and not link.is_symlink():
         raise RequestError("has the name of a mirror's link, but is not one", path=link)
     linked = linked_folder(pack)
-    if linked is not None and not _is_same(linked, folder):
+    if linked is not None and os.path.realpath(linked) != os.path.realpath(folder):
         hint = f"remove that first: `moepack mirror {pack} --remove`"
         raise RequestError("the pack has a mirror already", path=pack, found=linked, hint=hint)
-
-
-def _is_same(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> bool:
-    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def _link(pack: Path, folder: Path) -> None:
@@ -263,7 +259,7 @@ def _check_owner(pack: Path, folder: Path, record: CopyRecord | None) -> None:
         return
     other = Path(record.origin)
     linked = linked_folder(other)
-    if linked is not None and _is_same(linked, folder):
+    if linked is not None and os.path.realpath(linked) == os.path.realpath(folder):
         hint = "choose another target"
         raise RequestError("the mirror of another pack", path=folder, found=other, hint=hint)
 
