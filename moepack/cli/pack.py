@@ -109,20 +109,17 @@ def pack(
         raise click.UsageError("SOURCE is missing")
     _check_confirmation("--yes-delete-source", is_confirmed, in_place)
 
-    call: Callable[..., PackSummary]
+    options |= {"resume": resume}
     if in_place:
-        _check_in_place(no_mtp, executor, options)
-        common = {name: options[name] for name in ("layout", "alignment", "hotness", "sha256")}
-        common |= {"threads": options["threads"], "resume": resume, "recover": recover}
-        call = partial(moepack.pack_in_place, source, target, **common)
+        call = _in_place_call(source, target, no_mtp, executor, recover=recover, **options)
+        if not (is_confirmed or dry_run or resume):
+            summary = call(dry_run=True)
+            if summary.in_place is not None and not summary.in_place.refusals:
+                _confirm(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
     else:
-        call = partial(_pack, source, target, resume=resume, mtp=not no_mtp, **options)
-    if in_place and not (is_confirmed or dry_run or resume):
-        summary = call(dry_run=True)
-        if summary.in_place is not None and not summary.in_place.refusals:
-            _confirm(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
+        call = partial(_pack, source, target, mtp=not no_mtp, **options)
     with progress("packing") as advance, _opened_executor(executor) as workers:
-        if not in_place:
+        if workers is not None:
             call = partial(call, executor=workers)
         announced = partial(announce, render=pack_text.plan)
         summary = call(dry_run=dry_run, planned=announced, progress=advance)
@@ -142,7 +139,7 @@ def _pack(
     resume: bool,
     part: str | None,
     commit: bool,
-    executor: Executor | None,
+    executor: Executor | None = None,
     **options: Any,
 ) -> PackSummary:
     """Pack alone, or together with others."""
@@ -156,17 +153,24 @@ def _pack(
     return shared.commit() if part is None else shared.write_part(part)
 
 
-def _check_in_place(no_mtp: bool, executor: str | None, options: dict[str, Any]) -> None:
-    """Refuse options that do not go together with --in-place."""
-    if options["strong"]:
+def _in_place_call(
+    source: tuple[str, ...],
+    target: str,
+    no_mtp: bool,
+    executor: str | None,
+    **options: Any,
+) -> Callable[..., PackSummary]:
+    """Return the call that packs in place; refuse options that do not go together with it."""
+    if options.pop("strong"):
         problem = "strong digests are not written in place"
         raise RequestError(problem, hint="pack without one of them")
-    if options["experts_only"] or options["layers"] is not None or no_mtp:
+    if options.pop("experts_only") or options.pop("layers") is not None or no_mtp:
         problem = "`in_place` packs the whole model: anything left out would be lost"
         hint = "leave out `experts_only`, `layers` and `mtp=False`, or `in_place`"
         raise RequestError(problem, hint=hint)
-    if options["part"] is not None or options["commit"] or executor is not None:
+    if options.pop("part") is not None or options.pop("commit") or executor is not None:
         raise RequestError("shards are turned into a pack by one process", argument="in_place")
+    return partial(moepack.pack_in_place, source, target, **options)
 
 
 @click.command()

@@ -142,7 +142,7 @@ def pack_in_place(
     progress = phases.begin(later=model.plan.data_length)
     reads_all = sha256 and not dry_run
     pack = PlannedPack.describe(model, sha256=reads_all, threads=threads, progress=progress)
-    facts, refusals = in_place.examine(pack.source, pack.described, pack.plan, target)
+    facts, refusals = in_place.examine(pack, target)
     if not dry_run:
         raise_first(refusals)
     summary = replace(from_plan(model.plan, target, dry_run), in_place=facts)
@@ -150,7 +150,7 @@ def pack_in_place(
         planned(summary)
     if dry_run:
         return summary
-    write = partial(in_place.pack_in_place, pack.source, pack.described, pack.plan, target)
+    write = partial(in_place.pack_in_place, pack, target)
     return _carry_out(partial(write, threads=threads, progress=phases.begin()), summary)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError, RequestError
 from moepack.common.pack_files import is_pack
-from moepack.common.paths import AnyPath, is_remote
+from moepack.common.paths import is_remote
 from moepack.common.phases import Progress, advancing
 from moepack.common.tasks import Share, run_tasks
 from moepack.pack.format.index import Index
@@ -24,8 +24,7 @@ from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import ShardMap, map_shards
-from moepack.packing.in_place.in_place import restore_in_place
-from moepack.packing.in_place.leftovers import settle
+from moepack.packing.in_place.in_place import restore_in_place, settle
 from moepack.packing.in_place.unfinished import is_unfinished, is_whole_pack
 from moepack.storage.atomic import make_folder, refuse_existing
 from moepack.storage.extents import Extent, NewFile
@@ -120,9 +119,11 @@ def restore(
             maps = tuple(mapped for mapped in maps if mapped.name in names)
         make_folder(target)
         if executor is None:
-            result = _write(opened, maps, target, resume, force, threads, progress)
+            result = _write(opened, maps, Path(target), resume, force, threads, progress)
         else:
-            result = _submit(executor, opened, maps, target, resume, force, threads, progress)
+            may_exist = resume or force
+            folder = Path(target)
+            result = _submit(executor, opened, maps, folder, may_exist, force, threads, progress)
         entries = {entry.name: entry for entry in opened.manifest.source.shards}
         return RestoreSummary(
             path=os.fspath(target),
@@ -151,7 +152,7 @@ def _is_begun(pack: Path, threads: int, *, goes_back: bool) -> bool:
 def _write(
     pack: Pack,
     maps: Sequence[ShardMap],
-    target: AnyPath,
+    folder: Path,
     resume: bool,
     force: bool,
     threads: int,
@@ -159,7 +160,7 @@ def _write(
 ) -> WholeFilesResult:
     entries = {entry.name: entry for entry in pack.manifest.source.shards}
     return write_whole_files(
-        Path(target),
+        folder,
         [NewFile(m.name, m.length, partial(_extents, m, pack.index)) for m in maps],
         pack.file_paths,
         check=lambda path, name: _check_sha256(entries[name], path),
@@ -174,18 +175,17 @@ def _submit(
     executor: Executor,
     pack: Pack,
     maps: Sequence[ShardMap],
-    target: AnyPath,
-    resume: bool,
+    folder: Path,
+    may_exist: bool,
     force: bool,
     threads: int,
     progress: Progress | None,
 ) -> WholeFilesResult:
     for mapped in maps:
-        if not (resume or force):
-            refuse_existing(Path(target, mapped.name), force=force)
+        if not may_exist:
+            refuse_existing(folder / mapped.name)
     path = pack.path if is_remote(pack.path) else pack.path.absolute()
-    folder = Path(target).absolute()
-    tasks = [(path, mapped.name, folder, force, threads) for mapped in maps]
+    tasks = [(path, mapped.name, folder.absolute(), force, threads) for mapped in maps]
     advanced = advancing(progress, sum(mapped.length for mapped in maps))
     results = []
     for result in run_tasks(executor, _write_shard, tasks):

@@ -70,9 +70,12 @@ def index_model(
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
     """
     model = open_local_source(source)
-    shape = shape_of(model, find_experts(model))
+    experts = find_experts(model)
+    shape = shape_of(model, experts)
     chosen = load_hotness(hotness, shape)
-    data, described = index_shards(model, digests=digests, threads=threads, progress=progress)
+    data, described = index_shards(
+        model, experts, digests=digests, threads=threads, progress=progress
+    )
     if chosen is not None:
         data = rank(Index(data, manifest.INDEX_NAME), chosen)
     index = Index(data, manifest.INDEX_NAME)

@@ -14,7 +14,7 @@ from moepack.common.fields import parse_strictly
 from moepack.pack.format import manifest
 from moepack.packing.plan.pack_summary import PackSummary
 from moepack.packing.shared_pack import SharedPack
-from moepack.packing.writing import commit, unfinished_pack
+from moepack.packing.writing import commit, records
 from tests.support.gguf_builder import F32, moe
 from tests.support.hostile_input import QUICK, Edit, assert_cheap, edits, mutate
 from tests.support.models import contents
@@ -76,10 +76,10 @@ def test_a_record_with_any_byte_changed_or_cut_off_only_costs_its_file(
     name: str, interrupted: Interrupted
 ) -> None:
     whole = interrupted.record(name)
-    assert unfinished_pack._unseal(whole)
+    assert records.unseal(whole)
     damaged = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))]
     damaged += [whole[:at] for at in range(len(whole))]
-    assert not any(map(unfinished_pack._unseal, damaged))
+    assert not any(map(records.unseal, damaged))
     for data in (*damaged[::97], b"", b"{}", b"null", b"[" * 100_000, bytes(512), b"\xff\xfe\n"):
         kept_count = len(FILES) - (name != "input.json")
         assert interrupted.resume(name, data).resumed_file_count == kept_count
@@ -123,7 +123,7 @@ def test_a_record_of_gigabytes_costs_nothing(tmp_path: Path) -> None:
     for start in (b"", b"{}\n", b"[" * 1000):
         path.write_bytes(start)
         os.truncate(path, 4 << 30)
-        call = ("from moepack.packing.writing import target, unfinished_pack", _READ)
+        call = ("from moepack.packing.writing import records, target", _READ)
         assert_cheap(call, path)
 
 
@@ -132,7 +132,7 @@ import os
 from pathlib import Path
 from moepack.common.errors import MoepackError
 folder = target.SharedFolder(Path(path).parent)
-assert not unfinished_pack._unseal(folder.read("record.json", unfinished_pack._MAX_LENGTH))
+assert not records.unseal(folder.read("record.json", records.MAX_LENGTH))
 raise MoepackError("damaged", path=path)
 """
 

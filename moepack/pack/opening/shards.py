@@ -20,7 +20,7 @@ from moepack.pack.format.tables import DataFile
 from moepack.pack.opening.source_identity import describe_shards, describe_source
 from moepack.pack.reading.pack import Pack
 from moepack.source.dense import ShardRange, find_dense
-from moepack.source.experts import find_experts, shape_of
+from moepack.source.experts import Experts, find_experts, shape_of
 from moepack.source.shards import Source, open_source
 from moepack.storage.extents import Extent, digests_of
 from moepack.storage.thread_pool import run_each
@@ -38,7 +38,7 @@ def open_shards(source: PathOrPaths) -> Pack:
     Raises SourceError for a broken source or one that is elsewhere, MachineError.
     """
     model = open_local_source(source)
-    data, described = index_shards(model)
+    data, described = index_shards(model, find_experts(model))
     index = Index(data, model.shards[0].path)
     return Pack.over_shards(model, index, describe_index(index, described))
 
@@ -56,6 +56,7 @@ def open_local_source(source: PathOrPaths) -> Source:
 
 def index_shards(
     source: Source,
+    experts: Experts,
     *,
     digests: bool = False,
     threads: int = THREADS,
@@ -67,7 +68,6 @@ def index_shards(
     their headers alone are read. `progress` is called as by `describe_shards`. Raises SourceError
     for shards that have no experts or are changed meanwhile.
     """
-    experts = find_experts(source)
     contents = as_they_lie(experts, find_dense(source, experts))
     contents.check_limits(len(source.shards))
     computed = _digests(source, _ranges(contents, digests), threads, progress)

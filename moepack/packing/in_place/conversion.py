@@ -168,7 +168,7 @@ class PieceSearch:
 class Conversion:
     """Units on their way; `advanced` is called with the bytes that were moved, by one thread.
 
-    `has_given_up` if any byte was taken from a side that had it.
+    `given_up` is called before any byte is taken from a side that has it.
     """
 
     def __init__(
@@ -178,13 +178,14 @@ class Conversion:
         locations: PieceLocations,
         threads: int,
         advanced: Callable[[int], None],
+        given_up: Callable[[], None],
     ) -> None:
         self._shards = shards
         self._pack = pack
         self._locations = locations
         self._threads = threads
         self._advanced = advanced
-        self.has_given_up = False
+        self._given_up = given_up
 
     def pack(self, units: Sequence[Unit], freeable: FreeableBlocks) -> None:
         """Bring all units into the pack; `freeable` is fresh, and is used up."""
@@ -204,7 +205,7 @@ class Conversion:
             if pieces:
                 self._move(unit, pieces, self._pack, self._shards)
                 self._locations.in_pack.difference_update(piece.key for piece in pieces)
-            self.has_given_up = True
+            self._given_up()
             if self._pack.truncate(unit.file, unit.start):
                 self._pack.sync({unit.file})
 
@@ -274,7 +275,7 @@ class Conversion:
                 end = max(end, last_end)
             joined.append((shard, start, end))
         for shard, start, end in joined:
-            self.has_given_up = True
+            self._given_up()
             blocks.punch(self._shards.descriptor(shard), start, end - start)
         self._shards.sync({shard for shard, _, _ in joined})
 

@@ -48,7 +48,7 @@ def pack(
     with opened(planned, target) as unfinished:
         unfinished.begin(resume=resume)
         files = _finish(unfinished, planned, planned.files, unfinished.write, threads, progress)
-        unfinished.commit(threads if strong else None, threads)
+        unfinished.commit(threads, strong=strong)
     return files
 
 
@@ -96,7 +96,7 @@ def submit(
     with opened(planned, target) as unfinished:
         unfinished.begin(resume=resume)
         files = _finish(unfinished, planned, planned.files, write, threads, progress)
-        unfinished.commit(threads if strong else None, threads)
+        unfinished.commit(threads, strong=strong)
     return files
 
 
@@ -110,7 +110,7 @@ def commit(
 ) -> WrittenFiles:
     """Make a pack of data files that are all written."""
     with opened(planned, target) as unfinished:
-        unfinished.commit(threads if strong else None, threads, progress)
+        unfinished.commit(threads, strong=strong, progress=progress)
     return WrittenFiles(0, 0)
 
 

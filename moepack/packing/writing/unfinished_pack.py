@@ -30,7 +30,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import compress
-from typing import Any
 
 from moepack.common import digest
 from moepack.common.errors import (
@@ -40,23 +39,19 @@ from moepack.common.errors import (
     remedy,
     write_failure,
 )
-from moepack.common.fields import parse_strictly
 from moepack.common.pack_files import JOURNAL_NAME, RECORDS_NAME
 from moepack.common.paths import is_remote
 from moepack.common.phases import Progress, advancing
 from moepack.pack.format import manifest, records
 from moepack.packing.writing.commit import TEMPORARY_NAME, UnsettledError, commit, settling
-from moepack.packing.writing.finished_files import from_json, to_json
 from moepack.packing.writing.planned_pack import PlannedPack
+from moepack.packing.writing.records import MAX_LENGTH, from_json, seal, to_json, unseal
 from moepack.packing.writing.target import INPUT_NAME, OwnFolder, Target, check_existing
 from moepack.storage.atomic import sync_directory
 from moepack.storage.extents import FinishedFile, NewFile
 from moepack.storage.folders import check_space
 from moepack.storage.input_file import Stamp
 from moepack.storage.thread_pool import ThreadPool, run_each
-
-_MAX_LENGTH = 20 << 20
-"""Of a record: the digests of a million parts are 16 MiB of text."""
 
 
 class UnfinishedPack:
@@ -69,7 +64,7 @@ class UnfinishedPack:
         self._planned = planned
         self._target = target
         self._identity = planned.identity(has_stamps=target.is_alone)
-        self._input = digest.to_text(digest.xxh3(_seal(self._identity)))
+        self._input = digest.to_text(digest.xxh3(seal(self._identity)))
         self._marks: dict[str, str | None] = {}
         self._watched: dict[str, Stamp] = {}
         self._is_begun = self._has_taken_over = False
@@ -89,12 +84,12 @@ class UnfinishedPack:
         target.make()
         if manifest.NAME in target.names():  # committed by another just now
             raise RequestError("a whole pack is here already", path=target.path)
-        data = target.read(INPUT_NAME, _MAX_LENGTH)
-        if data is None and target.create(INPUT_NAME, _seal(self._identity)):
+        data = target.read(INPUT_NAME, MAX_LENGTH)
+        if data is None and target.create(INPUT_NAME, seal(self._identity)):
             return
-        begun_with = _unseal(data or target.read(INPUT_NAME, _MAX_LENGTH) or b"")
+        begun_with = unseal(data or target.read(INPUT_NAME, MAX_LENGTH) or b"")
         if begun_with is None:  # it was damaged: each record says which input it is of
-            target.put(INPUT_NAME, _seal(self._identity))
+            target.put(INPUT_NAME, seal(self._identity))
             return
         changed = [key for key in self._identity if begun_with.get(key) != self._identity[key]]
         if changed:
@@ -179,11 +174,11 @@ class UnfinishedPack:
         stamps = self._target.stamps()
         self._watched.update((name, stamps[name]) for name in names if name in stamps)
 
-    def commit(self, strong: int | None, threads: int, progress: Progress | None = None) -> None:
+    def commit(self, threads: int, *, strong: bool, progress: Progress | None = None) -> None:
         """Make it a pack. Raises RequestError if a data file is not finished.
 
-        `strong` threads compute strong digests, None for none of them. Raises MachineError if a
-        file was changed since this run has written it, or found it intact.
+        With `strong` it has strong digests. Raises MachineError if a file was changed since this
+        run has written it, or found it intact.
         """
         target, stamps = self._target, self._target.stamps()
         recorded = self._recorded(self._planned.files, stamps)
@@ -210,10 +205,9 @@ class UnfinishedPack:
                 hint="write all parts first; names may take a minute to appear on NFS",
             )
         if self._has_taken_over or not target.is_alone:
-            with self._planned.inputs() as inputs:
-                self._planned.check_shard_hashes(inputs, target.path, threads)
+            self._planned.check_shard_hashes(target.path, threads)
         paths = [target.path / name for name in self._planned.files]
-        index, described = self._planned.encode(recorded, paths, strong)
+        index, described = self._planned.encode(recorded, paths, threads if strong else 0)
         if isinstance(target, OwnFolder):
             commit(target.path, manifest.INDEX_NAME, index, described)
             self._clean_up()
@@ -275,7 +269,7 @@ class UnfinishedPack:
         stamp, mark = self._target.take(file.name)
         self._watched[file.name] = stamp
         record = to_json(file) | {"input": self._input, "mark": mark}
-        self._target.put(_record_name(file.name), _seal(record))
+        self._target.put(_record_name(file.name), seal(record))
 
     def _recorded(
         self, names: Iterable[str], stamps: Mapping[str, Stamp]
@@ -286,8 +280,8 @@ class UnfinishedPack:
         return {name: file for name, file in files.items() if file is not None}
 
     def _read_record(self, name: str) -> FinishedFile | None:
-        data = self._target.read(_record_name(name), _MAX_LENGTH)
-        entry = None if data is None else _unseal(data)
+        data = self._target.read(_record_name(name), MAX_LENGTH)
+        entry = None if data is None else unseal(data)
         if entry is None or entry.get("input") != self._input:
             return None
         try:
@@ -357,17 +351,3 @@ def going_on(target: Target) -> Iterator[None]:
 
 def _record_name(name: str) -> str:
     return f"{RECORDS_NAME}/{name}.json"
-
-
-def _seal(entry: Mapping[str, Any]) -> bytes:
-    return manifest.seal(dict(entry))
-
-
-def _unseal(data: bytes) -> dict[str, Any] | None:
-    """Return the values of a sealed record; None if it is not as it was written."""
-    try:
-        entry: dict[str, Any] = parse_strictly(data)
-        del entry["manifest_digest"]
-        return entry if _seal(entry) == data else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None

@@ -24,12 +24,12 @@ from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import ShardMap
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.in_place import units
-from moepack.packing.in_place.unfinished import InPlaceJournal, Unfinished
+from moepack.packing.in_place.unfinished import Unfinished
 from moepack.packing.in_place.unit_files import FileSet, PackFiles, ShardFiles
 from moepack.packing.in_place.units import FreeableBlocks, Piece, Units
 from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.restore import restore
-from moepack.packing.writing.line_log import LineLog
+from moepack.packing.writing.lock_file import LockFile
 from moepack.storage import blocks
 from moepack.storage.extents import Extent
 from moepack.storage.folders import free_space, shortage
@@ -347,16 +347,15 @@ def test_bytes_that_neither_side_has_are_named_and_nothing_is_changed(
 @pytest.mark.parametrize(
     ("way", "fails", "hint", "follow"),
     [
-        ("pack", (Unfinished, "sync"), "the shards are where they belong", "pack"),
-        ("pack", (InPlaceJournal, "begin"), None, "pack"),
-        ("restore", (InPlaceJournal, "begin"), None, "restore"),
+        ("pack", (Unfinished, "sync"), None, "pack"),
+        ("pack", (Unfinished, "begin"), None, "pack"),
+        ("restore", (Unfinished, "begin"), None, "restore"),
         ("pack", (Unfinished, "take_shards"), None, "pack"),
         ("restore", (Unfinished, "make_shards"), None, "restore"),
         ("pack", (Unfinished, "remove_shards"), "the pack is whole", "resume"),
         ("pack", (Unfinished, "clean_up"), "the pack is whole", "resume"),
-        ("pack", (LineLog, "remove"), "the pack is whole", "resume"),
+        ("pack", (LockFile, "remove"), "go on with", "resume"),
         ("pack", (Unfinished, "clean_up"), "the pack is whole", "turn back"),
-        ("pack", (LineLog, "remove"), "the pack is whole", "turn back"),
         ("restore", (Unfinished, "remove_data_files"), "or back with", "go back"),
         ("restore", (Unfinished, "clean_up"), "the shards are where they belong", "nothing left"),
     ],

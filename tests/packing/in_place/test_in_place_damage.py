@@ -165,8 +165,7 @@ def test_no_damage_to_the_journal_loses_a_byte(step: int, on_the_way: Moments) -
             if isinstance(error, MachineError):
                 assert error.problem == "the journal is damaged"
                 assert "--recover" in (error.hint or "")
-                after = tree(on_the_way.root)
-                assert {**before, name: after[name]} == after
+                assert tree(on_the_way.root) == before
                 on_the_way.goes(way, recover=True)
                 recovered += 1
             assert on_the_way.is_as_it_was(), (way, journal, str(error))
