@@ -1,4 +1,4 @@
-"""Summaries of packing, indexing, restoring and exporting, and what may be said of digests."""
+"""Summaries of packing, indexing and restoring, and what may be said of digests."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from moepack.common.digest_counts import DigestCounts
-from moepack.pack.engines.exporting import ExportSummary
 from moepack.pack.format.tables import DataFile
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import RestoreSummary
@@ -18,20 +17,6 @@ MIB = 1 << 20
 ALL = DigestCounts(known_length=MIB, compared_length=MIB)
 FILES = (DataFile("a", MIB), DataFile("b", MIB))
 RESTORED = RestoreSummary("out", FILES, 2 * MIB, 0, 0, 0, ALL)
-EXPORTED = ExportSummary(
-    engine="gguf",
-    path="m.gguf",
-    file_count=1,
-    tensor_count=1,
-    alignment=4096,
-    length=5 * MIB,
-    cloned_length=0,
-    kept_length=0,
-    is_copied=True,
-    digests=ALL,
-    command="llama-server -m m.gguf",
-    notes=(),
-)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +36,6 @@ EXPORTED = ExportSummary(
 )
 def test_restoring_says_how_and_by_what_it_is_proven(summary: RestoreSummary, text: str) -> None:
     assert pack_text.restored(summary) == text
-
-
-def test_exporting_says_how() -> None:
-    assert (
-        str(pack_text.exported(EXPORTED)) == "m.gguf: 1 tensor, 5.0 MiB; every part had its digest"
-    )
 
 
 def test_the_plan_says_what_was_not_given(tmp_path: Path) -> None:
