@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError, RequestError
 from moepack.common.pack_files import is_pack
 from moepack.common.paths import is_remote
-from moepack.common.phases import Progress, advancing
+from moepack.common.phases import DigestCounts, Progress, advancing
 from moepack.common.tasks import Share, run_tasks
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import ShardEntry

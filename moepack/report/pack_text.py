@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.escaping import shorten
+from moepack.common.phases import DigestCounts
 from moepack.common.sizes import count_text, named_text, size_text
 from moepack.report.page import Block, Page, Verbatim
 from moepack.report.values import seconds_text, speed_text, tokens_text

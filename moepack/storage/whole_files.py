@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common import digest
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError, RequestError, write_failure
 from moepack.common.pack_files import is_in_pack
-from moepack.common.phases import Progress, advancing
+from moepack.common.phases import DigestCounts, Progress, advancing
 from moepack.storage.atomic import (
     publish,
     refuse_special,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.common.digest_counts import DigestCounts
+from moepack.common.phases import DigestCounts
 from moepack.pack.format.tables import DataFile
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import RestoreSummary

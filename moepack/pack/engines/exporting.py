@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import RequestError
 from moepack.common.pack_files import MANIFEST_NAME, is_pack
-from moepack.common.phases import Phases, Progress
+from moepack.common.phases import DigestCounts, Phases, Progress
 from moepack.pack.engines import (
     anemll,
     ggml_moe_pack,

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import (
     MachineError,
     MoepackError,
@@ -30,7 +29,7 @@ from moepack.common.errors import (
     RequestError,
     write_failure,
 )
-from moepack.common.phases import Phases, Progress
+from moepack.common.phases import DigestCounts, Phases, Progress
 from moepack.common.sizes import Size, gaps
 from moepack.pack.format import manifest
 from moepack.pack.format.names import MIRROR_NAME

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.common import digest
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import (
     MachineError,
     MoepackError,
@@ -33,7 +32,7 @@ from moepack.common.errors import (
 )
 from moepack.common.pack_files import JOURNAL_NAME
 from moepack.common.paths import AnyPath, is_remote
-from moepack.common.phases import Phases, Progress
+from moepack.common.phases import DigestCounts, Phases, Progress
 from moepack.common.sizes import Size, parse_ranges, ranges_text
 from moepack.pack.format import manifest
 from moepack.pack.reading.copies import (

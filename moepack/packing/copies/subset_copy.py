@@ -16,9 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from moepack.common import digest
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError
-from moepack.common.phases import Progress
+from moepack.common.phases import DigestCounts, Progress
 from moepack.common.sizes import gaps
 from moepack.pack.reading.copies import CopiedFile, CopyRecord, encode
 from moepack.pack.reading.pack import Pack

@@ -26,11 +26,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moepack.common import digest
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.common.pack_files import IN_PLACE_NAME
 from moepack.common.paths import PathOrPaths, path_list
-from moepack.common.phases import Phases, Progress
+from moepack.common.phases import DigestCounts, Phases, Progress
 from moepack.pack.format import manifest, records
 from moepack.pack.format.names import MIRROR_NAME
 from moepack.pack.format.source_entry import ShardEntry

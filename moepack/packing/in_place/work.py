@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import MoepackError, RequestError
-from moepack.common.phases import Progress
+from moepack.common.phases import DigestCounts, Progress
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.reading.shard_map import map_shards

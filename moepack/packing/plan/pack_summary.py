@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.paths import is_remote
+from moepack.common.phases import DigestCounts
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.packing.plan.plan import Plan

@@ -3,9 +3,9 @@
 import os
 from dataclasses import replace
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError
 from moepack.common.paths import AnyPath, is_remote
+from moepack.common.phases import DigestCounts
 from moepack.pack.format import manifest
 from moepack.pack.format.manifest import Manifest
 from moepack.pack.reading.pack import Pack

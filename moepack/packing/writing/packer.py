@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from functools import lru_cache
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.paths import is_remote
-from moepack.common.phases import Phases, Progress, advancing
+from moepack.common.phases import DigestCounts, Phases, Progress, advancing
 from moepack.common.tasks import Share, run_tasks
 from moepack.packing.plan.pack_request import PackRequest
 from moepack.packing.plan.pack_summary import WrittenFiles
