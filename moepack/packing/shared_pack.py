@@ -64,8 +64,9 @@ class SharedPack:
 
         `resume` continues an interrupted one.
         """
-        choices: Any = {"request": self._request, "resume": resume, "strong": self._strong}
-        return self._make(partial(packer.submit, executor=executor, **choices), resume=resume)
+        workers = executor, self._request
+        write = partial(packer.pack, resume=resume, strong=self._strong, workers=workers)
+        return self._make(write, resume=resume)
 
     def _make(
         self, write: Callable[..., Any], *, resume: bool, sha256: bool | None = None

@@ -1,5 +1,6 @@
 """Packs that several processes write: the bytes of a pack made alone, whatever happens to them."""
 
+import errno
 import os
 import random
 import signal
@@ -28,6 +29,7 @@ from tests.support.buckets import bucket_of_moto
 from tests.support.children import MOEPACK
 from tests.support.damages import DAMAGES, Damage
 from tests.support.hubs import REPOSITORY, hub_of
+from tests.support.interruptions import fail_at
 from tests.support.models import contents, flip, hotness_of, shards_of
 
 MODEL = "deepseek2"
@@ -223,6 +225,18 @@ def test_a_pool_whose_process_dies_is_continued(alone: dict[str, bytes], tmp_pat
     with pytest.raises(RequestError, match="an interrupted pack is here"):
         shared(tmp_path / "pack").write(ThreadPoolExecutor(1))
     shared(tmp_path / "pack").write(ThreadPoolExecutor(1), resume=True)
+    assert contents(tmp_path / "pack") == alone
+
+
+def test_a_task_that_failed_is_done_again_by_the_same_worker(
+    alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadPoolExecutor(1) as worker:
+        with monkeypatch.context() as patch:
+            fail_at(patch, 3, OSError(errno.EIO, "Input/output error"), (os, "pwrite"))
+            with pytest.raises(MachineError, match="Input/output error"):
+                shared(tmp_path / "pack").write(worker)
+        shared(tmp_path / "pack").write(worker, resume=True)
     assert contents(tmp_path / "pack") == alone
 
 

@@ -10,7 +10,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from moepack.common.paths import is_remote
 from moepack.common.phases import DigestCounts, Phases, Progress, advancing
@@ -34,8 +34,9 @@ def pack(
     strong: bool = False,
     threads: int = DEFAULT_THREADS,
     progress: Progress | None = None,
+    workers: tuple[Executor, PackRequest] | None = None,
 ) -> WrittenFiles:
-    """Write a planned pack at a target.
+    """Write a planned pack at a target, by the workers of an executor if there are any.
 
     With `strong` all written bytes are read once more, and have a SHA-256 in the index, and the
     index has one in the manifest. With `resume` files that were finished before are compared with
@@ -46,7 +47,10 @@ def pack(
     """
     with opened(planned, target) as unfinished:
         unfinished.begin(resume=resume)
-        files = _finish(unfinished, planned, planned.files, unfinished.write, threads, progress)
+        write = unfinished.write
+        if workers is not None:
+            write = partial(_submit, unfinished, planned, target, workers)
+        files = _finish(unfinished, planned, planned.files, write, threads, progress)
         unfinished.commit(threads, strong=strong)
     return files
 
@@ -66,37 +70,6 @@ def write_part(
         unfinished.begin(resume=True)
         files = _finish(unfinished, planned, names, unfinished.write, threads, progress)
         return files._replace(missing_file_count=len(unfinished.missing()))
-
-
-def submit(
-    planned: PlannedPack,
-    target: Target,
-    executor: Executor,
-    request: PackRequest,
-    *,
-    resume: bool,
-    strong: bool,
-    threads: int,
-    progress: Progress | None,
-) -> WrittenFiles:
-    """Write the data files by the workers of an executor, one in each task, and commit."""
-    path = os.fspath(target.path) if is_remote(target.path) else os.path.abspath(target.path)
-    pickled = pickle.dumps(request.elsewhere(planned.source, planned.plan))
-
-    def write(names: list[str], threads: int, advanced: Callable[[int], None]) -> int:
-        written = 0
-        tasks = [(pickled, path, name, threads) for name in names]
-        for length in run_tasks(executor, write_data_file, tasks):
-            written += length
-            advanced(length)
-        unfinished.written_elsewhere(names)
-        return written
-
-    with opened(planned, target) as unfinished:
-        unfinished.begin(resume=resume)
-        files = _finish(unfinished, planned, planned.files, write, threads, progress)
-        unfinished.commit(threads, strong=strong)
-    return files
 
 
 def commit(
@@ -133,6 +106,28 @@ def _finish(
     advanced = advancing(phases.begin(), sum(lengths[name] for name in own))
     written = write(own, threads, advanced)
     return WrittenFiles(written, len(finished), None, digests, tuple(damaged))
+
+
+def _submit(
+    unfinished: UnfinishedPack,
+    planned: PlannedPack,
+    target: Target,
+    workers: tuple[Executor, PackRequest],
+    names: list[str],
+    threads: int,
+    advanced: Callable[[int], None],
+) -> int:
+    """Write data files by workers, one in each task; return their bytes."""
+    executor, request = workers
+    pickled = pickle.dumps(request.elsewhere(planned.source, planned.plan))
+    path = os.fspath(target.path) if is_remote(target.path) else os.path.abspath(target.path)
+    tasks = [(pickled, path, name, threads) for name in names]
+    written = 0
+    for length in run_tasks(executor, write_data_file, tasks):
+        written += length
+        advanced(length)
+    unfinished.written_elsewhere(names)
+    return written
 
 
 def write_data_file(request: bytes, path: str, name: str, threads: int) -> int:

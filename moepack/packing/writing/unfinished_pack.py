@@ -157,6 +157,8 @@ class UnfinishedPack:
                 if not is_alone and not self.missing(batch):
                     advanced(length)
                     continue
+                for name in batch:  # of an earlier task of this worker, which failed
+                    (target.scratch / name).unlink(missing_ok=True)
                 check_space(target.scratch, length + self._planned.plan.index_length)
                 finished: list[FinishedFile] = []
                 done = self._take if is_alone else finished.append
@@ -254,6 +256,8 @@ class UnfinishedPack:
             return
         if self._is_begun:
             self._remove_unfinished()
+        elif INPUT_NAME in target.stamps():  # of another input
+            return
         if target.names() <= {JOURNAL_NAME, RECORDS_NAME}:
             target.abandon()
 
