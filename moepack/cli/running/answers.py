@@ -60,8 +60,9 @@ def print_answer(
                     draw(lambda: measure_text.so_far(answer.so_far))
             finally:
                 say()
-        if not is_quiet() and answer.has_begun:
-            lay_out(measure_text.generated(answer.facts), err=True)
+        facts = answer.facts
+        if facts.token_count and not is_quiet():
+            lay_out(measure_text.generated(facts), err=True)
 
 
 @contextlib.contextmanager

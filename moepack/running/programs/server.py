@@ -40,14 +40,13 @@ _SPARE_DESCRIPTORS = 8
 _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Serve until a signal ends it; return the exit code."""
     try:
-        arguments = sys.argv[1:] if arguments is None else arguments
-        if ("--api-key", "") in pairwise(arguments):
+        if ("--api-key", "") in pairwise(sys.argv):
             # llama.cpp would ask for none, as an empty variable must not have it.
             raise RequestError("an empty API key", place="--api-key")
-        params = parse_options(arguments, _note)
+        params = parse_options(sys.argv[1:], _note)
         if (path := _model_path(params)) == "":
             raise RequestError("no model is given", hint="name its file: -m MODEL")
         if path is not None:
