@@ -293,12 +293,12 @@ def _model_words(
     from moepack.running.programs.server_options import choose_context, has_chat_template
 
     words: list[str] = []
-    if not CONTEXT.is_set(command, os.environ if length is None else {}):
+    if length is not None or not CONTEXT.is_set(command):
         words += ["-c", str(choose_context(pack, length, note))]
-    if not THREADS.is_set(command, os.environ if threads is None else {}):
+    if threads is not None or not THREADS.is_set(command):
         threads = limited_threads() if threads is None else threads
         words += [] if threads is None else ["-t", str(threads)]
-    has_template = any(option.is_set(command, os.environ) for option in TEMPLATES)
+    has_template = any(option.is_set(command) for option in TEMPLATES)
     if not has_template and not has_chat_template(pack):
         note("the model has no template for chats: they get that of --chat-template chatml")
         words += ["--chat-template", "chatml"]

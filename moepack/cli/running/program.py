@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -56,8 +55,8 @@ def run_program_command(
         if is_ours:
             command, beside = server_options(pack, command, memory, pin or 0)
         ways = options["policy"], pin, options["backend"], options["check"]
-        variables = {} if is_ours else llama_variables(command, os.environ)
-        if program := find_misled_program(command, os.environ, pack.file_paths):
+        variables = {} if is_ours else llama_variables(command)
+        if program := find_misled_program(command, pack.file_paths):
             note = f"no word of this command is the model's path: give {program} -m {{}}"
             complain("note", f'{note}, or in the text of a shell -m "$MOEPACK_MODEL"')
         watcher = _Watcher(stats, variables)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shlex
 import time
@@ -157,8 +156,8 @@ def _usual_threads(options: Sequence[str]) -> int | None:
     from moepack.host.processors import limited_threads
     from moepack.running.programs.command import THREADS
 
-    if THREADS.is_set(options, os.environ):
-        return THREADS.number(options, os.environ)
+    if THREADS.is_set(options):
+        return THREADS.number(options)
     return limited_threads()
 
 

@@ -1,6 +1,5 @@
 """One call for a model by its path: serve it, or run a program that uses llama.cpp with it."""
 
-import os
 import shlex
 import warnings
 from collections.abc import Sequence
@@ -90,7 +89,7 @@ def run(
         pack = stack.enter_context(open_model(fetch_model(path, notice=_warn)))
         pack.require_files()
         writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
-        variables = llama_variables(words, os.environ)
+        variables = llama_variables(words)
         learner = make_learner(pack, learn=learn)
         return run_program(pack, words, options, variables=variables, trace=writer, learner=learner)
 

@@ -48,21 +48,21 @@ class Option(NamedTuple):
     words: frozenset[str]
     variable: str
 
-    def is_set(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    def is_set(self, command: Sequence[str]) -> bool:
         """Return whether a command of llama.cpp, or a variable, sets it."""
         names = {name for name, _ in _options(command)}
-        return bool(names & self.words) or self.variable in environment
+        return bool(names & self.words) or self.variable in os.environ
 
-    def number(self, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    def number(self, command: Sequence[str]) -> int | None:
         """Return a positive number of the option, or else of the variable."""
-        number = self.integer(command, environment)
+        number = self.integer(command)
         return number if number is not None and number > 0 else None
 
-    def integer(self, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    def integer(self, command: Sequence[str]) -> int | None:
         """Return the integer of the option, or else of the variable, 0 and negative ones too."""
         values = [value for name, value in _options(command) if name in self.words]
         numbers = [value for value in values if _INTEGER.fullmatch(value)]
-        value = numbers[-1] if numbers else environment.get(self.variable, "")
+        value = numbers[-1] if numbers else os.environ.get(self.variable, "")
         return int(value) if _INTEGER.fullmatch(value) else None
 
 
@@ -97,11 +97,9 @@ def fill_in(arguments: Sequence[str], model_path: str) -> list[str]:
     return filled
 
 
-def find_misled_program(
-    command: Sequence[str], environment: Mapping[str, str], paths: Iterable[Path]
-) -> str | None:
+def find_misled_program(command: Sequence[str], paths: Iterable[Path]) -> str | None:
     """Return the program of llama.cpp in a command that surely gets none of the model's `paths`."""
-    words = [*_words(command), environment.get("LLAMA_ARG_MODEL", "")]
+    words = [*_words(command), os.environ.get("LLAMA_ARG_MODEL", "")]
     program = next(filter(_is_llama_program, words), None)
     if any(name in _OTHER_SOURCES for name, _ in _options(command)):
         return None
@@ -132,17 +130,7 @@ def _file_at(path: str | Path) -> tuple[int, int] | None:
         return None
 
 
-def extend_environment(
-    environment: Mapping[str, str], additions: Mapping[str, str]
-) -> dict[str, str]:
-    """Return `environment` with `additions`; their LD_PRELOAD comes first."""
-    names = "LD_PRELOAD"
-    preloaded = [some[names] for some in (additions, environment) if some.get(names)]
-    extended = {**environment, **additions}
-    return extended | {names: ":".join(preloaded)} if preloaded else extended
-
-
-def llama_variables(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+def llama_variables(command: Sequence[str]) -> dict[str, str]:
     """Return variables that make llama.cpp's programs map a model, and repack none of its weights.
 
     What the user set by an option or a variable is left out. Programs older than a variable do not
@@ -151,14 +139,14 @@ def llama_variables(command: Sequence[str], environment: Mapping[str, str]) -> d
     """
     names = {name for name, _ in _options(command)}
     variables = {}
-    if not names & _LOADING_WORDS and not environment.keys() & _READING_SETTINGS.keys():
+    if not names & _LOADING_WORDS and not os.environ.keys() & _READING_SETTINGS.keys():
         variables["LLAMA_ARG_LOAD_MODE"] = "mmap"
-    if not names & _REPACKING_WORDS and not environment.keys() & _REPACKING_NAMES:
+    if not names & _REPACKING_WORDS and not os.environ.keys() & _REPACKING_NAMES:
         variables["LLAMA_ARG_REPACK"] = "off"
     return variables
 
 
-def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def waiting_variables() -> dict[str, str]:
     """Return variables with which waiting threads leave the processor to the pager.
 
     Threads of OpenMP spin for milliseconds by default: as long as an expert takes to be read. With
@@ -167,7 +155,7 @@ def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
     the user stay (libgomp's documentation).
     """
     variables = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
-    return {} if environment.keys() & variables.keys() else variables
+    return {} if os.environ.keys() & variables.keys() else variables
 
 
 def single_text_options(context: int, threads: int | None, micro_batch: int) -> list[str]:
@@ -181,15 +169,14 @@ def single_text_options(context: int, threads: int | None, micro_batch: int) -> 
     return words if threads is None else [*words, "-t", str(threads)]
 
 
-def micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def micro_batch(command: Sequence[str]) -> int:
     """Return the tokens that a command computes at once: the lesser of batch and micro-batch."""
-    sizes = (option.number(command, environment) or usual for option, usual in _BATCHES.items())
-    return min(sizes)
+    return min(option.number(command) or usual for option, usual in _BATCHES.items())
 
 
-def says_micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+def says_micro_batch(command: Sequence[str]) -> bool:
     """Return whether a command of llama.cpp sets its batch or micro-batch."""
-    return any(option.number(command, environment) for option in _BATCHES)
+    return any(option.number(command) for option in _BATCHES)
 
 
 def experts_used(command: Sequence[str], architecture: str) -> int | None:

@@ -199,7 +199,7 @@ class ModelServer(ServerProcess):
     ) -> None:
         self._expert_failure: MoepackError | None = None
         self.pack, self.policy = pack, pager_options.policy
-        self.micro_batch = micro_batch(options, os.environ)
+        self.micro_batch = micro_batch(options)
         with ExitStack() as stack:
             library = preloaded_library()
             receivers = self._keep, trace, learner, pinning

@@ -20,7 +20,6 @@ from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.command import (
     experts_used,
-    extend_environment,
     fill_in,
     find_reading_option,
     micro_batch,
@@ -118,7 +117,7 @@ def open_pager(
     It records for `trace` and `learner`, and warms up from earlier runs.
     """
     options = options._replace(
-        micro_batch=micro_batch(command, os.environ),
+        micro_batch=micro_batch(command),
         experts_used=experts_used(command, pack.manifest.source.architecture),
     )
     if learner is not None:
@@ -165,9 +164,9 @@ def program_environment(
     pager: Pager, library: Path, variables: Mapping[str, str] = {}
 ) -> dict[str, str]:
     """Return the environment of a program that `pager` serves: this one's, and `variables`."""
-    ours = {**pager.environment, "LD_PRELOAD": str(library)}
-    additions = {**waiting_variables(os.environ), **variables, **ours}
-    return extend_environment(os.environ, additions)
+    preloaded = ":".join(filter(None, [str(library), os.environ.get("LD_PRELOAD")]))
+    ours = {**pager.environment, "LD_PRELOAD": preloaded}
+    return {**os.environ, **waiting_variables(), **variables, **ours}
 
 
 def preloaded_library() -> Path:

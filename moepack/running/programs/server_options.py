@@ -90,7 +90,7 @@ def server_options(
     footprint = footprint_of(pack)
     limits, beside = earlier_texts(footprint, options)
     words = [*options, *limits]
-    if not says_micro_batch(options, os.environ):
+    if not says_micro_batch(options):
         count = choose_micro_batch(pack, footprint, options, memory, pinned, beside)
         words += ["-ub", str(count)]
     return words, beside
@@ -135,7 +135,7 @@ def choose_micro_batch(
         return 1
     most = available if limit is None else limit
     used = experts_used(options, pack.manifest.source.architecture)
-    for count in micro_batches(footprint, CONTEXT.number(options, os.environ), available):
+    for count in micro_batches(footprint, CONTEXT.number(options), available):
         if floor_length(pack, count, pinned, used) <= most:
             return count
     return 1
@@ -184,21 +184,19 @@ def earlier_texts(footprint: Footprint, command: Sequence[str]) -> tuple[list[st
     each token reads, in the page cache, which counts as free.
     """
     share = max(_LEAST_CACHE, available_memory() // _SHARE)
-    context = footprint.context(
-        MOEPACK_RUN._replace(token_count=CONTEXT.number(command, os.environ))
-    )
+    context = footprint.context(MOEPACK_RUN._replace(token_count=CONTEXT.number(command)))
     whole = context.length if context else 0
     checkpoint = sum(layer.checkpoint_length for layer in context.layers) if context else 0
-    slots = _SLOTS.number(command, os.environ) or _DEFAULT_SLOTS
+    slots = _SLOTS.number(command) or _DEFAULT_SLOTS
     words: list[str] = []
-    count = _CHECKPOINTS.integer(command, os.environ)
+    count = _CHECKPOINTS.integer(command)
     if count is None:
         count = _MOST_CHECKPOINTS
         if checkpoint:
             count = min(count, max(_LEAST_CHECKPOINTS, share // (slots * checkpoint)))
             words = ["--ctx-checkpoints", str(count)]
     kept = slots * max(0, count) * checkpoint
-    cache = _CACHE.integer(command, os.environ)
+    cache = _CACHE.integer(command)
     if cache is None:
         length = min(share, max(_LEAST_CACHE, whole + max(0, count) * checkpoint))
         cache = divide_up(length, _MIB)
