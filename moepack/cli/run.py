@@ -15,6 +15,14 @@ from click.core import ParameterSource
 
 from moepack.cli.running.answers import print_answer
 from moepack.cli.running.chat import chat, make_editor
+from moepack.cli.running.models import (
+    fetch,
+    note,
+    require_engine,
+    run_program_command,
+    start_server,
+    trace_to,
+)
 from moepack.cli.running.options import (
     chat_options,
     context_option,
@@ -24,8 +32,6 @@ from moepack.cli.running.options import (
     stats_option,
     threads_option,
 )
-from moepack.cli.running.program import run_program_command
-from moepack.cli.running.starting import fetch, note, require_engine, start_server, trace_to
 from moepack.cli.shared.argument_names import typed_name
 from moepack.cli.shared.files import read_piped_text, read_prompt
 from moepack.cli.shared.options import (

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from moepack.bench.control_group import control_group
-from moepack.cli.running.starting import say_memory
+from moepack.cli.running.models import say_memory
 from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.pager import Pager, PagerOptions
 from tests.support import architectures
