@@ -226,5 +226,6 @@ def test_the_process_that_runs_the_model_ends_with_the_one_that_records(tmp_path
         process.kill()
         output, _ = process.communicate(timeout=PATIENCE)  # which the other one has open as well
     assert "Traceback" not in output
-    summary = moepack.import_trace([str(partial)], tmp_path / "copy")
-    assert summary.request_count > 1
+    # It may have been killed between a request and the end of the file behind it.
+    cut = moepack.ReadOptions(lenient=True)
+    assert moepack.import_trace([str(partial)], tmp_path / "copy", options=cut).request_count > 1
