@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,12 @@ def measure_bandwidth(
         list(pool.map(lambda piece: piece.fill(1), np.array_split(buffer, _PIECES * cpu_count())))
 
     def speeds(threads: int, least: int, end: float) -> list[float]:
-        return _read_speeds(buffer, threads, least, end, clock, progress)
+        pieces = np.array_split(buffer, _PIECES * threads)
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(np.max, pieces))  # which starts the threads
+            # Of all reductions that numpy does without the interpreter's lock, the fastest.
+            read = partial(pool.map, np.max, pieces)
+            return _speeds(lambda: list(read()), length, least, end, progress, clock)
 
     most = cpu_count()
     counts = [*(1 << power for power in range((most - 1).bit_length())), most]
@@ -63,25 +69,21 @@ def measure_bandwidth(
     return measured(speeds(fastest, _LEAST_ROUNDS, end), BYTE_UNITS)
 
 
-def _read_speeds(
-    buffer: np.ndarray,
-    threads: int,
+def _speeds(
+    work: Callable[[], object],
+    amount: int,
     least: int,
     end: float,
-    clock: Clock,
     progress: Callable[[], None],
+    clock: Clock = time.perf_counter,
 ) -> list[float]:
-    """Read a buffer `least` times, and until the clock says `end`; return bytes a second."""
-    pieces = np.array_split(buffer, _PIECES * threads)
+    """Do some work `least` times, and until the clock says `end`; return its amounts a second."""
     speeds: list[float] = []
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(np.max, pieces))  # which starts the threads
-        while len(speeds) < least or clock() < end:
-            start = clock()
-            # Of all reductions that numpy does without the interpreter's lock, the fastest.
-            list(pool.map(np.max, pieces))
-            speeds.append(len(buffer) / (clock() - start))
-            progress()
+    while len(speeds) < least or clock() < end:
+        start = clock()
+        work()
+        speeds.append(amount / (clock() - start))
+        progress()
     return speeds
 
 
@@ -108,23 +110,13 @@ def _last_cache_length() -> int:
     return sum(levels[max(levels)].values()) if levels else 0
 
 
-def measure_compute(
-    seconds: float,
-    *,
-    progress: Callable[[], None] = lambda: None,
-    clock: Clock = time.perf_counter,
-) -> Figure:
+def measure_compute(seconds: float, progress: Callable[[], None]) -> Figure:
     """Return the floating-point operations a second of matrix products in single precision.
 
     It is the median of rounds of up to `seconds` in all; `progress` is called after each.
     """
     matrix = np.ones((_MATRIX_SIZE, _MATRIX_SIZE), np.float32)
     product = matrix @ matrix  # which starts the threads
-    end = clock() + seconds
-    speeds: list[float] = []
-    while len(speeds) < _LEAST_ROUNDS or clock() < end:
-        start = clock()
-        np.matmul(matrix, matrix, out=product)
-        speeds.append(2 * _MATRIX_SIZE**3 / (clock() - start))
-        progress()
-    return measured(speeds)
+    multiply = partial(np.matmul, matrix, matrix, out=product)
+    end = time.perf_counter() + seconds
+    return measured(_speeds(multiply, 2 * _MATRIX_SIZE**3, _LEAST_ROUNDS, end, progress))

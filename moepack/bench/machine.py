@@ -96,7 +96,7 @@ def measure_machine(
         drive_seconds = seconds * (1 - MEMORY_SHARE - COMPUTE_SHARE)
         drive, backend, notes = _measure_drive(reads, drive_seconds, meter.advance)
     memory_bandwidth = measure_bandwidth(seconds * MEMORY_SHARE, progress=meter.advance)
-    compute = measure_compute(seconds * COMPUTE_SHARE, progress=meter.advance)
+    compute = measure_compute(seconds * COMPUTE_SHARE, meter.advance)
     meter.finish()
     nvidia_gpus, note = find_gpus()
     gpus = tuple(

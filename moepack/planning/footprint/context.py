@@ -6,6 +6,7 @@ of `llama_memory_recurrent`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from moepack.common.errors import RequestError
@@ -113,9 +114,11 @@ class KvCache:
 
     def __init__(self, attention: Attention, options: ContextOptions) -> None:
         self._attention, self._options = attention, options
-        self._type_k, self._type_v = _type("K", options.type_k), _type("V", options.type_v)
+        type_k, type_v = _type("K", options.type_k), _type("V", options.type_v)
+        self._keys = partial(_row_length, "K", type_k)
+        self._values = partial(_row_length, "V", type_v)
         self.has_flash_attention = options.has_flash_attention and attention.allows_flash
-        if self._type_v.block_count > 1 and not self.has_flash_attention:
+        if type_v.block_count > 1 and not self.has_flash_attention:
             problem = "quantised values need flash attention"
             raise RequestError(problem, place="cache type of V", found=options.type_v)
         token_count = options.token_count or attention.context_length
@@ -175,12 +178,6 @@ class KvCache:
             if layer.compression == FINE:
                 cells.append(Cells(rows, self._keys(layer.index_key_count)))
         return cells
-
-    def _keys(self, count: int) -> int:
-        return _row_length("K", self._type_k, count)
-
-    def _values(self, count: int) -> int:
-        return _row_length("V", self._type_v, count)
 
 
 def _type(which: str, name: str) -> GgmlType:
