@@ -141,7 +141,7 @@ def test_the_meter_tells_milliseconds_and_the_rest_at_the_end(
     assert reports == [(500, 3000), (3000, 3500)]
 
 
-def test_a_trace_with_several_experts_a_line_is_read_token_by_token() -> None:
+def test_traces_are_read_token_by_token(tmp_path: Path) -> None:
     reads = workload.from_trace(str(TRACE), shape_of_counts({0: 16, 1: 16}), 3)
     lines = [line.split(",") for line in TRACE.read_text().splitlines()[1:]]
     tokens = list(dict.fromkeys((line[0], line[1]) for line in lines))[:3]
@@ -151,16 +151,10 @@ def test_a_trace_with_several_experts_a_line_is_read_token_by_token() -> None:
         for line in sorted(lines, key=lambda line: int(line[2]))
         if (line[0], line[1]) == token
     ]
-    assert reads.layers == expected
-    assert reads.token_count == 3
-
-
-def test_a_trace_with_one_expert_a_line_is_read_token_by_token(tmp_path: Path) -> None:
-    path = tmp_path / "route.csv"
-    path.write_text(BIG_MOE)
-    reads = workload.from_trace(str(path), shape_of_counts({0: 16, 1: 16}), 10)
-    assert reads.layers == [(0, (5, 3)), (1, (15,)), (0, (5,))]
-    assert reads.token_count == 2
+    assert (reads.layers, reads.token_count) == (expected, 3)
+    (tmp_path / "route.csv").write_text(BIG_MOE)  # with one expert a line
+    reads = workload.from_trace(str(tmp_path / "route.csv"), shape_of_counts({0: 16, 1: 16}), 10)
+    assert (reads.layers, reads.token_count) == ([(0, (5, 3)), (1, (15,)), (0, (5,))], 2)
 
 
 @pytest.mark.parametrize(
@@ -189,13 +183,9 @@ def test_drawn_experts_follow_the_counts_and_are_different() -> None:
     assert hot >= 390
     assert all(expert <= 2 for routed in drawn.layers for expert in routed.experts)
     assert workload.from_counts(counts, shape_of_counts({0: 8}), 2, 200, "") == drawn
-
-
-def test_without_counts_all_experts_are_drawn_alike() -> None:
-    drawn = workload.from_counts({}, shape_of_counts({5: 4}), 2, 1000, "")
-    times = [sum(expert in routed.experts for routed in drawn.layers) for expert in range(4)]
-    assert all(430 <= count <= 570 for count in times)
-    assert {routed.layer for routed in drawn.layers} == {5}
+    alike = workload.from_counts({}, shape_of_counts({5: 4}), 2, 1000, "").layers
+    times = [sum(expert in routed.experts for routed in alike) for expert in range(4)]
+    assert all(430 <= count <= 570 for count in times), "without counts"
 
 
 def test_the_layers_that_fit_are_whole_and_at_least_one(pack: moepack.Pack) -> None:

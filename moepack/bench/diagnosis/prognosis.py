@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moepack.common.errors import RequestError
@@ -11,7 +11,7 @@ from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.planning.forecasting.facts import ForecastFacts, SpeedFacts
 from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.modes import MARGIN, MICRO_BATCHES
-from moepack.planning.machine.model import Drive, Figure, Machine, ReadSpeed
+from moepack.planning.machine.model import Figure, Machine
 
 ANSWER_TOKENS = 200
 """Length of an answer: changes are ranked by the time of a prompt and an answer."""
@@ -115,7 +115,11 @@ def _seconds(speed: SpeedFacts) -> float | None:
 def _changed_machines(machine: Machine, *, is_slow_build: bool) -> Iterator[tuple[str, Machine]]:
     """Yield machines that differ in one thing, each with its change in words."""
     if machine.drive is not None:
-        drive = _faster(machine.drive)
+        bandwidth, reads = machine.drive.bandwidth, machine.drive.reads
+        drive = machine.drive._replace(
+            bandwidth=bandwidth and _times(bandwidth),
+            reads=tuple(read._replace(bandwidth=_times(read.bandwidth)) for read in reads),
+        )
         yield "a drive twice as fast, or a second one", machine._replace(drive=drive)
     memory = Figure(_TWICE * machine.memory.value, "typed")
     yield "twice as much free memory", machine._replace(memory=memory)
@@ -127,14 +131,6 @@ def _changed_machines(machine: Machine, *, is_slow_build: bool) -> Iterator[tupl
     if is_slow_build and machine.compute is not None:
         faster = machine._replace(compute=_times(machine.compute))
         yield "a build of llama.cpp for this processor", faster
-
-
-def _faster(drive: Drive) -> Drive:
-    reads: Sequence[ReadSpeed] = [
-        read._replace(bandwidth=_times(read.bandwidth)) for read in drive.reads
-    ]
-    bandwidth = drive.bandwidth and _times(drive.bandwidth)
-    return drive._replace(bandwidth=bandwidth, reads=tuple(reads))
 
 
 def _times(figure: Figure) -> Figure:

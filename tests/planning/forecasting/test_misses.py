@@ -1,5 +1,6 @@
 """Misses of caches: of a trace, by the formula of U and D, of a uniform router."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,30 @@ def test_a_trace_of_a_model_with_fewer_layers_is_refused(shape: ModelShape) -> N
         pytest.raises(TraceError, match="far less of the experts than those of this model"),
     ):
         by_trace(trace, [1 << 21], None)
+
+
+@pytest.mark.parametrize(
+    ("options", "speed"),
+    [({}, 2.9715), ({"ram_bytes": 256 << 30}, 5.1360), ({"ssds_in_raid": 4}, 5.2723)],
+)
+def test_the_formula_gives_what_its_script_prints(options: dict[str, float], speed: float) -> None:
+    assert round(published_formula(**options).tokens_per_second, 4) == speed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"ram_bytes": value}, "--ram_bytes.*0 or more") for value in (-1, math.nan, math.inf)),
+        ({"batch_size": 0}, "--batch_size.*expected more than 0"),
+        (
+            {
+                **{"active_per_layer": 0, "dense_gpu_latency_per_token": 0},
+                **{"average_active_per_batch": 0, "average_expert_turnover_per_batch": 0},
+            },
+            "takes no time",
+        ),
+    ],
+)
+def test_the_formula_refuses_impossible_numbers(options: dict[str, float], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        published_formula(**options)

@@ -92,13 +92,6 @@ def test_a_run_is_believed_however_slow_it_was(bandwidth: float, times: float) -
     assert again == pytest.approx(seconds, rel=0.06)
 
 
-@given(one=st.floats(0.8, 100), other=st.floats(0.8, 100))
-def test_a_slower_run_makes_a_slower_forecast(one: float, other: float) -> None:
-    rates = offload_rates(vram=24, vram_bandwidth=936, bandwidth=40, basis="measured")
-    (_, fast), (_, slow) = (repeated(rates, times) for times in sorted((one, other)))
-    assert fast <= slow * (1 + 1e-9)
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.floats(-6, 4)), min_size=1, max_size=4), st.floats(0, 1)
 )
