@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from moepack.packing.shared_pack import SharedPack as SharedPack
     from moepack.planning.forecasting.forecast import forecast as forecast
     from moepack.planning.forecasting.misses import WorkingSet as WorkingSet
-    from moepack.planning.forecasting.published import published_formula as published_formula
+    from moepack.planning.forecasting.misses import published_formula as published_formula
     from moepack.planning.placing.place import place as place
     from moepack.report.html.report import make_report as make_report
     from moepack.running.programs.calls import run as run
@@ -109,8 +109,7 @@ _NAMES = {
     "packing.shard_index": "index_model",
     "packing.shared_pack": "SharedPack",
     "planning.forecasting.forecast": "forecast",
-    "planning.forecasting.misses": "WorkingSet",
-    "planning.forecasting.published": "published_formula",
+    "planning.forecasting.misses": "WorkingSet published_formula",
     "planning.placing.place": "place",
     "report.html.report": "make_report",
     "running.programs.calls": "run serve",

@@ -19,8 +19,7 @@ from moepack.report.values import (
 )
 
 if TYPE_CHECKING:
-    from moepack.bench.diagnosis.doctor import DoctorFacts
-    from moepack.bench.diagnosis.prognosis import Prognosis
+    from moepack.bench.diagnosis.doctor import DoctorFacts, Prognosis
     from moepack.planning.forecasting.facts import (
         ForecastFacts,
         PromptFacts,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
         SpeedFacts,
         TermFacts,
     )
-    from moepack.planning.forecasting.published import PublishedFacts
+    from moepack.planning.forecasting.misses import PublishedFacts
     from moepack.planning.placing.facts import OptionFacts, PlacementFacts
 
 TERM_NAMES = {"vram": "VRAM", "link": "GPU's link"}
@@ -278,7 +277,7 @@ def doctor(facts: DoctorFacts) -> str:
 
 
 def _prognosis(model: str, prognosis: Prognosis) -> Iterator[str]:
-    from moepack.bench.diagnosis.prognosis import ANSWER_TOKENS
+    from moepack.bench.diagnosis.doctor import ANSWER_TOKENS
 
     facts = prognosis.forecast
     if facts is None:

@@ -10,7 +10,7 @@ import pytest
 
 from moepack.cli.shared.exit_codes import ExitCode
 from moepack.planning.footprint.model import footprint_of
-from moepack.planning.forecasting.published import FormulaParameters
+from moepack.planning.forecasting.misses import FormulaParameters
 from moepack.planning.machine.file import decode, read_machine
 from tests.support.children import MOEPACK, Piped, wait_until
 from tests.support.machines import write_machine

@@ -1,11 +1,13 @@
 """The results of a forecast."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from moepack.planning.forecasting.misses import Source
 from moepack.planning.forecasting.rates import Kind
-from moepack.planning.forecasting.touched import TouchedFrom
 from moepack.planning.machine.model import Basis
+
+TouchedFrom = Literal["trace", "published texts"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,8 @@ from moepack.planning.forecasting.facts import (
 from moepack.planning.forecasting.measured_runs import AnyReceipts, read_runs
 from moepack.planning.forecasting.misses import Misses, WorkingSet, cache_misses
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
-from moepack.planning.forecasting.prompts import forecast_prompt
+from moepack.planning.forecasting.prompts import Touched, forecast_prompt, touched_of
 from moepack.planning.forecasting.rates import KIND_WORDS, STREAMS, Rates, Reads, ceiling_seconds
-from moepack.planning.forecasting.touched import Touched, touched_of
 from moepack.planning.machine.file import read_machine
 from moepack.planning.machine.model import Machine
 from moepack.traces.formats.reading import AnyTrace, spooled

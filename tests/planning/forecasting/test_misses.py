@@ -15,8 +15,8 @@ from moepack.planning.forecasting.misses import (
     by_trace,
     by_uniform_router,
     by_working_set,
+    published_formula,
 )
-from moepack.planning.forecasting.published import published_formula
 from moepack.traces.formats.reading import read_trace
 from moepack.traces.simulation.simulate import simulate
 from tests.support.models import FIXTURES, first_shard
