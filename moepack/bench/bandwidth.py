@@ -30,10 +30,7 @@ Clock = Callable[[], float]
 
 
 def measure_bandwidth(
-    seconds: float,
-    *,
-    progress: Callable[[], None] = lambda: None,
-    clock: Clock = time.perf_counter,
+    seconds: float, *, progress: Callable[[], None] = lambda: None, clock: Clock = time.perf_counter
 ) -> Figure | None:
     """Return the bytes a second that all CPUs together read of memory; None if it is too little.
 

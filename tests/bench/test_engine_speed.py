@@ -143,9 +143,7 @@ def test_the_command_prints_it(packs: dict[str, Path], monkeypatch: pytest.Monke
         CliRunner().invoke(bench, [words[0], *words[2:]], catch_exceptions=False)
 
 
-def test_experts_get_what_programs_dense_tensors_and_the_context_leave(
-    pack: Pack,
-) -> None:
+def test_experts_get_what_programs_dense_tensors_and_the_context_leave(pack: Pack) -> None:
     memory = divide_memory(pack, 1 << 30, context=512, pinned=0)
     longer = divide_memory(pack, 1 << 30, context=1024, pinned=0, micro_batch=512)
     dense = sum(tensor.length for tensor in pack.dense())

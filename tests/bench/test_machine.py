@@ -70,10 +70,7 @@ def test_whatever_happens_the_scratch_file_is_removed(
 
 def test_the_scratch_file_is_shorter_where_the_disk_is_nearly_full(tmp_path: Path) -> None:
     length = 2 * LEAST_LENGTH + 32 * MIB
-    with (
-        mounted("tmpfs", tmp_path / "disk", length) as disk,
-        scratch_file(disk, 1 << 30) as path,
-    ):
+    with mounted("tmpfs", tmp_path / "disk", length) as disk, scratch_file(disk, 1 << 30) as path:
         assert path.stat().st_size == length // 2
 
 

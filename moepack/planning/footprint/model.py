@@ -19,12 +19,7 @@ from moepack.pack.opening.open_model import Model, is_pack, pack_or_source, path
 from moepack.pack.opening.source_header import read_source
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.attention import Attention, attention_of, states_attention
-from moepack.planning.footprint.context import (
-    ContextLengths,
-    ContextOptions,
-    KvCache,
-    context_of,
-)
+from moepack.planning.footprint.context import ContextLengths, ContextOptions, KvCache, context_of
 from moepack.planning.footprint.weights import Weights, weights_of_experts, weights_of_source
 from moepack.source.experts import Experts, find_experts
 from moepack.source.shards import Source

@@ -7,12 +7,7 @@ import pytest
 
 from moepack.common.errors import RequestError, SourceError
 from moepack.planning.footprint.attention import Attention, attention_of
-from moepack.planning.footprint.context import (
-    Cells,
-    ContextLengths,
-    ContextOptions,
-    context_of,
-)
+from moepack.planning.footprint.context import Cells, ContextLengths, ContextOptions, context_of
 from moepack.planning.footprint.model import footprint_of
 from moepack.source import gguf_header
 from moepack.source.shards import Source

@@ -21,10 +21,7 @@ from tests.support.machines import machine
 from tests.support.needs import needs_llama
 from tests.support.pagers import paging
 
-pytestmark = [
-    pytest.mark.long,
-    needs_llama,
-]
+pytestmark = [pytest.mark.long, needs_llama]
 
 
 class Run(NamedTuple):

@@ -217,11 +217,7 @@ READS = st.lists(
     max_size=3,
 ).map(tuple)
 DRIVES = st.builds(
-    Drive,
-    st.none() | TEXTS,
-    st.none() | DRIVE_BANDWIDTHS,
-    READS,
-    st.none() | DRIVE_BANDWIDTHS,
+    Drive, st.none() | TEXTS, st.none() | DRIVE_BANDWIDTHS, READS, st.none() | DRIVE_BANDWIDTHS
 ).filter(lambda drive: bool(drive.bandwidth or drive.reads))
 COMPUTES = figures(10**6, 10**18)
 GPUS = st.lists(
