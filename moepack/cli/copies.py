@@ -123,7 +123,7 @@ def mirror(pack_path: str, target: str | None, hottest: Size | None, remove: boo
     Example: moepack mirror model.moepack /mnt/second --hottest 64GiB
     """
     from moepack.inspection import describe
-    from moepack.inspection.facts import PackMirrorFacts
+    from moepack.inspection.describe import PackMirrorFacts
     from moepack.report import pack_text
 
     if target is None and hottest is not None:

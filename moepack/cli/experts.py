@@ -32,7 +32,7 @@ def inspect(source_or_pack: tuple[str, ...]) -> None:
 
     Example: moepack inspect model-00001-of-00004.gguf
     """
-    from moepack.inspection.facts import PackFacts
+    from moepack.inspection.describe import PackFacts
     from moepack.report import model_text
 
     facts = moepack.inspect(source_or_pack)
@@ -116,7 +116,7 @@ def extract(
     Example: moepack extract m.moepack --layer 3 --expert 17 --part up -o up.bin
     """
     from moepack.inspection import describe
-    from moepack.inspection.facts import ExtractFacts
+    from moepack.inspection.describe import ExtractFacts
     from moepack.pack.opening.open_model import open_model
     from moepack.report import model_text
 

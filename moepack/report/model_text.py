@@ -15,7 +15,7 @@ from moepack.common.escaping import one_line, shorten
 from moepack.common.paths import is_remote
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import count_text, named_text, ranges_text, size_text
-from moepack.inspection.facts import BlobFacts, ExtractFacts, FamilyFacts, PackFacts, SourceFacts
+from moepack.inspection.describe import BlobFacts, ExtractFacts, FamilyFacts, PackFacts, SourceFacts
 from moepack.report import pack_text
 from moepack.report.facts import escape_delete
 from moepack.report.page import Column, FittedTable, Page, Table

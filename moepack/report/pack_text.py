@@ -12,7 +12,7 @@ from moepack.report.page import Block, Page, Verbatim
 from moepack.report.values import seconds_text, speed_text, tokens_text
 
 if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
-    from moepack.inspection.facts import MirrorFacts, PackMirrorFacts, PartialFacts
+    from moepack.inspection.describe import MirrorFacts, PackMirrorFacts, PartialFacts
     from moepack.pack.engines.contract import Engine
     from moepack.pack.engines.exporting import ExportSummary
     from moepack.pack.mounting.mount import MountFacts

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moepack.inspection import describe
-from moepack.inspection.facts import PackFacts, SourceFacts
+from moepack.inspection.describe import PackFacts, SourceFacts
 from moepack.report import model_text
 from moepack.report.facts import to_json
 from tests.support.gguf_builder import moe

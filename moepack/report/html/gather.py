@@ -20,8 +20,7 @@ from moepack.common.escaping import one_line
 from moepack.common.paths import AnyPath, PathOrPaths, is_remote, path_texts
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import Size, parse_size
-from moepack.inspection.describe import inspect
-from moepack.inspection.facts import PackFacts, SourceFacts
+from moepack.inspection.describe import PackFacts, SourceFacts, inspect
 from moepack.inspection.listing import BlobRow, TensorRow, list_pack
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack

@@ -13,7 +13,7 @@ import numpy as np
 from moepack.common.escaping import one_line
 from moepack.common.shape import is_row_table
 from moepack.common.sizes import count_text, divide_up, named_text, size_text
-from moepack.inspection.facts import PackFacts, PartFacts, SourceFacts
+from moepack.inspection.describe import PackFacts, PartFacts, SourceFacts
 from moepack.inspection.listing import BlobRow
 from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.report.html.drawing import Axis, cell_map, row_ticks, size_axis, stacked_bars

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from moepack.bench.engine_speed import EngineSpeed
 from moepack.bench.run import BenchReport
-from moepack.inspection.facts import PackFacts, SourceFacts
+from moepack.inspection.describe import PackFacts, SourceFacts
 from moepack.inspection.listing import BlobRow, TensorRow
 from moepack.pack.verifying.report import Report
 from moepack.planning.forecasting.facts import ForecastFacts

@@ -9,7 +9,7 @@ import pytest
 import moepack
 from moepack.common.errors import MoepackError, TraceError
 from moepack.common.shape import ExpertKey
-from moepack.inspection.facts import PackFacts
+from moepack.inspection.describe import PackFacts
 from moepack.report import model_text
 from moepack.source import gguf_header
 from moepack.traces.formats.registry import ReadOptions
