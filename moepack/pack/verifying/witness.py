@@ -220,10 +220,6 @@ class Witness(NamedTuple):
     parts: dict[tuple[int, str], PartSlices]
     dense: dict[str, WalkedTensor]
 
-    def text(self, key: str) -> str | None:
-        """Return a text of the model's metadata, None if it has none or a long one."""
-        return self.shards[0].texts.get(key)
-
 
 def read_shards(paths: Sequence[str], *, sort: bool = False) -> Witness:
     """Read the headers of the shards at `paths`; with `sort`, order them by their own numbers."""
