@@ -239,7 +239,6 @@ def describe_source(source: Source, experts: Experts) -> SourceFacts:
 
 
 def _families(experts: Experts) -> tuple[FamilyFacts, ...]:
-    """Return the families, with all layers of like experts together."""
     layers: dict[tuple[str, int, tuple[PartFacts, ...]], list[int]] = {}
     for family in experts.families:
         parts = tuple(
@@ -334,7 +333,6 @@ def describe_partial(pack: Pack) -> PartialFacts | None:
 
 
 def _coverage(pack: Pack) -> Coverage | None:
-    """Measure coverage by the index's counts; None without counts."""
     experts = routed_experts(pack)
     counts = {key: hotness.hotness or 0 for key, hotness in experts.items()}
     if not any(counts.values()):

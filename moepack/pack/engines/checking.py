@@ -104,7 +104,6 @@ def _settings_of(engine: Engine, pack: Pack, path: Path) -> Settings:
 
 
 def _is_there(folder: Path, file: NewFile, findings: Findings) -> bool:
-    """Return whether a file is there in its length; add a finding if not."""
     path = folder / file.name
     if not path.is_file():
         findings.add("missing", "no such file", file=file.name)

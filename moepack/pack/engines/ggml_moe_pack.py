@@ -122,7 +122,6 @@ def _hottest_first(index: Index) -> Iterator[_Expert]:
 
 
 def _placed(layers: dict[int, Layer], experts: Iterable[_Expert]) -> Iterator[_PlacedPart]:
-    """Yield the parts of the experts, those of one together, at their offsets."""
     parts = [
         (layers[number][role], expert)
         for number, expert in experts

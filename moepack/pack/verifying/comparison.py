@@ -26,6 +26,7 @@ class SourceComparison:
     def __init__(self, pack: CheckedPack, witness: Witness) -> None:
         self.pack = pack
         self.witness = witness
+        self.shard_paths = [shard.path for shard in witness.shards]
         self.changed_headers: list[str] = []
         before = len(pack.findings.all)
         self._check_shards()
@@ -93,7 +94,6 @@ class SourceComparison:
         return origin if origin[1] + length <= shards[origin[0]].length else None
 
     def _check_shards(self) -> None:
-        """Compare the lengths and headers of the shards with the manifest's."""
         described, shards = self.pack.manifest.source.shards, self.witness.shards
         findings = self.pack.findings
         if self.is_split_otherwise:

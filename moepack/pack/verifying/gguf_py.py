@@ -69,7 +69,6 @@ class Opinion:
         return Buffer(piece.data, piece.__array_interface__["data"][0])
 
     def _read(self, path: str) -> None:
-        """Read the header of a shard, and map the rest."""
         try:
             with open(open_regular(path), "rb") as file:
                 tensors = GGUFReader(file).tensors

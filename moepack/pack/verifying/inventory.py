@@ -122,7 +122,6 @@ class _Inventory:
             )
 
     def parts(self, family: PackedFamily, expert: int) -> Iterator[CheckedRange]:
-        """Yield the sound parts of an expert."""
         first = family.first_part + expert * len(family.part_kinds)
         for number, kind in enumerate(family.part_kinds, start=first):
             where: Where = {"layer": family.layer, "expert": expert, "part": kind.name}

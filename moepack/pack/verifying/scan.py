@@ -169,7 +169,6 @@ class _Worker:
     _file: InputFile | None = None
 
     def close(self) -> None:
-        """Close the file of the pack that is open, if any."""
         if self._file is not None:
             self._file.close()
         self._number, self._file = -1, None
@@ -205,7 +204,6 @@ class _Worker:
         self.findings.append(Finding(kind, message, **where, file=name, offset=offset))
 
     def _check_padding(self, position: int, end: int) -> None:
-        """Report the first byte of a range that is not zero."""
         is_zero = True
         for at in range(position, end, PIECE_LENGTH):
             length = min(end - at, PIECE_LENGTH)
@@ -242,7 +240,6 @@ class _Worker:
             self._check_sha256(checked, sha256.digest())
 
     def _check_sha256(self, checked: CheckedRange, computed: bytes) -> None:
-        """Compare a SHA-256 with those in manifest and index."""
         if checked.sha256 not in (None, computed.hex()):
             message = f"the SHA-256 of this header is {computed.hex()}, the manifest says "
             self._find("manifest", message + f"{checked.sha256}", checked.where, checked.offset)
@@ -252,7 +249,6 @@ class _Worker:
             self._find("digest", message, checked.where, checked.offset)
 
     def _is_source(self, checked: CheckedRange, at: int, length: int) -> bool:
-        """Compare the piece at `at` of a range with the source."""
         assert checked.source is not None
         shard, offset = checked.source
         self._fill_theirs(shard, offset + at, length)
@@ -284,7 +280,6 @@ class _Worker:
         self._find(kind, message, checked.where, checked.offset + at + first)
 
     def _check_gap(self, shard: int, position: int, end: int) -> None:
-        """Report the first byte of a shard's range that is not zero."""
         for at in range(position, end, PIECE_LENGTH):
             length = min(end - at, PIECE_LENGTH)
             self._fill_theirs(shard, at, length)

@@ -82,7 +82,6 @@ def _layers(layers: str | Iterable[int], packed: Sequence[int]) -> list[int]:
 
 
 def _share(sample: str | float) -> float:
-    """Read a share: 0.1, or `10%`."""
     try:
         if isinstance(sample, str) and sample.strip().endswith("%"):
             share = float(sample.strip().rstrip("%")) / 100

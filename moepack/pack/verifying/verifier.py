@@ -6,7 +6,7 @@ stops at none, as long as the manifest and the tables of the index can be read a
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from moepack.pack.verifying.agreement import open_pack
 from moepack.pack.verifying.checked_pack import CheckedPack, Gap, Segment
 from moepack.pack.verifying.comparison import SourceComparison
 from moepack.pack.verifying.report import Findings, Report
-from moepack.pack.verifying.scan import Scanned, SecondOpinion, scan
-from moepack.pack.verifying.witness import Witness, read_shards
+from moepack.pack.verifying.scan import Scanned, scan
+from moepack.pack.verifying.witness import read_shards
 from moepack.pack.verifying.work import list_work
 from moepack.source.shards import find_shards
 from moepack.storage.extents import RangeSet
@@ -79,8 +79,9 @@ def verify(
             common = headline.write(findings.all, described, None, is_all=False)
             return _unreadable(folder, findings, common, "all that the index would list")
         scope.choose(pack, layers, sample, seed)
-        verification = _Verification(pack, witness, share, executor, threads, Phases(progress))
-        return verification.run(sha256, with_gguf_py)
+        comparison = None if witness is None else SourceComparison(pack, witness)
+        phases = Phases(progress)
+        return _verify(pack, comparison, share, executor, threads, phases, sha256, with_gguf_py)
     except MemoryError:
         raise MachineError("not enough memory", path=path, hint="use fewer `threads`") from None
 
@@ -88,7 +89,6 @@ def verify(
 def _unreadable(
     folder: Path, findings: Findings, problem: str | None, not_looked_at: str
 ) -> Report:
-    """Return the report on a pack that nothing can be read of but what it begins with."""
     return Report(
         passed=False,
         headline=problem,
@@ -109,147 +109,127 @@ def _check_request(
         raise RequestError("gguf-py reads in one process", hint="verify without `executor`")
 
 
-class _Verification:
-    """One verification of a pack, after its index was decoded."""
-
-    def __init__(
-        self,
-        pack: CheckedPack,
-        witness: Witness | None,
-        share: Share | None,
-        executor: Executor | None,
-        threads: int,
-        phases: Phases,
-    ) -> None:
-        self.pack = pack
-        self.share = share
-        self.executor = executor
-        self.threads = threads
-        self.phases = phases
-        self.comparison = None if witness is None else SourceComparison(pack, witness)
-        self.shard_paths = [] if witness is None else [shard.path for shard in witness.shards]
-
-    def run(self, sha256: bool, with_gguf_py: bool) -> Report:
-        pack, comparison = self.pack, self.comparison
-        if comparison is not None and comparison.is_another_model:
-            pack.not_looked_at.append("the bytes of the source")
-        files = inventory.list_segments(pack, comparison)
-        origins.check(pack, files)
-        work, unchecked = list_work(pack, files, self.share, comparison)
-        sha256_count = self._check_sha256() if sha256 else None
-        opinion = self._gguf_py_opinion() if with_gguf_py else None
-        mirror, mirrored = self._mirror(files)
-        total = sum(one.end - one.start for one in (*work, *mirrored) if isinstance(one, Segment))
-        advanced = advancing(self.phases.begin(), total)
-        scanned = scan(
-            pack.paths, self.shard_paths, work, self.threads, advanced, opinion, self.executor
-        )
-        pack.findings.all += scanned.findings
-        mirror_length = None
-        if mirror is not None:
-            mirror_length = self._scan_mirror(mirror, mirrored, advanced)
-        pack.findings.drop_consequences()
-        if pack.chosen is None and not (comparison or self.share or pack.findings.all):
-            sha256_count = shard_sha256.check_restored(
-                pack, self.threads, self.phases, self.executor
-            )
-        report = self._report(scanned, unchecked)
-        return report._replace(
-            sha256_count=sha256_count,
-            gguf_py_length=scanned.second_length if opinion else None,
-            mirror_length=mirror_length,
-        )
-
-    def _check_sha256(self) -> int:
-        """Compare the SHA-256 of the shards with the manifest; return how many are equal."""
-        entries = self.pack.manifest.source.shards
-        if not all(entry.sha256 for entry in entries):
-            reason = "the SHA-256 of shards for which the manifest states none"
-            self.pack.not_looked_at.append(reason)
-        shards = zip(entries, self.shard_paths, strict=False)
-        expected = {path: entry.sha256 for entry, path in shards if entry.sha256}
-        paths = list(expected)
-        if self.share is not None:
-            paths = self.share.names(dict.fromkeys(expected, 1))
-        with ThreadPool(max_workers=self.threads) as pool:
-            computed = list(pool.map(shard_sha256.sha256_of, paths))
-        names = [os.path.basename(path) for path in paths]
-        return shard_sha256.count_equal(
-            names, [expected[path] for path in paths], computed, self.pack.findings
-        )
-
-    def _gguf_py_opinion(self) -> SecondOpinion | None:
-        """Check the source with gguf-py too; None if it is another model's."""
-        if self.comparison is None or self.comparison.is_another_model:
-            return None
+def _verify(
+    pack: CheckedPack,
+    comparison: SourceComparison | None,
+    share: Share | None,
+    executor: Executor | None,
+    threads: int,
+    phases: Phases,
+    sha256: bool,
+    with_gguf_py: bool,
+) -> Report:
+    if comparison is not None and comparison.is_another_model:
+        pack.not_looked_at.append("the bytes of the source")
+    files = inventory.list_segments(pack, comparison)
+    origins.check(pack, files)
+    work, unchecked = list_work(pack, files, share, comparison)
+    shard_paths = [] if comparison is None else comparison.shard_paths
+    sha256_count = _check_sha256(pack, shard_paths, share, threads) if sha256 else None
+    opinion = None
+    if with_gguf_py and comparison is not None and not comparison.is_another_model:
         from moepack.pack.verifying.gguf_py import Opinion  # here, since it brings numpy and gguf
 
-        return Opinion(self.pack, self.shard_paths).piece
-
-    def _mirror(
-        self, files: Sequence[Sequence[Segment]]
-    ) -> tuple[Mirror | None, Sequence[Segment | Gap]]:
-        """Return the mirror, if there is one that can be read, and the chosen segments in it."""
-        pack = self.pack
-        mirror = find_mirror(pack.path, pack.index)
-        if mirror is not None and mirror.problem is not None:
-            pack.not_looked_at.append(f"its mirror in {mirror.path}: {mirror.problem}")
-            mirror = None
-        if mirror is None:
-            return None, ()
-        assert mirror.record is not None
-        segments = []
-        for file, of_file in zip(pack.index.files, files, strict=True):
-            coverage = RangeSet(mirror.record.ranges(file.name))
-            for one in of_file:
-                is_chosen = pack.chosen is None or one.number in pack.chosen
-                if one.number is not None and is_chosen and coverage.covers(one.start, one.end):
-                    ranges = tuple(checked._replace(source=None) for checked in one.ranges)
-                    segments.append(one._replace(ranges=ranges))
-        return mirror, segments
-
-    def _scan_mirror(
-        self, mirror: Mirror, segments: Sequence[Segment | Gap], advanced: Callable[[int], None]
-    ) -> int:
-        copies = [mirror.path / file.name for file in self.pack.index.files]
-        scanned = scan(copies, [], segments, self.threads, advanced)
-        self.pack.findings.all += [
+        opinion = Opinion(pack, shard_paths).piece
+    mirror, mirrored = _mirror(pack, files)
+    total = sum(one.end - one.start for one in (*work, *mirrored) if isinstance(one, Segment))
+    advanced = advancing(phases.begin(), total)
+    scanned = scan(pack.paths, shard_paths, work, threads, advanced, opinion, executor)
+    pack.findings.all += scanned.findings
+    mirror_length = None
+    if mirror is not None:
+        copies = [mirror.path / file.name for file in pack.index.files]
+        of_mirror = scan(copies, [], mirrored, threads, advanced)
+        mirror_length = of_mirror.read_length
+        pack.findings.all += [
             finding._replace(kind="mirror", message=f"in the mirror {finding.message}")
-            for finding in scanned.findings
+            for finding in of_mirror.findings
         ]
-        return scanned.read_length
+    pack.findings.drop_consequences()
+    if pack.chosen is None and not (comparison or share or pack.findings.all):
+        sha256_count = shard_sha256.check_restored(pack, threads, phases, executor)
+    report = _report(pack, comparison, scanned, unchecked)
+    return report._replace(
+        sha256_count=sha256_count,
+        gguf_py_length=scanned.second_length if opinion else None,
+        mirror_length=mirror_length,
+    )
 
-    def _report(self, scanned: Scanned, unchecked: set[int]) -> Report:
-        pack, index = self.pack, self.pack.index
-        checked = pack.chosen
-        if checked is None:
-            checked = frozenset(range(index.blob_count + index.tensor_count))
-        checked -= unchecked
-        layers = dict.fromkeys(family.layer for family in index.families)
-        skipped = {
-            family.layer
-            for family in index.families
-            if not checked.issuperset(
-                range(family.first_blob, family.first_blob + family.expert_count)
-            )
-        }
-        checked_blob_count = sum(number < index.blob_count for number in checked)
-        findings = pack.findings.in_order()
-        is_all = not pack.not_looked_at
-        return Report(
-            passed=False if findings else True if is_all else None,
-            headline=headline.write(findings, pack.manifest, self.comparison, is_all=is_all),
-            path=str(pack.path),
-            findings=findings,
-            layers=tuple(layers),
-            checked_layers=tuple(layer for layer in layers if layer not in skipped),
-            blob_count=index.blob_count,
-            part_count=index.part_count,
-            tensor_count=index.tensor_count,
-            checked_blob_count=checked_blob_count,
-            checked_tensor_count=len(checked) - checked_blob_count,
-            read_length=scanned.read_length,
-            data_length=sum(file.length for file in index.files),
-            compared_length=scanned.compared_length if self.comparison else None,
-            not_looked_at=tuple(pack.not_looked_at),
-        )
+
+def _check_sha256(
+    pack: CheckedPack, shard_paths: Sequence[str], share: Share | None, threads: int
+) -> int:
+    """Compare the SHA-256 of the shards with the manifest; return how many are equal."""
+    entries = pack.manifest.source.shards
+    if not all(entry.sha256 for entry in entries):
+        reason = "the SHA-256 of shards for which the manifest states none"
+        pack.not_looked_at.append(reason)
+    shards = zip(entries, shard_paths, strict=False)
+    expected = {path: entry.sha256 for entry, path in shards if entry.sha256}
+    paths = list(expected) if share is None else share.names(dict.fromkeys(expected, 1))
+    with ThreadPool(max_workers=threads) as pool:
+        computed = list(pool.map(shard_sha256.sha256_of, paths))
+    names = [os.path.basename(path) for path in paths]
+    sums = [expected[path] for path in paths]
+    return shard_sha256.count_equal(names, sums, computed, pack.findings)
+
+
+def _mirror(
+    pack: CheckedPack, files: Sequence[Sequence[Segment]]
+) -> tuple[Mirror | None, Sequence[Segment | Gap]]:
+    """Return the mirror, if there is one that can be read, and the chosen segments in it."""
+    mirror = find_mirror(pack.path, pack.index)
+    if mirror is not None and mirror.problem is not None:
+        pack.not_looked_at.append(f"its mirror in {mirror.path}: {mirror.problem}")
+        mirror = None
+    if mirror is None:
+        return None, ()
+    assert mirror.record is not None
+    segments = []
+    for file, of_file in zip(pack.index.files, files, strict=True):
+        coverage = RangeSet(mirror.record.ranges(file.name))
+        for one in of_file:
+            is_chosen = pack.chosen is None or one.number in pack.chosen
+            if one.number is not None and is_chosen and coverage.covers(one.start, one.end):
+                ranges = tuple(checked._replace(source=None) for checked in one.ranges)
+                segments.append(one._replace(ranges=ranges))
+    return mirror, segments
+
+
+def _report(
+    pack: CheckedPack,
+    comparison: SourceComparison | None,
+    scanned: Scanned,
+    unchecked: set[int],
+) -> Report:
+    index = pack.index
+    checked = pack.chosen
+    if checked is None:
+        checked = frozenset(range(index.blob_count + index.tensor_count))
+    checked -= unchecked
+    layers = dict.fromkeys(family.layer for family in index.families)
+    skipped = {
+        family.layer
+        for family in index.families
+        if not checked.issuperset(range(family.first_blob, family.first_blob + family.expert_count))
+    }
+    checked_blob_count = sum(number < index.blob_count for number in checked)
+    findings = pack.findings.in_order()
+    is_all = not pack.not_looked_at
+    return Report(
+        passed=False if findings else True if is_all else None,
+        headline=headline.write(findings, pack.manifest, comparison, is_all=is_all),
+        path=str(pack.path),
+        findings=findings,
+        layers=tuple(layers),
+        checked_layers=tuple(layer for layer in layers if layer not in skipped),
+        blob_count=index.blob_count,
+        part_count=index.part_count,
+        tensor_count=index.tensor_count,
+        checked_blob_count=checked_blob_count,
+        checked_tensor_count=len(checked) - checked_blob_count,
+        read_length=scanned.read_length,
+        data_length=sum(file.length for file in index.files),
+        compared_length=scanned.compared_length if comparison else None,
+        not_looked_at=tuple(pack.not_looked_at),
+    )
