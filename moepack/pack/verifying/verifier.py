@@ -16,14 +16,14 @@ from moepack.common.phases import Phases, Progress, advancing
 from moepack.common.tasks import Share
 from moepack.pack.reading.copies import Mirror, find_mirror
 from moepack.pack.reading.directory import pack_folder
-from moepack.pack.verifying import headline, inventory, origins, scope, shard_sha256
+from moepack.pack.verifying import headline, inventory, shard_sha256
 from moepack.pack.verifying.agreement import open_pack
 from moepack.pack.verifying.checked_pack import CheckedPack, Gap, Segment
 from moepack.pack.verifying.comparison import SourceComparison
 from moepack.pack.verifying.report import Findings, Report
 from moepack.pack.verifying.scan import Scanned, scan
 from moepack.pack.verifying.witness import read_shards
-from moepack.pack.verifying.work import list_work
+from moepack.pack.verifying.work import choose, list_work
 from moepack.source.shards import find_shards
 from moepack.storage.extents import RangeSet
 from moepack.storage.thread_pool import ThreadPool
@@ -78,7 +78,7 @@ def verify(
         if pack is None:
             common = headline.write(findings.all, described, None, is_all=False)
             return _unreadable(folder, findings, common, "all that the index would list")
-        scope.choose(pack, layers, sample, seed)
+        choose(pack, layers, sample, seed)
         comparison = None if witness is None else SourceComparison(pack, witness)
         phases = Phases(progress)
         return _verify(pack, comparison, share, executor, threads, phases, sha256, with_gguf_py)
@@ -122,7 +122,7 @@ def _verify(
     if comparison is not None and comparison.is_another_model:
         pack.not_looked_at.append("the bytes of the source")
     files = inventory.list_segments(pack, comparison)
-    origins.check(pack, files)
+    inventory.check_origins(pack, files)
     work, unchecked = list_work(pack, files, share, comparison)
     shard_paths = [] if comparison is None else comparison.shard_paths
     sha256_count = _check_sha256(pack, shard_paths, share, threads) if sha256 else None
