@@ -19,6 +19,7 @@ from moepack.pack.verifying import checked_pack, scan
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.plan import layout, plan
 from moepack.packing.restore import restore
+from moepack.packing.shard_index import index_model
 from moepack.packing.writing import packer
 from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.packing.writing.target import open_target
@@ -151,9 +152,10 @@ def test_a_data_file_of_another_length_is_found(pack_copy: Path, change: str) ->
         path.unlink()
     else:
         path.write_bytes(data[:-5] if change == "cut" else data + bytes(4096))
-    findings = verify(pack_copy).findings
-    (finding,) = findings
+    report = verify(pack_copy)
+    (finding,) = report.findings
     assert (finding.kind, finding.file) == ("file", path.name)
+    assert report.checked_blob_count == {"cut": 31, "grown": 32, "missing": 16}[change]
     assert ("1 of 16 blobs and tensors in it are cut" in finding.message) == (change == "cut")
 
 
@@ -297,6 +299,16 @@ def test_padding_of_the_source_that_the_pack_does_not_hold_is_missing(
     (finding,) = verify(small / "pack", model).findings
     assert (finding.kind, finding.offset) == ("missing", end + 2)
     assert finding.file == Path(shard.path).name
+
+
+def test_padding_of_shards_under_an_index_is_zero(small: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(small / "model", tmp_path / "model"))
+    index_model(model, tmp_path / "lain", digests=True)
+    shard = open_source(model).shards[1]
+    end = shard.tensors[1].offset + shard.tensors[1].length
+    flip(Path(shard.path), end + 2)
+    (finding,) = verify(tmp_path / "lain").findings
+    assert (finding.kind, finding.offset) == ("padding", end + 2)
 
 
 @pytest.mark.usefixtures("pieces")
