@@ -516,3 +516,16 @@ def test_dropping_what_is_in_flight_waits_for_nothing(pack: Pack, name: str, how
         assert reader.statistics.in_flight_count == 0
         assert pool.free_count == 4
         assert backend.open_queues == 0
+
+
+def test_a_reader_and_a_batch_that_the_collector_finds_are_closed(pack: Pack, name: str) -> None:
+    """In a circle of references both are finalised, in any order, with reads in flight."""
+    before = open_descriptors()
+    for count in (0, 3, 32):
+        holder: list[object] = []
+        reader = pack.reader(backend=name, depth=4)
+        batch = reader.submit(keys_of(pack))
+        list(itertools.islice(batch.completions(), count))
+        holder += [holder, reader, batch]
+        del holder, reader, batch
+    assert open_descriptors() == before

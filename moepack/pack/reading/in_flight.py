@@ -43,7 +43,11 @@ def close_dropped() -> None:
             work = _dropped.popleft()
         except IndexError:  # another thread was faster
             return
-        work.close()
+        try:
+            work.close()
+        except BaseException:  # an interruption: the system may still write into its buffers
+            drop(work)
+            raise
 
 
 class Statistics(NamedTuple):
