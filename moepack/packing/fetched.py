@@ -28,7 +28,7 @@ from moepack.pack.format import manifest
 from moepack.pack.reading.directory import named_pack, read_manifest
 from moepack.packing.copies.pull import pull
 from moepack.packing.pack_model import pack_model
-from moepack.source.folder import SHARD_NAME
+from moepack.source.folder import SHARD_NAME, commit_in_cache
 from moepack.source.remote_model import choose_on_hub, find_remote_shards
 from moepack.storage.folders import user_folder
 from moepack.storage.input_file import open_input
@@ -181,10 +181,13 @@ class _Place(NamedTuple):
 
     def cached_shards(self, revision: str) -> list[Path] | None:
         """Return the shards in the hub's own cache; None if they are not all there."""
-        cached = hub.cached_snapshot(self.repository, revision) if self.repository else None
-        if cached is None:
+        folder = hub.cache_folder(self.repository) if self.repository else None
+        if folder is None:
             return None
-        commit, snapshot = cached
+        commit = revision if hub.is_commit(revision) else commit_in_cache(folder, revision)
+        if commit is None:
+            return None
+        snapshot = folder / "snapshots" / commit
         files = {
             path.relative_to(snapshot).as_posix(): path.stat().st_size
             for path in snapshot.rglob("*.gguf")

@@ -138,22 +138,13 @@ def is_commit(revision: str) -> bool:
     return bool(_COMMIT.fullmatch(revision))
 
 
-def cached_snapshot(name: str, revision: str) -> tuple[str, Path] | None:
-    """Return the commit of a revision in the hub's own cache here, and the folder of its files."""
+def cache_folder(name: str) -> Path | None:
+    """Return the folder of a repository in the hub's own cache; None without the hub's client."""
     try:
         from huggingface_hub import constants
     except ImportError:
         return None
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
-    try:
-        commit = revision
-        if not is_commit(revision):
-            branch = folder / "refs" / revision
-            commit = branch.read_text().strip() if branch.is_file() else ""
-        snapshot = folder / "snapshots" / commit
-        return (commit, snapshot) if is_commit(commit) and snapshot.is_dir() else None
-    except (OSError, UnicodeDecodeError):
-        return None
+    return Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
 
 
 def files_request(root: str) -> tuple[str, dict[str, str]]:
