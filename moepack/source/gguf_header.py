@@ -153,11 +153,7 @@ class _Parser:
     """Walks a header from its first byte to its last, through a window of the file."""
 
     def __init__(
-        self,
-        path: str,
-        read_at: Callable[[int, int], bytes],
-        stamp: Stamp,
-        alignment: int | None,
+        self, path: str, read_at: Callable[[int, int], bytes], stamp: Stamp, alignment: int | None
     ) -> None:
         self.path = path
         self.read_at = read_at

@@ -213,10 +213,7 @@ class Copier:
         return [self._copy(together, lambda left: scratch[:left], lambda _: None)]
 
     def _copy(
-        self,
-        extent: Extent,
-        space_for: Callable[[int], memoryview],
-        advance: Callable[[int], None],
+        self, extent: Extent, space_for: Callable[[int], memoryview], advance: Callable[[int], None]
     ) -> int:
         """Read an extent into the spaces for its remaining length; check and return its digest."""
         computed = digest.stream()

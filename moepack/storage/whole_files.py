@@ -18,12 +18,7 @@ from moepack.common import digest
 from moepack.common.errors import PackError, RequestError, write_failure
 from moepack.common.pack_files import is_in_pack
 from moepack.common.phases import DigestCounts, Progress, advancing
-from moepack.storage.atomic import (
-    publish,
-    refuse_special,
-    require_folder_of,
-    sync_directory,
-)
+from moepack.storage.atomic import publish, refuse_special, require_folder_of, sync_directory
 from moepack.storage.blocks import can_clone
 from moepack.storage.copying import Copier
 from moepack.storage.extents import FinishedFile, NewFile, is_whole

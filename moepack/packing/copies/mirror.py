@@ -22,13 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.common.errors import (
-    MachineError,
-    MoepackError,
-    PackError,
-    RequestError,
-    write_failure,
-)
+from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, write_failure
 from moepack.common.phases import DigestCounts, Phases, Progress
 from moepack.common.sizes import Size, gaps
 from moepack.pack.format import manifest

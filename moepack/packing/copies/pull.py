@@ -23,13 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.common import digest
-from moepack.common.errors import (
-    MachineError,
-    MoepackError,
-    PackError,
-    RequestError,
-    write_failure,
-)
+from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, write_failure
 from moepack.common.pack_files import JOURNAL_NAME
 from moepack.common.paths import AnyPath, is_remote
 from moepack.common.phases import DigestCounts, Phases, Progress

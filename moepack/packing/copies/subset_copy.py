@@ -241,12 +241,7 @@ class SubsetCopy:
                         unsynced_length = 0
 
     def _fetch(
-        self,
-        inputs: Inputs,
-        number: int,
-        run: Iterable[int],
-        target: int,
-        advance: SharedProgress,
+        self, inputs: Inputs, number: int, run: Iterable[int], target: int, advance: SharedProgress
     ) -> None:
         """Write the items of a run as they come; ask again for those that are wrong."""
         left = [extent for item in run for extent in self.items[item].extents]

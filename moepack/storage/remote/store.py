@@ -91,11 +91,7 @@ class Store:
         return bytes(buffer[:length])
 
     def read_into(
-        self,
-        key: str,
-        offset: int,
-        buffers: Sequence[memoryview],
-        stamp: RemoteStamp | None = None,
+        self, key: str, offset: int, buffers: Sequence[memoryview], stamp: RemoteStamp | None = None
     ) -> tuple[int, RemoteStamp]:
         """Fill buffers, one after the other, with an object's bytes from `offset` on.
 

@@ -57,10 +57,7 @@ def test_a_pack_that_is_pulled_is_the_pack_to_the_byte(
     done: list[tuple[int, int]] = []
     plans: list[PullSummary] = []
     summary = moepack.pull(
-        address,
-        tmp_path / "here",
-        planned=plans.append,
-        progress=lambda *both: done.append(both),
+        address, tmp_path / "here", planned=plans.append, progress=lambda *both: done.append(both)
     )
     assert is_same(tmp_path / "here", hot_pack)
     assert (summary.is_whole, summary.expert_count, summary.missing_layers) == (True, 32, ())
