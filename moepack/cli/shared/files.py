@@ -36,7 +36,7 @@ def output_file(
     For `-` it is a temporary file with `suffix`, whose bytes go to standard output when the block
     ends, however it ends.
     """
-    _check_output(path, force=force, append=append, inputs=inputs)
+    _check_output(path, force, append, inputs)
     if path != STANDARD_STREAM:
         yield path
         return
@@ -71,9 +71,7 @@ def picture_file(path: str | None, *, force: bool, inputs: Sequence[str]) -> Ite
         yield target
 
 
-def _check_output(
-    path: str, *, force: bool, append: bool | None = None, inputs: Sequence[str] = ()
-) -> None:
+def _check_output(path: str, force: bool, append: bool | None, inputs: Sequence[str]) -> None:
     """Raise RequestError if a file must not be written.
 
     It exists, without `force` to write over it or `append` to add to it (None if that is not
