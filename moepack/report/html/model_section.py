@@ -51,7 +51,7 @@ def model_section(facts: ReportFacts) -> PageSection:
         "Bytes by part",
         f"One bar of {size_text(total)}, divided into "
         + ", ".join(f"{key.label} {share}" for key, (_, share) in texts.items()),
-        stacked_bars(size_axis("", total), {"": pieces}, 2.5),
+        stacked_bars(size_axis(total), {"": pieces}, 2.5),
     )
     headline = [(size_text(total), "of weights"), (_experts(model), "layers × experts")]
     if parameters is not None:

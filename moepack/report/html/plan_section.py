@@ -50,7 +50,7 @@ def placement_section(facts: ReportFacts) -> PageSection | str:
         "placement",
         "Bytes in each memory",
         f"A bar for each memory. {'; '.join(texts)}.",
-        stacked_bars(size_axis("", longest), pieces, 2.2),
+        stacked_bars(size_axis(longest), pieces, 2.2),
         keys=_CONTENTS,
     )
     return PageSection(
