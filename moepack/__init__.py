@@ -165,6 +165,6 @@ def open(path: "PathOrPaths") -> "Pack":
     folder = pack_path(path)
     if folder is not None:
         return Pack(folder)
-    from moepack.pack.opening.shards import open_shards  # here, since packs do without it
+    from moepack.pack.opening.open_model import open_shards  # here, since packs do without it
 
     return open_shards(path)

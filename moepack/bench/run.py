@@ -31,8 +31,7 @@ from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.phases import Progress
 from moepack.common.shape import ExpertKey
 from moepack.common.sizes import Size, as_list, parse_size
-from moepack.pack.opening.open_model import open_model
-from moepack.pack.opening.shards import open_shards
+from moepack.pack.opening.open_model import open_model, open_shards
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.pack import Pack
 from moepack.storage import probe

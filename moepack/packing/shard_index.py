@@ -20,7 +20,7 @@ from moepack.common.phases import Progress
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.tables import DataFile
-from moepack.pack.opening.shards import THREADS, describe_index, index_shards, open_local_source
+from moepack.pack.opening.open_model import THREADS, describe_index, index_shards, open_local_source
 from moepack.packing.plan.blob_hotness import load_hotness
 from moepack.packing.ranking import describe_hotness, rank
 from moepack.packing.writing.commit import TEMPORARY_NAME, commit

@@ -16,7 +16,7 @@ from moepack.bench.measuring import Meter
 from moepack.bench.workload import Groups, RoutedLayer
 from moepack.common.errors import MachineError, RequestError, TraceError
 from moepack.common.shape import ExpertKey
-from moepack.pack.opening.shards import open_shards
+from moepack.pack.opening.open_model import open_shards
 from moepack.pack.reading.expert_read import FileRead
 from moepack.report import measure_text
 from moepack.storage.threaded import ThreadedBackend

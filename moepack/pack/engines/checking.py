@@ -15,7 +15,7 @@ from moepack.common.paths import PathOrPaths
 from moepack.common.phases import Phases, Progress, advancing
 from moepack.pack.engines.contract import Engine, LastFile, Settings
 from moepack.pack.engines.exporting import find_engine, require
-from moepack.pack.opening.shards import open_shards
+from moepack.pack.opening.open_model import open_shards
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import part_extent
 from moepack.pack.verifying.checked_pack import CheckedRange, Segment, Where

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moepack.common import digest
 from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.common.escaping import shell_word
@@ -20,6 +21,7 @@ from moepack.common.sizes import Size, ranges_text
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.names import MIRROR_NAME
+from moepack.pack.format.records import ShardBytesRecord
 from moepack.pack.reading.catalog import Catalog, payload_length
 from moepack.pack.reading.directory import (
     is_replaced,
@@ -30,9 +32,9 @@ from moepack.pack.reading.directory import (
 from moepack.pack.reading.expert_read import plan_read
 from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH
 from moepack.pack.reading.reader import Reader
-from moepack.pack.reading.shard_check import check_shards
 from moepack.storage.backend import Backend
 from moepack.storage.buffers import BufferPool
+from moepack.storage.regular_file import NotRegularError, open_regular, read_whole
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -43,6 +45,11 @@ if TYPE_CHECKING:
     from moepack.pack.reading.copies import Mirror
     from moepack.pack.reading.tensors import Mappings
     from moepack.source.shards import Source
+
+
+_MAX_HEADER_LENGTH = 256 << 20
+"""Ten times the header of the largest vocabulary; a longer one is not compared."""
+_HINT = "it was replaced or is not complete: restore it, or run `moepack index` again"
 
 
 class Pack(Catalog, Closing):
@@ -77,7 +84,7 @@ class Pack(Catalog, Closing):
         paths = [folder / file.name for file in index.files]
         self._set_up(folder, index, paths, described, data, mapped)
         self.partial = partial
-        check_shards(index, self.file_paths)
+        _check_shards(index, self.file_paths)
 
     @classmethod
     def over_shards(cls, source: Source, index: Index, manifest_bytes: bytes) -> Self:
@@ -290,3 +297,46 @@ def _decode_manifest(data: bytes, path: Path) -> manifest.Manifest:
             hint="run `moepack verify` on the pack",
         )
     return described
+
+
+def _check_shards(index: Index, paths: Sequence[Path]) -> None:
+    """Check the length and the header of each shard that the index lies over.
+
+    A shard that was replaced would be read as if nothing had happened, since its slices mostly have
+    no digests. Its header has one, and another model has another header. Raises PackError if one is
+    missing or another file, MachineError if the system cannot read it.
+    """
+    shards = [number for number, file in enumerate(index.files) if file.is_shard]
+    for number in shards:
+        _check_shard(paths[number], index.files[number].length)
+    if shards:
+        for extent in index.shard_bytes():
+            file = index.files[extent.file]
+            is_header = file.is_shard and not extent.shard_offset
+            if is_header and extent.length <= _MAX_HEADER_LENGTH:
+                _check_shard(paths[extent.file], file.length, extent)
+
+
+def _check_shard(path: Path, length: int, header: ShardBytesRecord | None = None) -> None:
+    """Check the length of a shard, and its header if that is given."""
+    try:
+        with open(path, "rb", buffering=0, opener=open_regular) as file:
+            length_now = os.fstat(file.fileno()).st_size
+            if length_now != length:
+                problem, expected = "the shard is not as long as it was", f"{length:,} bytes"
+                actual = f"{length_now:,}"
+                raise PackError(problem, path=path, expected=expected, found=actual, hint=_HINT)
+            if header is None:
+                return
+            data = read_whole(file.fileno(), header.offset, header.length)
+    except FileNotFoundError:
+        hint = "it was moved: link to it again, or run `moepack index` again"
+        raise PackError("the shard is missing", path=path, hint=hint) from None
+    except NotRegularError as error:
+        raise PackError("not a regular file", path=path, found=error.kind, hint=_HINT) from None
+    except OSError as error:
+        raise MachineError(f"cannot read: {error.strerror}", path=path) from None
+    except EOFError as error:
+        raise PackError("the shard became shorter", path=path, found=str(error)) from None
+    if digest.xxh3(data) != header.digest:
+        raise PackError("the shard's header is not what it was", path=path, hint=_HINT)
