@@ -17,7 +17,7 @@ from moepack.packing.plan import layout
 from moepack.packing.plan.pack_summary import PackSummary
 from moepack.packing.shard_index import index_model
 from moepack.report.facts import to_json
-from moepack.traces.hotness.file import load
+from moepack.traces.hotness.measure import load
 from moepack.traces.model import Origin
 from tests.support.gguf_builder import moe
 from tests.support.models import FIXTURES, contents, first_shard, hotness_of, shards_of

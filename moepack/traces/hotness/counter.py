@@ -6,7 +6,6 @@ tomorrow. Halves of every other request share their topics, and tell by comparis
 over time.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -179,43 +178,16 @@ class Halves(NamedTuple):
     measured: Half
 
 
-class ChunkCounter:
-    """Counts the tokens that use each chunk expert: C of a family serves a group of experts.
-
-    In grovemoe a chunk expert serves G experts of its layer, numbers C * G to C * G + G - 1, and is
-    used once by a token routed to any of them. The counts of the experts do not tell how many
-    tokens were routed to two of a group, so tokens are counted one by one. `chunk_sizes` are by
-    layer the experts that share one; layers without are left out.
-    """
-
-    def __init__(self, chunk_sizes: Mapping[int, int]) -> None:
-        self._size_of_layer = np.zeros(MAX_NUMBER + 1, np.int64)
-        for layer, size in chunk_sizes.items():
-            self._size_of_layer[layer] = size
-        self._places = ExpertPlaces()
-        self._counts = PlaceCounts()
-
-    def add(self, steps: Steps, weight: float) -> None:
-        """Count the next tokens of a trace."""
-        size = self._size_of_layer[steps.layer]
-        has_chunks = size > 0
-        token = steps.of_selections(np.arange(steps.token_count))[has_chunks]
-        layer = steps.layer[has_chunks].astype(np.int64)
-        chunk = steps.expert[has_chunks] // size[has_chunks]
-        needed: Ints = np.unique(token << 32 | layer << 16 | chunk)
-        self._counts.count(self._places.index_of(*split_keys(needed & 0xFFFFFFFF)), weight)
-
-    def counts(self) -> dict[ExpertKey, int]:
-        """Return how many tokens used each, by layer and chunk expert, without zeros."""
-        return _by_expert(self._places, self._counts.whole())
-
-
 class SelectionCounter:
     """Counts the selections of traces as they come.
 
     `phases` are counted; unknown ones always are. Selections may have a weight; tokens and requests
-    are counted without it, by `steps`. Counts are by place in `places`. With the model's `shape`,
-    its chunk experts are counted too.
+    are counted without it, by `steps`. Counts are by place in `places`.
+
+    With the model's `shape` its chunk experts are counted too. In grovemoe a chunk expert serves G
+    experts of its layer, numbers C * G to C * G + G - 1, and is used once by a token routed to any
+    of them. The counts of the experts do not tell how many tokens were routed to two of a group, so
+    tokens are counted one by one.
     """
 
     def __init__(
@@ -233,8 +205,12 @@ class SelectionCounter:
         self._odd = PlaceCounts()
         """Of the requests of odd number."""
         self._odd_token_count = 0
-        chunk_sizes = shape.chunk_sizes if shape else {}
-        self._chunks = ChunkCounter(chunk_sizes) if chunk_sizes else None
+        self._chunk_sizes = np.zeros(MAX_NUMBER + 1, np.int64)
+        """By layer, the experts that share a chunk expert."""
+        for layer, size in (shape.chunk_sizes if shape else {}).items():
+            self._chunk_sizes[layer] = size
+        self._has_chunks = bool(self._chunk_sizes.any())
+        self._chunk_places, self._chunk_counts = ExpertPlaces(), PlaceCounts()
 
     @property
     def counts(self) -> Ints:
@@ -302,11 +278,9 @@ class SelectionCounter:
 
         None if tokens are unknown, or no model with such experts was given.
         """
-        return None if self.loose_count or self._chunks is None else self._chunks.counts()
-
-    def by_expert(self, counts: Ints) -> dict[ExpertKey, int]:
-        """Return counts by expert, in the order of layers and experts, without zeros."""
-        return _by_expert(self.places, counts)
+        if self.loose_count or not self._has_chunks:
+            return None
+        return by_expert(self._chunk_places, self._chunk_counts.whole())
 
     def _add_total(self, count: int, weight: float) -> None:
         """Add to the sum of all counts, and check it, so that no count can overflow."""
@@ -331,11 +305,22 @@ class SelectionCounter:
         is_odd = steps.request % 2 == 1
         self._odd.count(places[steps.of_selections(is_odd)], weight)
         self._odd_token_count += int(np.count_nonzero(is_odd))
-        if self._chunks is not None:
-            self._chunks.add(steps, weight)
+        if self._has_chunks:
+            self._add_chunks(steps, weight)
+
+    def _add_chunks(self, steps: Steps, weight: float) -> None:
+        """Count a chunk expert once for each token that uses it."""
+        size = self._chunk_sizes[steps.layer]
+        shares = size > 0
+        token = steps.of_selections(np.arange(steps.token_count))[shares]
+        chunk = steps.expert[shares] // size[shares]
+        used: Ints = np.unique(token << 32 | steps.layer[shares].astype(np.int64) << 16 | chunk)
+        places = self._chunk_places.index_of(*split_keys(used & 0xFFFFFFFF))
+        self._chunk_counts.count(places, weight)
 
 
-def _by_expert(places: ExpertPlaces, counts: Ints) -> dict[ExpertKey, int]:
+def by_expert(places: ExpertPlaces, counts: Ints) -> dict[ExpertKey, int]:
+    """Return counts by expert, in the order of layers and experts, without zeros."""
     layers, experts = places.keys(np.flatnonzero(counts))
     order = np.lexsort((experts, layers))
     numbers = counts[counts != 0][order].tolist()

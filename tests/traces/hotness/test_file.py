@@ -8,7 +8,7 @@ import pytest
 import moepack
 from moepack.common.errors import TraceError
 from moepack.common.shape import ExpertKey
-from moepack.traces.hotness import file
+from moepack.traces.hotness import file, measure
 from moepack.traces.hotness.model import Hotness
 from tests.support.gguf_builder import moe
 from tests.support.models import FIXTURES, first_shard
@@ -17,11 +17,11 @@ from tests.support.models import FIXTURES, first_shard
 def decoded(folder: Path, data: bytes) -> Hotness:
     path = folder / "hot.csv"
     path.write_bytes(data)
-    return file.load(str(path))
+    return file.decode(path.read_bytes(), str(path))
 
 
 def test_the_shipped_file_is_read_with_its_token_count() -> None:
-    heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
+    heat = measure.load(str(FIXTURES / "qwen3moe-hotness.csv"))
     assert heat.token_count == 192
     assert heat.counts[ExpertKey(0, 2)] == 181
     assert sum(heat.counts.values()) == heat.to_json()["selection_count"] == 1284

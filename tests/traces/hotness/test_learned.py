@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moepack.common.errors import TraceError
 from moepack.common.shape import ExpertKey
-from moepack.traces.hotness import file
+from moepack.traces.hotness import file, measure
 from moepack.traces.hotness.learned import (
     LEAST_TOKENS,
     MOST_WINDOWS,
@@ -51,7 +51,7 @@ def test_what_was_written_is_read() -> None:
 def test_the_file_is_a_hotness_file(tmp_path: Path) -> None:
     one, path = learned(40, 50, 60), tmp_path / PATH
     path.write_bytes(encode(one))
-    hotness = file.load(str(path))
+    hotness = measure.load(str(path))
     assert (hotness.counts, hotness.token_count) == (one.counts, 150)
     hotness.check_fits(SHAPE)
 
@@ -110,7 +110,7 @@ def test_as_hotness_it_has_a_later_half_and_is_refused_for_other_models(tmp_path
     hotness = learned(40, 60).to_hotness(PATH)
     assert hotness.held_out == ("time", 60, window(1, seed=1).counts)
     file.save(hotness, tmp_path / "hot.csv")
-    again = file.load(str(tmp_path / "hot.csv"))
+    again = measure.load(str(tmp_path / "hot.csv"))
     assert (again.counts, again.token_count, again.digest) == (hotness.counts, 100, hotness.digest)
     again.check_fits(SHAPE)
     with pytest.raises(TraceError, match="counted on another model"):
