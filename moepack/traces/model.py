@@ -175,6 +175,14 @@ def split_keys(keys: Ints) -> tuple[Shorts, Shorts]:
     return (keys >> 16).astype(np.uint16), (keys & MAX_NUMBER).astype(np.uint16)
 
 
+def repeated(keys: Ints, most: int = 1) -> Ints:
+    """Return the indices of the keys that occurred `most` times before."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    indices: Ints = order[most:][ordered[most:] == ordered[:-most]]
+    return indices
+
+
 def changes(*columns: NDArray[Any]) -> NDArray[np.bool_]:
     """Return whether each row differs from the one before; the first does."""
     begins = np.zeros(len(columns[0]), np.bool_)
@@ -193,25 +201,18 @@ def tokens_of(layers: Mapping[int, NDArray[Any]], request: int, phase: Phase) ->
     end = max(map(len, layers.values()))
     starts = sorted({end - len(rows) for rows in layers.values()})
     for start, stop in zip(starts, [*starts[1:], end], strict=True):
-        yield _tokens_of(
-            {
-                layer: rows[start - end : stop - end or None]
-                for layer, rows in layers.items()
-                if end - len(rows) <= start
-            },
-            request,
-            phase,
+        parts = {
+            layer: rows[start - end : stop - end or None]
+            for layer, rows in layers.items()
+            if end - len(rows) <= start
+        }
+        layer = np.repeat(list(parts), [rows.shape[1] for rows in parts.values()])
+        expert = np.concatenate(list(parts.values()), axis=1)
+        count = len(expert)
+        yield Tokens(
+            np.full(count, request, np.int64),
+            np.full(count, phase, np.uint8),
+            np.arange(count + 1, dtype=np.int64) * len(layer),
+            np.tile(layer.astype(np.uint16), count),
+            expert.astype(np.uint16).ravel(),
         )
-
-
-def _tokens_of(layers: Mapping[int, NDArray[Any]], request: int, phase: Phase) -> Tokens:
-    layer = np.repeat(list(layers), [rows.shape[1] for rows in layers.values()])
-    expert = np.concatenate(list(layers.values()), axis=1)
-    count = len(expert)
-    return Tokens(
-        np.full(count, request, np.int64),
-        np.full(count, phase, np.uint8),
-        np.arange(count + 1, dtype=np.int64) * len(layer),
-        np.tile(layer.astype(np.uint16), count),
-        expert.astype(np.uint16).ravel(),
-    )

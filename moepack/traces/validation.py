@@ -20,6 +20,7 @@ from moepack.traces.model import (
     Tokens,
     in_layer_order,
     layers_fall,
+    repeated,
     selected,
 )
 
@@ -183,13 +184,13 @@ class Checks:
             return tokens
         keys = np.repeat(np.arange(len(tokens.request)), np.diff(tokens.starts)) << 16
         keys |= tokens.layer
-        again = _repeated(keys << 16 | tokens.expert, 1)
+        again = repeated(keys << 16 | tokens.expert)
         if len(again):
             problem, expected = "an expert twice in one layer of a token", "each expert once"
             hint = "were the borders of tokens lost? `lenient=True` counts such experts once"
             kept = self._without(tokens, again, place_of, problem, expected=expected, hint=hint)
             return self.tokens(kept, place_of)  # lenient: no place will be asked for again
-        more = _repeated(keys, used or MAX_NUMBER + 1)
+        more = repeated(keys, used or MAX_NUMBER + 1)
         if len(more):
             problem = "more experts in one layer of a token than the file says"
             tokens = self._without(tokens, more, place_of, problem, expected=f"<= {used}")
@@ -245,14 +246,6 @@ def _is_plain(tokens: Tokens, most: int) -> bool:
         return False
     pairs = layer.astype(np.uint32) << 16 | tokens.expert
     return not any(np.any(pairs[far:] == pairs[:-far]) for far in range(1, longest))
-
-
-def _repeated(keys: Ints, most: int) -> NDArray[np.intp]:
-    """Return the indices of the keys that occurred `most` times before."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    repeated: NDArray[np.intp] = order[most:][ordered[most:] == ordered[:-most]]
-    return repeated
 
 
 def shorts(numbers: Ints) -> Shorts:

@@ -33,8 +33,7 @@ from moepack.traces.validation import Checks
 from tests.support import trace_samples as samples
 from tests.support.amounts import amounts
 from tests.support.models import FIXTURES
-from tests.support.trace_forms import ALL, FEW, PACKINGS, SMALL, pieces_of, refused
-from tests.support.trace_samples import flat, read
+from tests.support.trace_samples import ALL, FEW, PACKINGS, SMALL, flat, pieces_of, read, refused
 
 pytestmark = pytest.mark.long
 

@@ -14,7 +14,7 @@ from moepack.traces import file
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import arrays, counts, imatrix, logs, tables
 from moepack.traces.formats.number_text import FileHead, refuse_utf16
-from moepack.traces.model import Counts, Item, Items, Origin, Tokens
+from moepack.traces.model import Counts, Items, Origin
 from moepack.traces.validation import Checks
 
 
@@ -52,8 +52,11 @@ def read_as(trace_format: Format, stream: TraceStream, checks: Checks) -> Items:
     """Read an open file in a format. Raises TraceError for faults, and if it has no selections."""
     has_selections = False
     for item in trace_format.read(stream, checks) if stream.peek(1) else ():
-        has_selections = has_selections or _has_selections(item)
-        yield _with_stated(item, checks) if isinstance(item, Origin) else item
+        if isinstance(item, Origin):
+            yield _with_stated(item, checks)
+            continue
+        has_selections |= bool(item.counts.any() if isinstance(item, Counts) else len(item.layer))
+        yield item
     if not has_selections:
         left_out = sum(checks.warnings.values())
         actual = f"none, and {left_out} left out" if left_out else "none"
@@ -71,12 +74,6 @@ def _with_stated(origin: Origin, checks: Checks) -> Origin:
         expert_count=expert_count if origin.expert_counts is None else None,
         experts_used=origin.experts_used or experts_used,
     )
-
-
-def _has_selections(item: Item) -> bool:
-    if isinstance(item, Counts):
-        return bool(item.counts.any())
-    return isinstance(item, Tokens) and len(item.layer) > 0
 
 
 def format_of(stream: TraceStream, name: str | None = None) -> Format:

@@ -110,7 +110,9 @@ class Trace:
                 steps = stream.add(item)
                 if steps is not None:
                     has_requests = origin is not None and Unknown.REQUESTS not in origin.unknown
-                    positions = _positions(steps, position)
+                    numbers = np.arange(steps.token_count, dtype=np.int64)
+                    begins = np.where(steps.is_first, numbers, -position)
+                    positions = numbers - np.maximum.accumulate(begins)
                     position = int(positions[-1]) + 1
                     yield _routing(steps, positions, has_requests)
         if not stream.token_count:
@@ -128,13 +130,6 @@ def open_trace(
     model.
     """
     return Trace(tuple(path_texts(paths, "paths")), options_of(options, model))
-
-
-def _positions(steps: Steps, position: int) -> Ints:
-    """Return the positions of tokens in their requests; the first one continues at `position`."""
-    numbers = np.arange(len(steps.request), dtype=np.int64)
-    begins = np.maximum.accumulate(np.where(steps.is_first, numbers, -position))
-    return numbers - begins
 
 
 def _routing(steps: Steps, positions: Ints, has_requests: bool) -> Routing:

@@ -12,6 +12,7 @@ from moepack.common.shape import ExpertKey, ModelShape
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import ExpertCache, Tally
 from moepack.traces.caching.policies import Ranking
+from moepack.traces.expert_places import values_before
 from moepack.traces.hotness.counter import hottest_within
 from moepack.traces.model import Ints
 from moepack.traces.simulation.curves import LruCurves
@@ -273,12 +274,5 @@ def add_next_uses(lookups: Spool, place_count: int, backwards: Spool) -> None:
     """
     following = np.full(place_count, NEVER, np.int64)
     for group in map(Lookups._make, reversed(lookups)):
-        place, step = group.place, group.step
-        order = np.argsort(place, kind="stable")
-        changes = np.diff(place[order]) != 0
-        last, first = order[np.append(changes, True)], order[np.insert(changes, 0, True)]
-        next_step = np.empty(len(place), np.int64)
-        next_step[order[:-1]] = step[order[1:]]
-        next_step[last] = following[place[last]]
-        following[place[first]] = step[first]
-        backwards.add((next_step,))
+        next_steps = values_before(group.step[::-1], group.place[::-1], following)
+        backwards.add((next_steps[::-1],))

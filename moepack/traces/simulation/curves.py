@@ -7,7 +7,7 @@ import numpy as np
 from moepack.common.shape import FamilyShape
 from moepack.traces.caching.cache import Tally
 from moepack.traces.expert_places import lengths_by_layer, padded, values_before
-from moepack.traces.model import Ints, Item, Phase, Tokens, selected
+from moepack.traces.model import Ints, Item, Phase, Tokens, repeated, selected
 from moepack.traces.simulation.lookups import Lookups, LookupStream
 from moepack.traces.simulation.stack import COLD, LruStack
 
@@ -147,16 +147,9 @@ class UniformRouter:
             order = self._random.permutation(int(count[start]))
             experts[start : start + number] = order[:number]
         width = int(self._counts.max())
-        while len(again := _repeated(lookups.step * width + experts)):
+        while len(again := repeated(lookups.step * width + experts)):
             experts[again] = self._random.integers(0, count[again])
         return experts + self._first[lookups.layer]
-
-
-def _repeated(keys: Ints) -> Ints:
-    """Return the indexes of keys that occurred before."""
-    order = np.argsort(keys, kind="stable")
-    repeated: Ints = order[1:][np.diff(keys[order]) == 0]
-    return repeated
 
 
 MOST_TOKENS = 1 << 13

@@ -17,16 +17,21 @@ from moepack.traces.formats import number_text, registry
 from moepack.traces.validation import Checks
 from tests.support.models import first_shard
 from tests.support.shapes import shape_of_counts
-from tests.support.trace_forms import ALL, SMALL, npy, npz, pieces_of, refused
 from tests.support.trace_samples import (
+    ALL,
     DECODE,
     PREFILL,
+    SMALL,
     TEXTS,
     Call,
     Seen,
     Trace,
     flat,
+    npy,
+    npz,
+    pieces_of,
     read,
+    refused,
     shape_of,
 )
 

@@ -15,8 +15,23 @@ from moepack.common.errors import TraceError
 from moepack.traces.formats import registry
 from moepack.traces.hotness import measure as measuring
 from moepack.traces.model import MAX_COUNT
-from tests.support.trace_forms import ALL, FEW, SMALL, npy, npz, pieces_of, refused
-from tests.support.trace_samples import DECODE, TEXTS, Call, Trace, only, read, tokens_of, traces
+from tests.support.trace_samples import (
+    ALL,
+    DECODE,
+    FEW,
+    SMALL,
+    TEXTS,
+    Call,
+    Trace,
+    npy,
+    npz,
+    only,
+    pieces_of,
+    read,
+    refused,
+    tokens_of,
+    traces,
+)
 
 # Nothing in it.
 

@@ -9,8 +9,20 @@ from moepack.common.errors import TraceError
 from moepack.traces.hotness.file import save
 from tests.support.models import FIXTURES
 from tests.support.shapes import shape_of_counts
-from tests.support.trace_forms import ALL, SMALL, pieces_of, refused
-from tests.support.trace_samples import DECODE, TEXTS, Call, Trace, counted, read, seen, shape_of
+from tests.support.trace_samples import (
+    ALL,
+    DECODE,
+    SMALL,
+    TEXTS,
+    Call,
+    Trace,
+    counted,
+    pieces_of,
+    read,
+    refused,
+    seen,
+    shape_of,
+)
 
 BEYOND = "not of the model that the file says it is of"
 WRITTEN = {name: ALL[name].write(SMALL) for name in ALL}
