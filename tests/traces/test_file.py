@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 import xxhash
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conformance import make_traces
 from conformance.make_traces import HEADER, ONE, end_payload, origin_payload, record
@@ -33,7 +31,7 @@ from moepack.traces.validation import Checks
 from tests.support import trace_samples as samples
 from tests.support.amounts import amounts
 from tests.support.models import FIXTURES
-from tests.support.trace_samples import ALL, FEW, PACKINGS, SMALL, flat, pieces_of, read, refused
+from tests.support.trace_samples import SMALL, flat, read, refused
 
 pytestmark = pytest.mark.long
 
@@ -92,22 +90,6 @@ def plain(item: Item) -> Any:
 
 
 PLAIN = [plain(item) for item in ITEMS]
-
-
-@FEW
-@given(trace=samples.traces(), packing=st.sampled_from(PACKINGS), name=st.sampled_from([*ALL]))
-def test_what_is_imported_is_read(trace: Any, packing: str, name: str, tmp_path: Path) -> None:
-    sample, path = ALL[name], tmp_path / "trace"
-    source = tmp_path / "source"
-    source.write_bytes(sample.write(trace))
-    items = list(registry.read(str(source), Checks(str(source))))
-    written = write(path, items)
-    path.write_bytes(samples.packed(written, packing))
-    with pieces_of(50):
-        origins, again, _ = read(path)
-    assert origins == [item for item in items if isinstance(item, Origin)]
-    assert again == flat(items)
-    assert write(path, items) == written
 
 
 def test_the_layout_of_a_file(tmp_path: Path) -> None:

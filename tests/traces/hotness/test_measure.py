@@ -141,15 +141,6 @@ def test_what_a_pack_cannot_state_is_no_hotness(tmp_path: Path) -> None:
         measure_hotness([tokens, token])
 
 
-def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    hotness = measure.load(str(TRACE), SHAPE)
-    path = tmp_path / "hot.csv"
-    path.write_bytes(file.encode(hotness))
-    again = measure.load(str(path), SHAPE)
-    assert again._replace(path=hotness.path) == hotness
-    assert file.encode(again) == path.read_bytes()
-
-
 def test_decode_alone_can_be_counted(tmp_path: Path) -> None:
     path = tmp_path / "route.csv"
     rows = ["0,0,0,0,0,5", "0,0,1,0,0,6", "0,1,0,0,0,7", "0,1,1,0,0,7"]
