@@ -64,12 +64,7 @@ ITEMS: list[Item] = [
 ]
 
 
-def write(
-    path: Path,
-    items: Iterable[Item],
-    append: bool = False,
-    act: Any = id,
-) -> bytes:
+def write(path: Path, items: Iterable[Item], append: bool = False, act: Any = id) -> bytes:
     with Writer(path, append=append) as writer:
         for item in items:
             writer.add(item)

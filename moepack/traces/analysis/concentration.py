@@ -305,10 +305,7 @@ def read_sample(
 
 
 def concentration(
-    paths: AnyTrace,
-    options: ReadOptions = ReadOptions(),
-    *,
-    model: TracedModel | None = None,
+    paths: AnyTrace, options: ReadOptions = ReadOptions(), *, model: TracedModel | None = None
 ) -> Concentration:
     """Judge traces, imatrices and hotness files together.
 

@@ -250,10 +250,7 @@ POLICIES = tuple(_KINDS)
 
 
 def make(
-    policy: str,
-    budget: int,
-    lengths: Mapping[ExpertKey, int],
-    pinned: Iterable[ExpertKey] = (),
+    policy: str, budget: int, lengths: Mapping[ExpertKey, int], pinned: Iterable[ExpertKey] = ()
 ) -> ExpertCache:
     """Make a cache that evicts by `policy`, one of POLICIES.
 

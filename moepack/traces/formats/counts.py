@@ -27,16 +27,7 @@ from moepack.traces.formats.number_text import (
     report,
     texts,
 )
-from moepack.traces.model import (
-    MAX_COUNT,
-    MAX_NUMBER,
-    Counts,
-    Ints,
-    Items,
-    Origin,
-    Phase,
-    Unknown,
-)
+from moepack.traces.model import MAX_COUNT, MAX_NUMBER, Counts, Ints, Items, Origin, Phase, Unknown
 from moepack.traces.validation import Checks, shorts
 
 COLUMNS = ("layer", "expert", "count", "held_out")

@@ -31,11 +31,7 @@ class Caches:
     """
 
     def __init__(
-        self,
-        shape: ModelShape,
-        stream: LookupStream,
-        curves: LruCurves,
-        spool: Spool,
+        self, shape: ModelShape, stream: LookupStream, curves: LruCurves, spool: Spool
     ) -> None:
         self._routed = shape.routed
         self._expert_length = shape.routed_length
@@ -147,8 +143,7 @@ class Caches:
             warm_hit_rate=warm_hit_rate,
             hit_rate=hit_rate,
             bytes_per_token=_ratio(
-                decode.missed_length,
-                self._token_count if token_count is None else token_count,
+                decode.missed_length, self._token_count if token_count is None else token_count
             ),
             read_length=read_length,
         )

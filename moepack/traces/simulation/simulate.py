@@ -17,11 +17,7 @@ from moepack.traces.formats.reading import AnyTrace, TracedModel, TraceFiles, op
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.simulation.caches import BELADY, STATIC, Caches
 from moepack.traces.simulation.curves import LruCurves
-from moepack.traces.simulation.facts import (
-    LEAST_SELECTIONS,
-    CurvePoint,
-    Simulation,
-)
+from moepack.traces.simulation.facts import LEAST_SELECTIONS, CurvePoint, Simulation
 from moepack.traces.simulation.lookups import Lookups, LookupStream, interleaved
 from moepack.traces.spool import Spool, SpooledTrace
 

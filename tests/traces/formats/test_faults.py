@@ -148,10 +148,7 @@ def test_a_trace_of_another_model(name: str, shape: dict[int, int], tmp_path: Pa
         assert all(number in line for number in str(error.found).split()[1::2])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["log", "log without token lines", "call-csv"],
-)
+@pytest.mark.parametrize("name", ["log", "log without token lines", "call-csv"])
 def test_a_wrong_layer_between_others_does_not_cut_a_token(name: str, tmp_path: Path) -> None:
     path = tmp_path / "trace"
     trace: Trace = [[Call(DECODE, [{1: [3], 99: [3], 2: [3]}]), Call(DECODE, [{1: [2], 2: [1]}])]]
