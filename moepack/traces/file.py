@@ -113,8 +113,9 @@ class FileReader:
                     return
                 item = self._item(*record)
             except TraceError as error:
+                if not (error.path and error.place):
+                    error.place = f"{place}: {error.place}" if error.place else place
                 error.path = error.path or self._stream.path
-                error.place = error.place or place
                 raise
             if self.is_whole:
                 return
@@ -136,7 +137,7 @@ class FileReader:
             if self._stream.read(1):
                 place = f"byte {self.position.after(head, None).offset}"
                 hint = "moepack trace import joins trace files"
-                raise TraceError("something follows the end", place=place, hint=hint)
+                raise self._checks.error("something follows the end", place, hint=hint)
             self.is_whole = True
             return None
         item = file_records.decode(kind, payload)

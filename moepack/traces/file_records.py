@@ -5,7 +5,6 @@ Faults are TraceErrors without path and place, which the reader of the file adds
 
 import json
 import struct
-from collections.abc import Mapping
 from enum import IntEnum
 from itertools import accumulate
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
-from moepack.common.fields import parse_strictly
+from moepack.common.fields import Fields, parse_strictly
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.traces.model import (
     MAX_COUNT,
@@ -34,16 +33,6 @@ MAX_ORIGIN_LENGTH = 1 << 20
 _MAX_NAME_LETTERS = 1000
 """Of a written name: an origin with three names and 65,536 layers stays in bounds."""
 _HEAD = struct.Struct("<II")
-_ORIGIN_KEYS = (
-    "format",
-    "name",
-    "family",
-    "unknown",
-    "model",
-    "token_count",
-    "expert_counts",
-    "experts_used",
-)
 
 
 class Kind(IntEnum):
@@ -115,65 +104,49 @@ def _decode_origin(payload: bytes) -> Origin:
         body = parse_strictly(payload)
     except ValueError as error:
         raise wrong(f"not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise wrong("not a JSON object")
-    for key in _ORIGIN_KEYS:
-        if key not in body:
-            raise wrong(f'no "{key}"')
-    if _text(body, "family") != ROUTED_FAMILY:
-        raise wrong("selections of a family that is not known", ROUTED_FAMILY, body["family"])
+    fields = Fields(body, "", "", TraceError)
+    family = fields.typed("family", str)
+    if family != ROUTED_FAMILY:
+        raise wrong("selections of a family that is not known", ROUTED_FAMILY, family)
     recording, expert_count = body.get("recording"), body.get("expert_count")
     is_count = type(expert_count) is int and 1 <= expert_count <= MAX_NUMBER + 1
     return Origin(
-        format=_text(body, "format"),
-        name=_text(body, "name"),
-        unknown=_unknown(body["unknown"]),
-        model=None if body["model"] is None else _text(body, "model"),
-        token_count=_number(body, "token_count", 0, MAX_COUNT),
-        expert_counts=_expert_counts(body["expert_counts"]),
-        experts_used=_number(body, "experts_used", 1, MAX_NUMBER + 1),
+        format=fields.typed("format", str),
+        name=fields.typed("name", str),
+        unknown=_unknown(fields),
+        model=fields.nullable("model", str),
+        token_count=_number(fields, "token_count", 0, MAX_COUNT),
+        expert_counts=_expert_counts(fields),
+        experts_used=_number(fields, "experts_used", 1, MAX_NUMBER + 1),
         recording=recording if isinstance(recording, str) else None,
         expert_count=expert_count if is_count else None,
     )
 
 
-def _text(body: Mapping[str, Any], key: str) -> str:
-    text = body[key]
-    if not isinstance(text, str):
-        raise wrong(f'"{key}" is not text', actual=ascii(text))
-    return text
+def _number(fields: Fields, key: str, least: int, most: int) -> int | None:
+    return None if fields.nullable(key, int) is None else fields.number(key, least, most)
 
 
-def _number(body: Mapping[str, Any], key: str, least: int, most: int) -> int | None:
-    number = body[key]
-    if number is None or (type(number) is int and least <= number <= most):
-        return number
-    raise wrong(f'"{key}" out of bounds', f"{least} to {most}, or null", number)
-
-
-def _unknown(words: Any) -> frozenset[Unknown]:
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise wrong('"unknown" is not a list of words', actual=words)
+def _unknown(fields: Fields) -> frozenset[Unknown]:
+    words = fields.typed("unknown", list)
     for word in words:
-        if word not in set(Unknown) or words.count(word) > 1:
-            raise wrong('"unknown" has a word that is not known, or one twice', actual=word)
+        if not isinstance(word, str) or word not in set(Unknown) or words.count(word) > 1:
+            fields.fail("unknown", "a word that is not known, or one twice", actual=word)
     return frozenset(map(Unknown, words))
 
 
-def _expert_counts(body: Any) -> dict[int, int] | None:
+def _expert_counts(fields: Fields) -> dict[int, int] | None:
+    body = fields.nullable("expert_counts", dict)
     if body is None:
         return None
-    if not isinstance(body, dict) or not body:
-        raise wrong('"expert_counts" has no layers', actual=body)
-    for layer, count in body.items():
-        if not (layer.isascii() and layer.isdecimal() and len(layer) <= 5) or (
-            str(int(layer)) != layer or int(layer) > MAX_NUMBER
-        ):
-            raise wrong('"expert_counts" has a layer that is none', f"0 to {MAX_NUMBER}", layer)
-        if type(count) is not int or not 1 <= count <= MAX_NUMBER + 1:
-            expected = f"1 to {MAX_NUMBER + 1}"
-            raise wrong(f'"expert_counts" of layer {layer} out of bounds', expected, count)
-    return {int(layer): count for layer, count in body.items()}
+    if not body:
+        fields.fail("expert_counts", "no layers")
+    counts = Fields(body, "expert_counts", "", TraceError)
+    for layer in body:
+        is_number = layer.isascii() and layer.isdecimal() and len(layer) <= 5
+        if not is_number or str(int(layer)) != layer or int(layer) > MAX_NUMBER:
+            counts.fail(layer[:40], "a layer that is none", f"0 to {MAX_NUMBER}")
+    return {int(layer): counts.number(layer, 1, MAX_NUMBER + 1) for layer in body}
 
 
 def _decode_tokens(payload: bytes) -> Tokens:
