@@ -5,7 +5,6 @@ The index has the position of each byte of a shard in the pack, so nothing of GG
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
@@ -23,14 +22,12 @@ from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import ShardMap, map_shards
+from moepack.pack.verifying.shard_sha256 import sha256_of
 from moepack.packing.in_place.in_place import restore_in_place, settle
 from moepack.packing.in_place.unfinished import is_unfinished, is_whole_pack
 from moepack.storage.atomic import make_folder, refuse_existing
 from moepack.storage.extents import Extent, NewFile
-from moepack.storage.regular_file import open_regular
 from moepack.storage.whole_files import WholeFilesResult, write_whole_files
-
-_PIECE_LENGTH = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,17 +227,13 @@ def _check_sha256(entry: ShardEntry, path: Path) -> None:
     if entry.sha256 is not None:
         checks.append(("the restored shard", entry.sha256, entry.length))
     for name, expected, length in checks:
-        sha256 = hashlib.sha256()
-        with open(path, "rb", buffering=0, opener=open_regular) as file:
-            while piece := file.read(min(length, _PIECE_LENGTH)):
-                sha256.update(piece)
-                length -= len(piece)
-        if sha256.hexdigest() != expected:
+        sha256 = sha256_of(os.fspath(path), length)
+        if sha256 != expected:
             raise PackError(
                 f"{name} does not have the SHA-256 of the source",
                 path=path,
                 expected=expected,
-                found=sha256.hexdigest(),
+                found=sha256,
                 hint="every part is as it was packed: the source was already damaged, or its stated"
                 f" SHA-256 was wrong; the shard is kept as {path.name}",
             )

@@ -257,8 +257,11 @@ class Scene:
         target = self.prepare(folder / "recorded")
         self.calls = machine_faults.record(target, *self.arguments)
         assert is_whole(target, model)
-        first = next(n for n, call in enumerate(self.calls) if is_data_file(call.file))
-        self.shots = machine_faults.shots(self.calls)[: None if resumed else first]
+        shots = machine_faults.shots(self.calls)
+        first = next(
+            n for n, shot in enumerate(shots) if is_data_file(self.calls[shot.number].file)
+        )
+        self.shots = shots[: None if resumed else first]
         assert len(self.shots) > 4
 
     def prepare(self, folder: Path) -> Path:
@@ -330,6 +333,9 @@ def test_a_call_that_fails_once_leaves_no_pack_and_resumes(
 
     def fail(shot: Shot) -> None:
         target, outcome = scene.hit(shot, "error=EIO", tmp_path)
+        if shot.name == "openat" and shot.files[0] in scene.finished:  # written anew, elsewhere
+            assert (outcome.returncode, is_whole(target, scene.model)) == (0, True)
+            return
         assert outcome.returncode == 6, (shot, outcome)
         committed = any(call.to == MANIFEST for call in scene.calls[: shot.number])
         hint = "moepack verify" if committed else scene.hint_after(shot, target)
@@ -337,7 +343,7 @@ def test_a_call_that_fails_once_leaves_no_pack_and_resumes(
         assert says(outcome.stderr, error, hint), shot
         assert (target / MANIFEST).exists() == committed, shot
         if target.exists() and not scene.finished and shot.name != "flock":
-            assert contents(target).keys() & set(scene.model.data_files), shot
+            assert tree(target).keys() & set(scene.model.data_files), shot
         scene.check_resumes(target)
 
     in_pairs(fail, scene.shots[::step])
@@ -383,6 +389,7 @@ def test_nothing_is_promised_before_it_is_synced(
     target = tmp_path / "pack"
     disk = Disk(target)
     calls = machine_faults.record(target, "pack", small.source, "--threads", threads)
+    calls = [call for call in calls if call.result >= 0]
     promised: list[str] = []
     beside = left_beside(small.data_files)
     for call in calls:

@@ -122,11 +122,12 @@ def needs_strace() -> pytest.MarkDecorator:
 def record(target: Path, *arguments: str | Path) -> list[Call]:
     """Run a command to its good end; list its calls on the files in `target`, in order.
 
-    A call stands where it ended. What it did not do well (an `mkdir` that finds the directory) is
-    left out.
+    A call stands where it ended. One that failed (an `mkdir` that finds the directory) has a
+    negative result: it changed nothing, but strace counts it.
     """
     log = target.parent / "strace.log"
-    options = ["-z", "-y", "-s", "256", "-o", str(log), "-e", f"trace={_any_of(TRACED.split())}"]
+    options = ["-e", "status=successful,failed", "-y", "-s", "256", "-o", str(log)]
+    options += ["-e", f"trace={_any_of(TRACED.split())}"]
     outcome = run_command(*_traced_command(options, target, arguments))
     assert outcome.returncode == 0, outcome.stderr
     calls = []
@@ -189,7 +190,7 @@ def _signal(process: int, number: signal.Signals) -> None:
 
 
 def shots(calls: Sequence[Call]) -> list[Shot]:
-    """Return for each of `calls` the shot that hits just this one.
+    """Return for each of `calls` that did not fail the shot that hits just this one.
 
     strace counts each thread's calls on their own, so a place that one count of calls on one file
     would miss is aimed at by a count over all files.
@@ -197,6 +198,8 @@ def shots(calls: Sequence[Call]) -> list[Shot]:
     everything = tuple(dict.fromkeys(call.file for call in calls))
     aimed = []
     for number, call in enumerate(calls):
+        if call.result < 0:
+            continue
         for files in ((call.file,), everything):
             when = _counts(calls, call.name, files)[number]
             if _counts(calls, call.name, files).index(when) == number:
@@ -259,6 +262,8 @@ class Disk:
     def see(self, call: Call) -> None:
         file = call.file
         self.call_count += 1
+        if call.result < 0:
+            return
         if call.name == "fsync" and file in self.folders:
             self._sync_folder(file)
         elif call.name == "fsync":

@@ -166,6 +166,7 @@ class OwnFolder(SharedFolder):
         except BaseException:
             self._remove_if_new()
             raise
+        sync_directory(self.path)  # records without the lock are those of several writers
         _remove_tree(self._scratch)  # of a killed process
 
     def create(self, name: str, data: bytes) -> bool:

@@ -75,27 +75,28 @@ class UnfinishedPack:
 
         Without `resume`, raises RequestError if a pack of the same input was begun there.
         """
-        self._check_input(resume)
-        self._is_begun = True
-
-    def _check_input(self, resume: bool) -> None:
         target = self._target
         check_existing(target, resume=resume)
         target.make()
         if manifest.NAME in target.names():  # committed by another just now
             raise RequestError("a whole pack is here already", path=target.path)
         data = target.read(INPUT_NAME, MAX_LENGTH)
-        if data is None and target.create(INPUT_NAME, seal(self._identity)):
-            return
-        begun_with = unseal(data or target.read(INPUT_NAME, MAX_LENGTH) or b"")
-        if begun_with is None:  # it was damaged: each record says which input it is of
-            target.put(INPUT_NAME, seal(self._identity))
-            return
-        changed = [key for key in self._identity if begun_with.get(key) != self._identity[key]]
+        if data is None:
+            self._is_begun = True
+            if target.create(INPUT_NAME, seal(self._identity)):
+                return
+            data = target.read(INPUT_NAME, MAX_LENGTH)
+        begun_with = unseal(data or b"")
+        changed = begun_with and [
+            key for key in self._identity if begun_with.get(key) != self._identity[key]
+        ]
         if changed:
             problem = "the interrupted pack was made from other input: not the same "
             hint = "remove the directory and pack again, or restore the input"
             raise RequestError(problem + ", ".join(changed), path=target.path, hint=hint)
+        self._is_begun = True
+        if begun_with is None:  # it was damaged: each record says which input it is of
+            target.put(INPUT_NAME, seal(self._identity))
 
     def missing(self, names: Collection[str] | None = None) -> list[str]:
         """Return those of `names`, by default of all data files, that are not finished."""
