@@ -130,7 +130,7 @@ class Index(DensePart):
         if start + length > self._blob_ends[file]:
             if self.files[file].is_shard:
                 self._fail(f"blob {number}", "a blob in a shard", "a data file", f"file {file}")
-            self._fail_past_end(f"blob {number}", file, start, length)
+            self._fail_past_end(f"blob {number}", self.files[file], start, length)
         return record
 
     def part(self, number: int, kind: PartKind) -> tuple[int, int, int, int, int]:
@@ -163,7 +163,8 @@ class Index(DensePart):
             problem, expected = "stored_length is not the part's length", f"{kind.length:,} bytes"
             self._fail_part(number, kind, problem, expected, f"{stored_length:,}")
         if start + stored_length > self.files[file].length:
-            self._fail_past_end(_part_place(number, kind), file, start, stored_length)
+            place = _part_place(number, kind)
+            self._fail_past_end(place, self.files[file], start, stored_length)
 
     def _fail_part(
         self, number: int, kind: PartKind, problem: str, expected: object, actual: object
@@ -228,14 +229,11 @@ class Index(DensePart):
         if not 1 <= count <= records.MAX_SECTIONS:
             expected = f"1 to {records.MAX_SECTIONS}"
             self._fail("section_count", "out of bounds", expected, f"{count:,}")
-        for name, length, least in (
-            ("header_length", header.header_length, records.HEADER.size),
-            (
-                "section_record_length",
-                header.section_record_length,
-                records.SECTION.size,
-            ),
+        for name, least in (
+            ("header_length", records.HEADER.size),
+            ("section_record_length", records.SECTION.size),
         ):
+            length = getattr(header, name)
             if not least <= length <= records.MAX_RECORD_LENGTH or length % 8:
                 expected = f"{least} to {records.MAX_RECORD_LENGTH:,}, a multiple of 8"
                 self._fail(name, "wrong length", expected, f"{length:,}")
@@ -260,11 +258,6 @@ class Index(DensePart):
     def _fail_unaligned(self, place: str, field: str, alignment: int, value: int) -> NoReturn:
         expected = f"a multiple of {alignment:,}"
         self._fail(place, f"{field} not aligned", expected, f"{value:,}")
-
-    def _fail_past_end(self, place: str, number: int, offset: int, length: int) -> NoReturn:
-        file = self.files[number]
-        extent = f"bytes {offset:,} to {offset + length:,}"
-        self._fail(place, f"ends past the end of {file.name}", f"<= {file.length:,}", extent)
 
 
 def _part_place(number: int, kind: PartKind) -> str:

@@ -291,11 +291,8 @@ def _decode_manifest(data: bytes, path: Path) -> manifest.Manifest:
     """Decode a manifest. Raises PackError if a bit of it has changed."""
     described = manifest.decode(data, str(path))
     if not described.digest_matches:
-        raise PackError(
-            "the manifest is damaged: its own digest differs",
-            path=path,
-            hint="run `moepack verify` on the pack",
-        )
+        problem = "the manifest is damaged: its own digest differs"
+        raise PackError(problem, path=path, hint="run `moepack verify` on the pack")
     return described
 
 

@@ -68,13 +68,11 @@ class Mappings:
         mapped = self._files[path]
         file_length = os.path.getsize(path) if mapped is None else len(mapped)
         if offset + length > file_length:
+            problem, expected = "the file ends too early", f"{offset + length:,} bytes or more"
+            hint = "it was cut or replaced: run `moepack verify` on the pack"
+            actual = f"{file_length:,}"
             raise PackError(
-                "the file ends too early",
-                path=path,
-                place=place,
-                expected=f"{offset + length:,} bytes or more",
-                found=f"{file_length:,}",
-                hint="it was cut or replaced: run `moepack verify` on the pack",
+                problem, path=path, place=place, expected=expected, found=actual, hint=hint
             )
         if mapped is None:
             return np.frombuffer(_read(path, offset, length, place), np.uint8)
@@ -130,9 +128,7 @@ def _values(array: Array, type_id: int, type_name: str, place: str) -> NDArray[n
     try:
         values: NDArray[np.float32] = dequantize(array, GGMLQuantizationType(type_id))
     except (ValueError, NotImplementedError):
-        raise RequestError(
-            f"gguf-py has no values of type {type_name}",
-            place=place,
-            hint="without `dequantize` you get its raw bytes",
-        ) from None
+        problem = f"gguf-py has no values of type {type_name}"
+        hint = "without `dequantize` you get its raw bytes"
+        raise RequestError(problem, place=place, hint=hint) from None
     return values
