@@ -164,11 +164,6 @@ class RoutingSample:
         self._lru.add(item)
 
     @property
-    def has_tokens(self) -> bool:
-        """Whether selections of single tokens are among them, not only counts."""
-        return bool(self._everything.steps.token_count)
-
-    @property
     def _counter(self) -> SelectionCounter:
         return self._decode if self._decode.selection_count else self._everything
 

@@ -105,7 +105,8 @@ class Caches:
 
     def _static(self, budgets: Sequence[int]) -> Iterator[CacheFacts]:
         """Yield the hits of the hottest experts of the first half of decoding, on the second."""
-        half, lengths = self._token_count // 2, self._lengths
+        half = self._token_count // 2
+        lengths = np.array([self._key_lengths.get(key, 0) for key in self._keys], np.int64)
         learned, measured = _decode_halves(self._spool, len(lengths), half)
         for budget in budgets:
             is_hot = hottest_within(learned, lengths, budget)
@@ -163,11 +164,6 @@ class Caches:
             for layer, family in self._routed.items()
             for expert in range(family.expert_count)
         }
-
-    @cached_property
-    def _lengths(self) -> Ints:
-        """The bytes of experts by place; 0 without an expert."""
-        return np.array([self._key_lengths.get(key, 0) for key in self._keys], np.int64)
 
 
 def _decode_halves(spool: Spool, place_count: int, half: int) -> tuple[Ints, Ints]:
