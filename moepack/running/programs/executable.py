@@ -9,7 +9,6 @@ import re
 import shlex
 import stat
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,12 +37,12 @@ class CommandError(RequestError):
         self.exit_code = exit_code
 
 
-def find_executable(command: str, environment: Mapping[str, str] = os.environ) -> Path:
+def find_executable(command: str) -> Path:
     """Return the path of the executable that a shell would start for a command's first word.
 
     Raises CommandError.
     """
-    folders = environment.get("PATH", os.defpath).split(os.pathsep) if command else []
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep) if command else []
     is_path = "/" in command
     candidates = [Path(command)] if is_path else [Path(one or ".", command) for one in folders]
     existing = [path for path in candidates if os.path.lexists(path)]
@@ -65,7 +64,7 @@ def find_executable(command: str, environment: Mapping[str, str] = os.environ) -
     raise CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint)
 
 
-def check_executable(path: Path, environment: Mapping[str, str] = os.environ) -> None:
+def check_executable(path: Path) -> None:
     """Raise CommandError if no library can be loaded into the program at `path`.
 
     A script's interpreter is checked in its place, `env` and what it starts included.
@@ -83,24 +82,24 @@ def check_executable(path: Path, environment: Mapping[str, str] = os.environ) ->
                     return
         except OSError:  # a program may be executable and not readable
             return
-        interpreter = _interpreter(start, path, environment)
+        interpreter = _interpreter(start, path)
         if interpreter is None:
             return
         path = interpreter
 
 
-def _interpreter(start: bytes, script: Path, environment: Mapping[str, str]) -> Path | None:
+def _interpreter(start: bytes, script: Path) -> Path | None:
     name, _, rest = os.fsdecode(start[2:].split(b"\n")[0]).strip(" \t\r\0").partition(" ")
     if not name:
         return None
     try:
-        interpreter = find_executable(name if "/" in name else f"./{name}", environment)
+        interpreter = find_executable(name if "/" in name else f"./{name}")
         if interpreter.name != "env":
             return interpreter
         with interpreter.open("rb") as file:
             _check_binary(interpreter, file)
         word = _started_by_env(rest.strip())
-        return find_executable(word, environment) if word else None
+        return find_executable(word) if word else None
     except CommandError as error:
         problem = f"its first line names a missing interpreter: {error}"
         raise CommandError(
