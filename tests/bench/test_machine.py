@@ -1,5 +1,6 @@
 """A machine, measured: what is read, from where, and what is said of it."""
 
+import itertools
 import math
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from moepack.bench.machine import (
     LENGTHS,
     ROUNDS,
     find_reads,
+    measure_bandwidth,
     measure_machine,
     most_read_lengths,
 )
@@ -229,16 +231,40 @@ def test_a_spread_is_worth_a_word() -> None:
     steady = Figure(1.2e9, "measured", 1e9, 1.5e9)
     unsteady = Figure(1.2e9, "measured", 1e9, 2.5e9)
     reads = [ReadSpeed(4096, depth, steady) for depth in (1, 2, 4)]
-    assert measuring._drive_notes(Drive(None, None, tuple(reads))) == []
+    assert list(measuring._notes(Drive(None, None, tuple(reads)), steady)) == []
     reads.append(ReadSpeed(4096, 8, unsteady))
-    assert measuring._drive_notes(Drive(None, None, tuple(reads))) == [
+    assert list(measuring._notes(Drive(None, None, tuple(reads)), unsteady)) == [
         "the drive is shared or throttled: the same reads took up to 2.5 times as long as before "
-        "(more than 1.5 times for 1 of 4 kinds of reads)"
+        "(more than 1.5 times for 1 of 4 kinds of reads)",
+        "the memory is busy: reading it took up to 2.5 times as long as before",
     ]
-    assert measuring._memory_notes(steady) == []
-    assert measuring._memory_notes(unsteady) == [
-        "the memory is busy: reading it took up to 2.5 times as long as before"
-    ]
-    assert measuring._memory_notes(None) == [
+    assert list(measuring._notes(None, None)) == [
         "the bandwidth of memory was not measured: too little memory is free"
     ]
+
+
+def test_a_round_is_all_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which each round takes 10 ms."""
+    monkeypatch.setattr(measuring, "buffer_length", lambda *_: 4 * MIB)
+    monkeypatch.setattr(measuring, "cpu_count", lambda: 2)
+    ticks = itertools.count()
+    rounds: list[None] = []
+    figure = measure_bandwidth(
+        0.5, clock=lambda: next(ticks) / 100, progress=lambda: rounds.append(None)
+    )
+    speed = 400 * MIB
+    assert figure == Figure(speed, "measured", speed, speed)
+    assert len(rounds) >= 3 + 3 + 5
+    assert 50 <= next(ticks) <= 55, "until the time is over"
+
+
+def test_without_memory_there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "available_memory", lambda: 100 * MIB)
+    assert measure_bandwidth(0) is None
+
+
+def test_the_memory_of_this_machine_is_slower_than_its_caches_and_faster_than_drives() -> None:
+    figure = measure_bandwidth(0)
+    if figure is None:
+        pytest.skip("there is too little memory here")
+    assert 0.5e9 < (figure.lowest or 0) <= figure.value <= (figure.highest or 0) < 20e12

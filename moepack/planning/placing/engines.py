@@ -14,9 +14,15 @@ from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_words
 from moepack.common.sizes import size_text
 from moepack.planning.placing.facts import DeviceFacts, OptionFacts, PinFacts, PlacementFacts
-from moepack.planning.placing.offload import Offload, filled, missing_length, offload, pattern
+from moepack.planning.placing.offload import (
+    Offload,
+    PlacementRequest,
+    filled,
+    missing_length,
+    offload,
+    pattern,
+)
 from moepack.planning.placing.pins import pins_by_hotness, pins_by_trace
-from moepack.planning.placing.request import PlacementRequest
 from moepack.traces.analysis.concentration import Concentration
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.spool import SpooledTrace
