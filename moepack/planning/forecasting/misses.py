@@ -96,12 +96,9 @@ def cache_misses(
 
 
 def by_trace(
-    trace: SpooledTrace,
-    budgets: Sequence[int],
-    batch_count: int | None,
-    layers: Collection[int] | None = None,
+    trace: SpooledTrace, budgets: Sequence[int], batch_count: int | None, layers: Collection[int]
 ) -> dict[int, Misses]:
-    """Return LRU's misses on a trace at each budget, in some layers or in all.
+    """Return LRU's misses on a trace at each budget, in some layers.
 
     Raises what `simulate` raises, and TraceError for a trace of another model.
     """
@@ -141,16 +138,13 @@ def check_working_set(shape: ModelShape, working_set: WorkingSet) -> None:
         )
 
 
-def check_trace(
-    facts: Simulation, trace: SpooledTrace, layers: Collection[int] | None = None
-) -> None:
-    """Raise TraceError if a token uses far less of `layers`, or of all, than one of the model does.
+def check_trace(facts: Simulation, trace: SpooledTrace, layers: Collection[int]) -> None:
+    """Raise TraceError if a token uses far less of `layers` than one of the model does.
 
     Then layers are missing: it is another model's. Fewer experts a token are a setting of engines.
     """
     assert trace.shape is not None, "it was read for a model"
-    shape = trace.shape.without_mtp()
-    families = (shape if layers is None else shape.of_layers(layers)).routed.values()
+    families = trace.shape.without_mtp().of_layers(layers).routed.values()
     used = [family.expert_length * (family.experts_used or 0) for family in families]
     step = facts.step_length
     if used and all(used) and step is not None and step < _LEAST_SHARE * sum(used):

@@ -47,7 +47,7 @@ def test_of_a_trace_it_is_what_a_simulation_says(
 ) -> None:
     budgets = [1 << 20, 300_000, 524_288, 300_000, 2 << 20]
     with read_trace(TRACE, model=shape) as trace:
-        misses = by_trace(trace, budgets, batch_count)
+        misses = by_trace(trace, budgets, batch_count, (0, 1))
     assert set(misses) == set(budgets)
     for budget, one in misses.items():
         (alone,) = simulate(
@@ -68,7 +68,7 @@ def test_a_trace_of_a_prompt_alone_says_nothing(shape: ModelShape, tmp_path: Pat
         read_trace(prompt, model=shape) as trace,
         pytest.raises(RequestError, match="the trace has no decoded token") as caught,
     ):
-        by_trace(trace, [1 << 20], None)
+        by_trace(trace, [1 << 20], None, (0, 1))
     assert caught.value.path == str(prompt)
 
 
@@ -123,7 +123,7 @@ def test_a_trace_of_a_model_with_fewer_layers_is_refused(shape: ModelShape) -> N
         read_trace(TRACE, model=ModelShape(larger)) as trace,
         pytest.raises(TraceError, match="far less of the experts than those of this model"),
     ):
-        by_trace(trace, [1 << 21], None)
+        by_trace(trace, [1 << 21], None, range(22))
 
 
 @pytest.mark.parametrize(
