@@ -107,15 +107,6 @@ class Gap(NamedTuple):
     end: int
 
 
-class Place(NamedTuple):
-    """A range of bytes, which overlaps no other in a sound pack; messages call it `noun`."""
-
-    start: int
-    end: int
-    noun: str
-    where: Where
-
-
 def cut(segments: Sequence[Segment], length: int) -> tuple[list[Segment], int]:
     """Return the parts of segments in a file of `length` bytes, and the end of the whole ranges.
 
@@ -152,16 +143,19 @@ def _joined(file: int, start: int, end: int, segments: Sequence[Segment]) -> Seg
     return Segment(file, start, end, tuple(ranges))
 
 
-def overlaps(places: Iterable[Place]) -> Iterator[tuple[Place, Place]]:
-    """Yield each range that overlaps an earlier one, with that one.
+def overlaps(
+    ranges: Iterable[CheckedRange], start: Callable[[CheckedRange], int]
+) -> Iterator[tuple[CheckedRange, CheckedRange]]:
+    """Yield each range that overlaps an earlier one, with that one, by their `start`.
 
     Of two that start at the same byte, the longer one comes before.
     """
-    reached: Place | None = None
-    for place in sorted(places, key=lambda place: (place.start, -place.end)):
-        if place.start == place.end:
+    reached: CheckedRange | None = None
+    end = 0
+    for one in sorted(ranges, key=lambda one: (start(one), -one.length)):
+        if not one.length:
             continue
-        if reached is not None and place.start < reached.end:
-            yield place, reached
-        if reached is None or place.end > reached.end:
-            reached = place
+        if reached is not None and start(one) < end:
+            yield one, reached
+        if reached is None or start(one) + one.length > end:
+            reached, end = one, start(one) + one.length

@@ -57,12 +57,13 @@ class SourceComparison:
                 yield Gap(number, start, min(end, shard.length))
 
     def source_of(
-        self, file: int, length: int, origin: tuple[int, int] | None, where: Where
+        self, file: int, length: int, shard: int | None, offset: int, where: Where
     ) -> tuple[int, int] | None:
         """Return shard and offset of the bytes to compare a range with, None for none.
 
-        An `origin` in the index that is not the range's place in the source is a finding.
+        If it did not come from there, by `shard` and `offset` in the index, that is a finding.
         """
+        origin = None if shard is None else (shard, offset)
         place = self._place(length, origin, where)
         if place is None:
             return None

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 from moepack.common.errors import PackError
 from moepack.common.sizes import count_text, ranges_text
@@ -14,7 +15,6 @@ from moepack.pack.verifying.block_sizes import BLOCK_SIZES, stated_length
 from moepack.pack.verifying.checked_pack import (
     CheckedPack,
     CheckedRange,
-    Place,
     Segment,
     Where,
     overlaps,
@@ -46,13 +46,13 @@ class _Inventory:
     def __init__(self, pack: CheckedPack, comparison: SourceComparison | None) -> None:
         self.pack = pack
         self.index = pack.index
-        self.comparison = comparison
+        self.source_of = _no_source if comparison is None else comparison.source_of
         self.headers = {
             (number, 0, entry.header_length): entry.header_sha256
             for number, entry in enumerate(pack.manifest.source.shards)
         }
         self.files: list[list[Segment]] = [[] for _ in self.index.files]
-        self.places: list[list[Place]] = [[] for _ in self.index.files]
+        self.places: list[list[CheckedRange]] = [[] for _ in self.index.files]
         self.alignments = [1] * len(self.index.files)
         self.names: set[str] = set()
         self.has_strong = bool(self.index.directory["strong_digests"].record_count)
@@ -115,7 +115,8 @@ class _Inventory:
                 self.files[part.file].append(_segment(number, part))
         if blob.length:
             end = blob.offset + blob.length
-            self.places[blob.file].append(Place(blob.offset, end, "blob", where))
+            place = (blob.file, blob.offset, blob.length, "blob", where)
+            self.places[blob.file].append(CheckedRange(*place, None, None, None, 0, None))
             self.align(blob.file, self.index.header.blob_alignment)
             inside.sort(key=lambda part: part.offset)
             self.files[blob.file].append(
@@ -146,20 +147,12 @@ class _Inventory:
                 strong=self.strong(number),
                 shard=shard,
                 shard_offset=shard_offset,
-                source=self.source(file, length, shard, shard_offset, where),
+                source=self.source_of(file, length, shard, shard_offset, where),
             )
 
     def strong(self, number: int) -> bytes | None:
         # The section need not be looked up for each of millions of parts.
         return self.index.strong_digest(number) if self.has_strong else None
-
-    def source(
-        self, file: int, length: int, shard: int | None, shard_offset: int, where: Where
-    ) -> tuple[int, int] | None:
-        if self.comparison is None:
-            return None
-        origin = None if shard is None else (shard, shard_offset)
-        return self.comparison.source_of(file, length, origin, where)
 
     def is_inside(self, part: CheckedRange, blob: BlobRecord, before: CheckedRange | None) -> bool:
         """Check where a part lies in its blob; `before` is the part before it."""
@@ -224,7 +217,7 @@ class _Inventory:
             strong=self.strong(number_of_all),
             shard=shard,
             shard_offset=shard_offset,
-            source=self.source(record.file, record.length, shard, shard_offset, where),
+            source=self.source_of(record.file, record.length, shard, shard_offset, where),
             sha256=sha256,
         )
         self.add(number, checked)
@@ -233,8 +226,7 @@ class _Inventory:
     def add(self, number: int | None, checked: CheckedRange) -> None:
         """Add a range that is a segment by itself: nothing else may lie there."""
         self.files[checked.file].append(_segment(number, checked))
-        place = Place(checked.offset, checked.end, checked.noun, checked.where)
-        self.places[checked.file].append(place)
+        self.places[checked.file].append(checked)
 
     def align(self, file: int, alignment: int) -> None:
         """Raise the alignment that the length of a file must have."""
@@ -273,10 +265,10 @@ class _Inventory:
     def check_files(self) -> None:
         """Check that nothing overlaps anything, and that the lengths of files are aligned."""
         for number, file in enumerate(self.index.files):
-            for place, other in overlaps(self.places[number]):
+            for place, other in overlaps(self.places[number], attrgetter("offset")):
                 article = "another" if place.noun == other.noun else f"a {other.noun}"
                 message = f"the {place.noun} overlaps {article}, which ends at byte {other.end:,}"
-                self.find(message, file=file.name, offset=place.start, **place.where)
+                self.find(message, file=file.name, offset=place.offset, **place.where)
             alignment = self.alignments[number]
             if not file.is_shard and file.length % alignment:
                 message = f"its length is not aligned: {file.length:,} is no multiple of "
@@ -294,40 +286,40 @@ def check_origins(pack: CheckedPack, files: Iterable[Iterable[Segment]]) -> None
     compared with the source itself elsewhere.
     """
     shards, findings = pack.manifest.source.shards, pack.findings
-    places: list[list[Place]] = [[] for _ in shards]
+    places: list[list[CheckedRange]] = [[] for _ in shards]
     shards_of_file: dict[int, set[int]] = defaultdict(set)
     for one in (one for segments in files for segment in segments for one in segment.ranges):
         if one.shard is None:
             continue
-        shard, start = one.shard, one.shard_offset
-        place = Place(start, start + one.length, one.noun, one.where or pack.index_file)
+        shard, start, end = one.shard, one.shard_offset, one.shard_offset + one.length
         lies_in_shard = pack.index.files[one.file].is_shard
         if lies_in_shard:
             shards_of_file[one.file].add(shard)
         if shard >= len(shards):
             message = f"it came from shard {shard:,}, the manifest lists {len(shards):,}"
-        elif place.end > shards[shard].length:
-            message = f"it came from bytes {start:,} to {place.end:,} of {shards[shard].name}, "
+        elif end > shards[shard].length:
+            message = f"it came from bytes {start:,} to {end:,} of {shards[shard].name}, "
             message += f"which is {shards[shard].length:,} bytes long"
         else:
-            places[shard].append(place)
+            places[shard].append(one)
             if not lies_in_shard or one.offset == start:
                 continue
             message = f"it lies at byte {one.offset:,} of a shard, and came from byte {start:,}"
-        findings.add("origin", message, **place.where)
+        findings.add("origin", message, **(one.where or pack.index_file))
     for file, numbers in shards_of_file.items():
         _check_shard_file(pack, file, sorted(numbers))
     # A header's record may be the one that is unreadable.
     has_others = len(pack.shard_ranges) == pack.index.shard_range_count
     has_headers = has_others and "shard_bytes" in pack.index.directory.sections
     for entry, of_shard in zip(shards, places, strict=True):
-        if has_headers and (0, entry.header_length) not in {place[:2] for place in of_shard}:
+        headers = (one.length for one in of_shard if not one.shard_offset)
+        if has_headers and entry.header_length not in headers:
             message = f"its header, bytes 0 to {entry.header_length:,}, is not in the pack"
             findings.add("missing", message, file=entry.name)
-        for place, other in overlaps(of_shard):
-            message = f"it came from byte {place.start:,} of {entry.name}, as a {other.noun} did "
-            message += f"that ends at byte {other.end:,}"
-            findings.add("origin", message, **place.where)
+        for one, other in overlaps(of_shard, attrgetter("shard_offset")):
+            message = f"it came from byte {one.shard_offset:,} of {entry.name}, as a {other.noun} "
+            message += f"did that ends at byte {other.shard_offset + other.length:,}"
+            findings.add("origin", message, **(one.where or pack.index_file))
 
 
 def _check_shard_file(pack: CheckedPack, number: int, shards: list[int]) -> None:
@@ -341,3 +333,7 @@ def _check_shard_file(pack: CheckedPack, number: int, shards: list[int]) -> None
         message = f"it says that {entry.name} is {entry.length:,} bytes long, the index has it as "
         message += f"{file.name} of {file.length:,}"
         pack.findings.add("manifest", message, file=manifest.NAME)
+
+
+def _no_source(*_range: object) -> None:
+    return None

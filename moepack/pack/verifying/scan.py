@@ -230,7 +230,8 @@ class _Worker:
             if sha256 is not None:
                 sha256.update(piece)
             # One finding of each kind is enough.
-            comparisons = [is_equal for is_equal in comparisons if is_equal(checked, at, length)]
+            if comparisons:
+                comparisons = [one for one in comparisons if one(checked, at, length)]
         if computed is not None and computed.intdigest() != checked.digest:
             assert checked.digest is not None
             message = f"its digest is {digest.to_text(computed.intdigest())}, "
