@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from moepack.common import digest
 from moepack.common.sizes import align
-from moepack.pack.opening.source_header import read_first_header
+from moepack.pack.opening.open_model import read_first_header
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import check_whole, part_extent, tensor_extent
 from moepack.storage.extents import Extent, NewFile

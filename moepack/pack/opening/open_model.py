@@ -1,7 +1,8 @@
-"""A model by its path: a pack, or the shards of a GGUF as they lie, with an index in memory."""
+"""A model by its path: a pack, or the shards of a GGUF as they lie, and the headers of both."""
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -9,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moepack.common.errors import SourceError, read_failure
+from moepack.common import digest
+from moepack.common.errors import PackError, SourceError, read_failure
 from moepack.common.escaping import shell_word
 from moepack.common.paths import PathOrPaths, is_remote, path_list, path_texts
 from moepack.common.phases import Progress, advancing
@@ -20,11 +22,15 @@ from moepack.pack.format.index_encoder import DigestsByOffset, encode_over_shard
 from moepack.pack.format.tables import DataFile
 from moepack.pack.opening.source_identity import describe_shards, describe_source
 from moepack.pack.reading.directory import named_pack
+from moepack.pack.reading.expert_read import digest_error
 from moepack.pack.reading.pack import Pack
+from moepack.source import gguf_header
 from moepack.source.dense import ShardRange, find_dense
 from moepack.source.experts import Experts, find_experts, shape_of
+from moepack.source.gguf_header import GgufHeader
 from moepack.source.shards import Source, open_source
 from moepack.storage.extents import Extent, digests_of
+from moepack.storage.inputs import Inputs
 from moepack.storage.thread_pool import run_each
 from moepack.version import TOOL
 
@@ -72,6 +78,42 @@ def pack_or_source(model: Model) -> Iterator[Pack | Source]:
     else:
         with Pack(path) as pack:
             yield pack
+
+
+def read_first_header(pack: Pack) -> tuple[memoryview, GgufHeader]:
+    """Return the first shard's header, which has the metadata: its bytes, and decoded.
+
+    Raises PackError if it is missing or damaged.
+    """
+    return _read_header(pack, 0)
+
+
+def read_source(pack: Pack) -> Source:
+    """Return the source of a whole pack: as it was opened, or by the headers of all its shards.
+
+    The paths in it are of files in the pack. Raises PackError if one is missing or damaged.
+    """
+    if pack.source is not None:
+        return pack.source
+    shards = range(len(pack.manifest.source.shards))
+    return Source(tuple(_read_header(pack, shard)[1] for shard in shards))
+
+
+def _read_header(pack: Pack, shard: int) -> tuple[memoryview, GgufHeader]:
+    ranges = pack.index.shard_bytes()
+    header = next((one for one in ranges if one.shard == shard and not one.shard_offset), None)
+    if header is None:
+        which = "the first shard" if not shard else f"shard {shard + 1}"
+        raise PackError(f"the header of {which} is missing", path=pack.index.path)
+    path = pack.file_paths[header.file]
+    with Inputs([path], PackError) as inputs:
+        data = inputs.read(0, header.offset, header.length)
+    computed = digest.xxh3(data)
+    if computed != header.digest:
+        place = f"header of shard {shard + 1} at byte {header.offset:,}"
+        raise digest_error(path, place, header.digest, computed)
+    length = pack.manifest.source.shards[shard].length
+    return memoryview(data), gguf_header.parse(data, os.fspath(path), length)
 
 
 def open_shards(source: PathOrPaths) -> Pack:

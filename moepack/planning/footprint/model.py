@@ -15,8 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moepack.common.shape import ModelShape
-from moepack.pack.opening.open_model import Model, is_pack, pack_or_source, path_of
-from moepack.pack.opening.source_header import read_source
+from moepack.pack.opening.open_model import Model, is_pack, pack_or_source, path_of, read_source
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.attention import Attention, attention_of, states_attention
 from moepack.planning.footprint.context import ContextLengths, ContextOptions, KvCache, context_of

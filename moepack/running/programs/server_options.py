@@ -20,7 +20,7 @@ from moepack.common.paths import AnyPath
 from moepack.common.shape import ROUTED_FAMILY, ExpertKey
 from moepack.common.sizes import Size, align, count_text, divide_up
 from moepack.host.memory_limits import available_memory, memory_length
-from moepack.pack.opening.source_header import read_first_header
+from moepack.pack.opening.open_model import read_first_header
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN
 from moepack.planning.footprint.model import Footprint, footprint_of
