@@ -145,16 +145,14 @@ class FileReader:
             self._origin, self._request = item, -1
             self._checks.state_origin(item, str(self.position))
         elif isinstance(item, Tokens):
-            self._add_requests(int(item.request[0]), int(item.request[-1]))
+            first, last = int(item.request[0]), int(item.request[-1])
+            if first < self._request:
+                problem = "requests that fall from one record to the next"
+                raise wrong(problem, f">= {self._request}", first)
+            if last > self._request:
+                self.request_position = self.position
+            self._request = last
         return item
-
-    def _add_requests(self, first: int, last: int) -> None:
-        if first < self._request:
-            problem = "requests that fall from one record to the next"
-            raise TraceError(problem, expected=f">= {self._request}", found=first)
-        if last > self._request:
-            self.request_position = self.position
-        self._request = last
 
 
 def read(stream: TraceStream, checks: Checks) -> Items:

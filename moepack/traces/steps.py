@@ -91,7 +91,9 @@ class StepStream:
         tokens = self._of_phases(item)
         if not len(tokens.request):
             return None
-        is_first = self._begins_request(tokens.request)
+        is_first = changes(tokens.request)  # numbers begin again in each file
+        is_first[0] = (self._origin_count, int(tokens.request[0])) != self._last_request
+        self._last_request = (self._origin_count, int(tokens.request[-1]))
         request = self.request_count - 1 + np.cumsum(is_first)
         self.request_count += int(np.count_nonzero(is_first))
         self.token_count += len(request)
@@ -106,13 +108,6 @@ class StepStream:
         if self._most_tokens is not None:
             kept &= np.cumsum(kept) <= self._most_tokens - self.token_count
         return tokens if kept.all() else selected(tokens, np.repeat(kept, np.diff(tokens.starts)))
-
-    def _begins_request(self, request: Ints) -> Truths:
-        """Return whether each token begins a request: numbers begin again in each file."""
-        is_first = changes(request)
-        is_first[0] = (self._origin_count, int(request[0])) != self._last_request
-        self._last_request = (self._origin_count, int(request[-1]))
-        return is_first
 
 
 class TraceTotals(NamedTuple):

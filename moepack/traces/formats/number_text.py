@@ -289,7 +289,8 @@ def texts(stream: TraceStream, clean: Callable[[bytes], bytes] = bytes) -> Itera
     first_line = 1
     for lines, is_cut in whole_lines(stream):
         text = Text(clean(lines), first_line, is_cut)
-        if _has_blanks(text):
+        around = text.bytes.take(np.concatenate((text.line_ends - 1, text.line_ends + 1)))
+        if np.any((around == ord(" ")) | (around == ord("\t"))):
             text = Text(clean(without_blanks(lines)), first_line, is_cut)
         yield text
         first_line += text.line_count
@@ -349,12 +350,6 @@ def without_blanks(lines: bytes) -> bytes:
     if not any(edge in edged for edge in (b"\n ", b"\n\t", b" \n", b"\t\n")):
         return lines
     return b"\n".join(line.strip(b" \t") for line in lines.split(b"\n"))
-
-
-def _has_blanks(text: Text) -> bool:
-    """Return whether there are blanks around any line."""
-    around = text.bytes.take(np.concatenate((text.line_ends - 1, text.line_ends + 1)))
-    return bool(np.any((around == ord(" ")) | (around == ord("\t"))))
 
 
 class FileHead:
