@@ -1,16 +1,19 @@
 """Work shared by several threads, on a machine that may not have as many."""
 
+import mmap
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any, ParamSpec, TypeVar
 
-from moepack.common.errors import NO_THREADS_HINT, MachineError
+from moepack.common.errors import NO_THREADS_HINT, MachineError, shortage_behind
 from moepack.storage.remote.calls import CallGroup, CanceledError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
+_START_LENGTH = 4 << 20
+"""Bytes of address space with which a thread can begin: Python takes them by the MiB."""
 
 
 class SharedProgress:
@@ -37,7 +40,7 @@ class SharedProgress:
 
 
 class ThreadPool(ThreadPoolExecutor):
-    """A ThreadPoolExecutor that raises MachineError if no thread can be started.
+    """A ThreadPoolExecutor that raises MachineError if no thread can be started, or has no memory.
 
     If its block ends early, what has not begun is cancelled, calls of stores end at once, and
     threads that report to `progress` end soon.
@@ -51,7 +54,11 @@ class ThreadPool(ThreadPoolExecutor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Do as ThreadPoolExecutor does."""
         try:
+            # Python waits for ever for a thread that finds no memory as it begins.
+            mmap.mmap(-1, _START_LENGTH).close()
             return super().submit(fn, *args, **kwargs)
+        except OSError as error:
+            raise shortage_behind(error) or error from None
         except RuntimeError as error:
             raise MachineError(str(error), hint=NO_THREADS_HINT) from error
 
