@@ -17,7 +17,6 @@ from moepack.pack.engines.contract import Engine, LastFile, Settings
 from moepack.pack.engines.exporting import find_engine, require
 from moepack.pack.opening.open_model import open_shards
 from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.shard_map import part_extent
 from moepack.pack.verifying.checked_pack import CheckedRange, Segment, Where
 from moepack.pack.verifying.report import Finding, Findings, Report
 from moepack.pack.verifying.scan import scan
@@ -146,10 +145,11 @@ def _owners(pack: Pack) -> dict[tuple[int, int], Where]:
     owners: dict[tuple[int, int], Where] = {}
     for family in pack.index.families:
         for expert in range(family.expert_count):
-            for number, kind in enumerate(family.part_kinds):
-                extent = part_extent(pack.index, family, expert, number, 0)
+            first = family.first_part + expert * len(family.part_kinds)
+            parts = pack.index.parts(first, family.part_kinds)
+            for kind, (offset, _, _, file, _) in zip(family.part_kinds, parts, strict=True):
                 where = {"layer": family.layer, "expert": expert, "part": kind.name}
-                owners[extent.input, extent.input_offset] = where
+                owners[file, offset] = where
     for tensor in pack.index.tensors():
         if tensor.length:
             owners[tensor.file, tensor.offset] = {"tensor": tensor.name}

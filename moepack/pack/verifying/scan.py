@@ -185,7 +185,8 @@ class _Worker:
                 self._number = work.file
             position = work.start
             for checked in work.ranges:
-                self._check_padding(position, checked.offset)
+                if position < checked.offset:
+                    self._check_padding(position, checked.offset)
                 self._check_content(checked)
                 position = max(position, checked.end)
             self._check_padding(position, work.end)
