@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +26,6 @@ from moepack.pack.verifying.shard_sha256 import sha256_of_restored
 from moepack.packing.plan.pack_request import PlannedModel
 from moepack.packing.plan.plan import DENSE_NAME, Plan
 from moepack.packing.writing import strong_digests
-from moepack.packing.writing.records import on_disk
 from moepack.source.shards import Source
 from moepack.storage.copying import Copier
 from moepack.storage.extents import Extent, FinishedFile, NewFile
@@ -85,7 +84,9 @@ class PlannedPack:
     def on_disk(self, finished: FinishedFile) -> NewFile | None:
         """Return a finished file with its digests; None if it cannot be one of these."""
         file = self.files.get(finished.name)
-        return None if file is None else on_disk(file, finished)
+        if file is None or len(finished.digests) != sum(1 for _ in file.extents()):
+            return None
+        return file._replace(extents=partial(_with_digests, file, finished.digests))
 
     def inputs(self) -> Inputs:
         """Return the shards, to be opened; each must be as it was when its header was read."""
@@ -186,3 +187,8 @@ def _digest(records: Iterable[Iterable[object]]) -> str:
     """Return the digest of records of whole numbers; all else in them is passed over."""
     numbers = (field for record in records for field in record if isinstance(field, int))
     return digest.to_text(digest.xxh3(array("q", numbers).tobytes()))
+
+
+def _with_digests(file: NewFile, digests: Sequence[int]) -> Iterator[Extent]:
+    for extent, digest_of_extent in zip(file.extents(), digests, strict=True):
+        yield extent._replace(digest=digest_of_extent)

@@ -28,6 +28,7 @@ same bytes, so that two writers of one file, or two that commit, do no harm.
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import compress
 
@@ -45,7 +46,7 @@ from moepack.common.phases import Progress, advancing
 from moepack.pack.format import manifest, records
 from moepack.packing.writing.commit import TEMPORARY_NAME, UnsettledError, commit, settling
 from moepack.packing.writing.planned_pack import PlannedPack
-from moepack.packing.writing.records import MAX_LENGTH, from_json, seal, to_json, unseal
+from moepack.packing.writing.records import MAX_LENGTH, seal, unseal
 from moepack.packing.writing.target import INPUT_NAME, OwnFolder, Target, check_existing
 from moepack.storage.atomic import sync_directory
 from moepack.storage.extents import FinishedFile, NewFile
@@ -273,7 +274,8 @@ class UnfinishedPack:
         """Give a synced file its name, and then its record."""
         stamp, mark = self._target.take(file.name)
         self._watched[file.name] = stamp
-        record = to_json(file) | {"input": self._input, "mark": mark}
+        digests = file.digests.tobytes().hex()
+        record = {"name": file.name, "digests": digests, "input": self._input, "mark": mark}
         self._target.put(_record_name(file.name), seal(record))
 
     def _recorded(
@@ -290,7 +292,7 @@ class UnfinishedPack:
         if entry is None or entry.get("input") != self._input:
             return None
         try:
-            file = from_json(entry)
+            file = FinishedFile(str(entry["name"]), array("Q", bytes.fromhex(entry["digests"])))
         except (KeyError, TypeError, ValueError):
             return None
         self._marks[name] = entry.get("mark")
