@@ -1,6 +1,7 @@
 """Work that is divided: the files of one call's share, and tasks for an executor."""
 
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from typing import TypeVar
@@ -48,8 +49,9 @@ def run_tasks(
     lost its workers.
     """
     futures: list[Future[T]] = []
+    run = secrets.token_hex(8)
     try:
-        futures += (executor.submit(work, *arguments) for arguments in tasks)
+        futures += (executor.submit(_do, run, work, arguments) for arguments in tasks)
         for future in as_completed(futures):
             yield future.result()
     except BrokenExecutor as error:
@@ -58,3 +60,8 @@ def run_tasks(
     finally:
         for future in futures:
             future.cancel()
+
+
+def _do(run: str, work: Callable[..., T], arguments: tuple[object, ...]) -> T:
+    """Call `work`; `run` makes a task of another run another task for a scheduler like Dask's."""
+    return work(*arguments)

@@ -16,6 +16,7 @@ import pytest
 
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.common.paths import RemotePath
+from moepack.common.tasks import run_tasks
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.pack_model import pack_model
 from moepack.packing.plan.pack_summary import PackSummary
@@ -198,6 +199,14 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
             distributed.Client(cluster, set_as_default=False) as client,
         ):
             yield client.get_executor()
+
+
+def test_the_same_task_is_done_again_by_the_next_run(executor: Executor) -> None:
+    """A scheduler may take equal tasks for one, and give the result that it has already."""
+    first = run_tasks(executor, time.monotonic_ns, [()])
+    before = next(first)
+    assert next(run_tasks(executor, time.monotonic_ns, [()])) > before
+    assert not list(first)
 
 
 def test_an_executors_workers_write_the_pack_of_one_process(
