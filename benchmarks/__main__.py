@@ -15,7 +15,7 @@ from benchmarks import everything
 from benchmarks.table import HEADING, Machine, Outcome, cells, ending, line
 from moepack.bench.diagnosis.system import check_file_system
 from moepack.host.processors import OtherWork, cpu_count
-from moepack.report.json_text import json_text
+from moepack.report.facts import json_text
 
 
 def main() -> int:

@@ -22,8 +22,8 @@ from benchmarks import fio, models
 from benchmarks.fio import cpu_per_gib, cpu_row, cpu_text
 from benchmarks.measure import limit_row, speed_row
 from benchmarks.table import Row
+from moepack.bench.drive import Usage
 from moepack.bench.measuring import spread
-from moepack.bench.timed_reads import Usage
 from moepack.pack.reading.locations import BlobLocation
 from moepack.pack.reading.pack import Pack
 from moepack.storage import page_cache

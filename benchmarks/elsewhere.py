@@ -148,10 +148,7 @@ def _latencies(port: int) -> Iterator[Row]:
 
 
 def _read_speed(
-    pack: moepack.Pack,
-    reader: moepack.Reader,
-    depth: int,
-    requests: Sequence[Sequence[str] | None],
+    pack: moepack.Pack, reader: moepack.Reader, depth: int, requests: Sequence[Sequence[str] | None]
 ) -> float:
     """Read some experts, by `requests` for their parts; return their bytes a second."""
     layer = pack.layers[0]

@@ -19,7 +19,7 @@ from benchmarks import (
 )
 from benchmarks.table import Row
 from moepack.host.memory_limits import available_memory
-from moepack.storage.space import free_space
+from moepack.storage.folders import free_space
 
 SHARED_MEMORY = Path("/dev/shm")
 FRESH_ROUNDS = 15

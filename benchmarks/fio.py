@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.table import Row
+from moepack.bench.drive import Usage
 from moepack.bench.measuring import spread
-from moepack.bench.timed_reads import Usage
 from moepack.common.errors import MachineError
 
 

@@ -24,7 +24,7 @@ from moepack.planning.footprint.model import footprint_of
 from moepack.planning.forecasting import rates
 from moepack.planning.forecasting.facts import SpeedFacts
 from moepack.planning.forecasting.misses import WorkingSet
-from moepack.planning.forecasting.reads import Kind
+from moepack.planning.forecasting.rates import Kind
 from moepack.planning.machine.model import Basis, Drive, Figure, Gpu, Machine
 from tests.support import large_models
 from tests.support.machines import GB
@@ -207,7 +207,8 @@ def left_out(runs: Sequence[Run], kind: Kind) -> Iterator[Forecast]:
         others = [one for one in others if one[0].is_measured == run.is_measured] or others
         times = min(np.geomspace(0.2, 5, 65).tolist(), key=partial(_misfit, others, kind))
         table: Any = {"gpu": rates._LAYER_SECONDS, "stream": rates._DRIVE}.get(kind, rates._MEMORY)
-        key: Any = {"gpu": kind, "stream": False}.get(kind, (kind, run.is_measured))
+        has_gpu = kind in rates.WITH_GPU
+        key: Any = {"gpu": True, "stream": False}.get(kind, (has_gpu, run.is_measured))
         value, rel_std = table[key]
         scaled = (value * times if kind == "gpu" else value / times, rel_std)
         with patch.dict(table, {key: scaled}):

@@ -11,8 +11,8 @@ from benchmarks.fio import cpu_row
 from benchmarks.measure import fresh, limit_row, speed_row
 from benchmarks.table import Row
 from moepack.bench import drive
+from moepack.bench.drive import Usage, in_flight
 from moepack.bench.measuring import Spread, in_turns
-from moepack.bench.timed_reads import Usage, in_flight
 from moepack.storage import probe
 
 LENGTHS = (256 << 10, 1 << 20, 16 << 20)

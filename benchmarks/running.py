@@ -164,12 +164,7 @@ def _rows(name: str, speed: EngineSpeed, peers: Mapping[str, float | None]) -> I
 def _row(name: str, ours: SideFacts, theirs: SideFacts, limit: float | None) -> Row:
     speeds = ours.decode.tokens_per_second, theirs.decode.tokens_per_second
     return Row(
-        name,
-        _text(ours),
-        _text(theirs),
-        _ratio(*speeds),
-        limit=limit,
-        higher_is_better=True,
+        name, _text(ours), _text(theirs), _ratio(*speeds), limit=limit, higher_is_better=True
     )
 
 

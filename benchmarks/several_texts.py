@@ -25,8 +25,8 @@ from moepack.common.sizes import size_text
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.client import ServerClient
+from moepack.running.programs.model_server import ServerProcess
 from moepack.running.programs.sampling import Sampling
-from moepack.running.programs.server_process import ServerProcess
 from moepack.storage import page_cache
 
 SHARES = (0.25, 0.45)

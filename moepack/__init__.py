@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from moepack.common.errors import RequestError as RequestError
     from moepack.common.errors import SourceError as SourceError
     from moepack.common.errors import TraceError as TraceError
-    from moepack.common.keys import ExpertKey as ExpertKey
     from moepack.common.paths import PathOrPaths
+    from moepack.common.shape import ExpertKey as ExpertKey
     from moepack.common.shape import ModelShape as ModelShape
     from moepack.inspection.describe import inspect as inspect
     from moepack.inspection.listing import list_pack as list_pack
@@ -53,9 +53,10 @@ if TYPE_CHECKING:
     from moepack.packing.ranking import rank_pack as rank_pack
     from moepack.packing.restore import restore as restore
     from moepack.packing.shard_index import index_model as index_model
+    from moepack.packing.shared_pack import SharedPack as SharedPack
     from moepack.planning.forecasting.forecast import forecast as forecast
     from moepack.planning.forecasting.misses import WorkingSet as WorkingSet
-    from moepack.planning.forecasting.published import published_formula as published_formula
+    from moepack.planning.forecasting.misses import published_formula as published_formula
     from moepack.planning.placing.place import place as place
     from moepack.report.html.report import make_report as make_report
     from moepack.running.programs.calls import run as run
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from moepack.storage.buffers import BufferPool as BufferPool
     from moepack.traces.analysis.concentration import concentration as concentration
     from moepack.traces.analysis.statistics import trace_statistics as trace_statistics
-    from moepack.traces.formats.importing import import_trace as import_trace
+    from moepack.traces.formats.reading import import_trace as import_trace
     from moepack.traces.formats.reading import read_trace as read_trace
     from moepack.traces.formats.reading import shape_of as shape_of
     from moepack.traces.formats.registry import ReadOptions as ReadOptions
@@ -87,8 +88,7 @@ _NAMES = {
     "common.errors": (
         "MachineError MirrorWarning MoepackError PackError RequestError SourceError TraceError"
     ),
-    "common.keys": "ExpertKey",
-    "common.shape": "ModelShape",
+    "common.shape": "ExpertKey ModelShape",
     "inspection.describe": "inspect",
     "inspection.listing": "list_pack",
     "pack.engines.checking": "verify_export",
@@ -107,9 +107,9 @@ _NAMES = {
     "packing.ranking": "rank_pack",
     "packing.restore": "restore",
     "packing.shard_index": "index_model",
+    "packing.shared_pack": "SharedPack",
     "planning.forecasting.forecast": "forecast",
-    "planning.forecasting.misses": "WorkingSet",
-    "planning.forecasting.published": "published_formula",
+    "planning.forecasting.misses": "WorkingSet published_formula",
     "planning.placing.place": "place",
     "report.html.report": "make_report",
     "running.programs.calls": "run serve",
@@ -119,9 +119,8 @@ _NAMES = {
     "storage.buffers": "BufferPool",
     "traces.analysis.concentration": "concentration",
     "traces.analysis.statistics": "trace_statistics",
-    "traces.formats.importing": "import_trace",
     "traces.formats.registry": "ReadOptions",
-    "traces.formats.reading": "read_trace shape_of",
+    "traces.formats.reading": "import_trace read_trace shape_of",
     "traces.formats.routing": "Routing Token Trace open_trace",
     "traces.hotness.measure": "measure_hotness",
     "traces.simulation.simulate": "simulate",
@@ -166,6 +165,6 @@ def open(path: "PathOrPaths") -> "Pack":
     folder = pack_path(path)
     if folder is not None:
         return Pack(folder)
-    from moepack.pack.opening.shards import open_shards  # here, since packs do without it
+    from moepack.pack.opening.open_model import open_shards  # here, since packs do without it
 
     return open_shards(path)

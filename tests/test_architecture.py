@@ -39,7 +39,7 @@ ROOMS = {
     "storage": ("remote", ""),
     "pack": ("format", "reading", "opening", "verifying", "engines", "mounting"),
     "traces": ("", "caching", "formats", "hotness", "simulation", "analysis"),
-    "packing": ("plan", "writing", "in_place", "distributed", "copies", ""),
+    "packing": ("plan", "writing", "in_place", "copies", ""),
     "planning": ("machine", "footprint", "forecasting", "placing"),
     "running": ("pager", "programs"),
     "bench": ("", "diagnosis"),
@@ -68,10 +68,10 @@ LIBRARIES = {
 """What moepack depends on, and where alone it is known; numpy any room may know."""
 
 EXTRAS = {
-    "distributed": ("cli.shared.executors",),
+    "distributed": ("cli.pack",),
     "hf_xet": ("storage.remote.xet",),
     "huggingface_hub": ("storage.remote.hub",),
-    "jinja2": ("report.html.page",),
+    "jinja2": ("report.html.report",),
     "obstore": ("storage.remote.store", "storage.remote.stores"),
     "prompt_toolkit": ("cli.running.line_editor",),
 }

@@ -14,7 +14,7 @@ from moepack.traces.compressed import TraceStream
 from moepack.traces.file import CUT, FileReader
 from moepack.traces.formats import registry
 from moepack.traces.model import Counts, Items, Origin
-from moepack.traces.summary import TraceCounter
+from moepack.traces.steps import TraceCounter
 from moepack.traces.validation import Checks
 from tests.support.hostile_input import assert_clear
 from tests.support.models import digest_of_all, tree

@@ -23,11 +23,10 @@ from moepack.cli import main
 from moepack.cli.shared import exit_codes
 from moepack.cli.words.front import commands_below
 from moepack.common import digest
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.packing.plan import layout
 from moepack.traces.formats import registry
-from moepack.traces.hotness.learned import LearnedWindow
-from moepack.traces.hotness.learned_store import LearnedStore
+from moepack.traces.hotness.learned import LearnedStore, LearnedWindow
 from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama, require_disk
 from tests.support.remote_servers import file_server

@@ -11,18 +11,16 @@ import pytest
 from click.testing import CliRunner
 
 import moepack
-from moepack.cli.export import Formats
+from moepack.cli.copies import Formats
 from moepack.cli.main import cli
 from moepack.common import extras
 from moepack.common.errors import PackError, RequestError
-from moepack.common.keys import ExpertKey
-from moepack.pack.engines import moe_stream_dir
-from moepack.pack.engines import registry as engines
+from moepack.common.shape import ExpertKey
+from moepack.pack.engines import exporting, moe_stream_dir
 from moepack.pack.format import records
-from moepack.planning.forecasting import calibration, modes, rates, reads
-from moepack.report.html import page
-from moepack.report.html.facts import ReportFacts
-from moepack.report.html.section import PageSection
+from moepack.planning.forecasting import modes, rates
+from moepack.report.html import report
+from moepack.report.html.section import PageSection, ReportFacts
 from moepack.storage import probe
 from moepack.traces.caching import cache
 from moepack.traces.caching.policies import LeastRecentlyUsed
@@ -95,7 +93,7 @@ def test_an_export_is_a_command_and_in_the_table(
     packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     dummy = moe_stream_dir.ENGINE._replace(name="dummy", title="a dummy's engine")
-    monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, dummy))
+    monkeypatch.setattr(exporting, "ENGINES", (*exporting.ENGINES, dummy))
     help_text = CliRunner().invoke(Formats("export"), ["--help"]).output
     assert "\ndummy, for a dummy's engine:\n" in help_text
     words = ["dummy", str(packs["gpt-oss"]), "-o", str(tmp_path / "dummy")]
@@ -135,17 +133,16 @@ def test_the_version_of_llama_cpp_is_one() -> None:
 
 
 def test_each_table_of_forecasts_has_every_class() -> None:
-    classes = set(get_args(reads.Kind))
-    tables = (reads.KIND_WORDS, modes.MICRO_BATCHES, calibration.RUN_REL_STD, rates._LAYER_SECONDS)
-    for table in tables:
-        assert set(table) == classes
+    classes = set(get_args(rates.Kind))
+    assert set(rates.KIND_WORDS) == set(modes.MICRO_BATCHES) == classes
+    assert {*rates.STREAMS, *rates.WITH_GPU} <= classes
 
 
 def test_a_page_section_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     def dummy(facts: ReportFacts) -> PageSection:
         return PageSection("dummy", f"it is about {facts.name}")
 
-    monkeypatch.setattr(page, "SECTIONS", {"A dummy": dummy})
+    monkeypatch.setattr(report, "SECTIONS", {"A dummy": dummy})
     made = moepack.make_report(first_shard("mixtral"))
     assert made.summary.sections == ("A dummy",)
     assert "It is about" in made.html

@@ -1,10 +1,16 @@
 """The throughput of a drive by read size, depth and order, past the page cache."""
 
 import contextlib
+import ctypes
+import itertools
+import mmap
 import os
 import random
 import secrets
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,13 +21,13 @@ from typing import NamedTuple
 from numpy.random import SFC64
 
 from moepack.bench.measuring import in_turns
-from moepack.bench.timed_reads import Usage, in_flight
 from moepack.common.errors import MachineError, RequestError, write_failure
-from moepack.common.sizes import exact_size_text
+from moepack.common.sizes import align, exact_size_text
 from moepack.pack.reading.expert_read import FileRead
 from moepack.storage import page_cache
-from moepack.storage.backend import Backend
-from moepack.storage.space import free_space
+from moepack.storage.backend import Backend, Completion, ReadRequest
+from moepack.storage.buffers import allocate_huge
+from moepack.storage.folders import free_space
 
 LENGTHS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 DEPTHS = (1, 2, 4, 8, 16, 32)
@@ -32,8 +38,27 @@ MAX_IN_FLIGHT = 256 << 20
 """Bytes: deeper queues of large reads gain nothing and need as much memory."""
 
 _PIECE = 16 << 20
+_HUGE_PAGE = 2 << 20
 LEAST_LENGTH = 16 * _PIECE
 """Bytes of a scratch file: too much of a shorter one lies in the drive's own memory."""
+
+
+class Usage(NamedTuple):
+    """Wall time, CPU time of all threads, the number of reads, and their bytes."""
+
+    seconds: float
+    cpu_seconds: float
+    read_count: int
+    length: int
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The bytes read in a second."""
+        return self.length / self.seconds
+
+    def cpu_seconds_per_gib(self, useful_length: int) -> float:
+        """Return the CPU seconds for each GiB of `useful_length` bytes."""
+        return self.cpu_seconds / (useful_length / (1 << 30))
 
 
 class Point(NamedTuple):
@@ -138,6 +163,69 @@ def read_ranges(files: Sequence[tuple[Path, int]], length: int, order: str) -> I
         for path, count in places:
             for number in range(count):
                 yield FileRead(path, number * length, length, 0)
+
+
+def in_flight(
+    backend: Backend, reads: Iterator[FileRead], depth: int, longest: int, seconds: float
+) -> Usage:
+    """Keep `depth` of the `reads`, of up to `longest` bytes, in flight until the `seconds` end.
+
+    At least one is done. Raises MachineError for a range that cannot be read whole.
+    """
+    buffers = _buffers(depth, longest)
+    free = deque(range(depth))
+    begun: dict[int, FileRead] = {}
+    read_count = length = 0
+    with closing(backend.queue(depth)) as queue:
+        cpu_start, start = time.process_time(), time.perf_counter()
+        later = itertools.takewhile(lambda _: time.perf_counter() < start + seconds, reads)
+        due = itertools.chain(itertools.islice(reads, 1), later)
+        while True:
+            requests = []
+            for read in itertools.islice(due, len(free)):
+                number = free.popleft()
+                begun[number] = read
+                buffer = buffers[number][: read.length]
+                requests.append((number, ReadRequest(read.path, read.offset, buffer)))
+            if requests:
+                queue.start(requests)
+            if not begun:
+                break
+            for completion in queue.finished(wait=True):
+                read = begun.pop(completion.number)
+                _check(completion, read)
+                free.append(completion.number)
+                read_count += 1
+                length += read.length
+        duration = time.perf_counter() - start
+        return Usage(duration, time.process_time() - cpu_start, read_count, length)
+
+
+def _buffers(count: int, length: int) -> list[memoryview]:
+    """Return buffers that begin on pages, in huge pages if the system has them.
+
+    A read into small pages takes the kernel several times as long, and one into pages that were
+    never written to longer still.
+    """
+    stride = align(length, mmap.PAGESIZE)
+    total = align(count * stride, _HUGE_PAGE)
+    area = allocate_huge(total + _HUGE_PAGE)
+    first = -ctypes.addressof(ctypes.c_char.from_buffer(area)) % _HUGE_PAGE
+    memory = memoryview(area)[first : first + total]
+    for at in range(0, total, mmap.PAGESIZE):
+        memory[at] = 0
+    return [memory[n * stride :][:length] for n in range(count)]
+
+
+def _check(completion: Completion, read: FileRead) -> None:
+    place = f"{read.length} bytes at byte {read.offset}"
+    if completion.error is not None:
+        problem = f"cannot read: {completion.error.strerror}"
+        raise MachineError(problem, path=read.path, place=place) from completion.error
+    if completion.length < read.length:
+        raise MachineError(
+            "the file ends too early", path=read.path, place=place, found=completion.length
+        )
 
 
 @contextlib.contextmanager

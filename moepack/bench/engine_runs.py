@@ -23,13 +23,13 @@ from moepack.common.shape import is_row_table
 from moepack.common.sizes import size_text
 from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
-from moepack.planning.footprint.context import MOEPACK_RUN, ContextOptions
+from moepack.planning.footprint.context import MOEPACK_RUN
 from moepack.planning.footprint.model import footprint_of
-from moepack.running.programs.answer import Answer, AnswerFacts, PhaseFacts
+from moepack.running.programs.client import Answer, AnswerFacts, PhaseFacts
 from moepack.running.programs.command import single_text_options
+from moepack.running.programs.model_server import ServerProcess
 from moepack.running.programs.sampling import Sampling
-from moepack.running.programs.server_memory import floor_length, micro_batches
-from moepack.running.programs.server_process import ServerProcess
+from moepack.running.programs.server_options import floor_length, micro_batches
 
 MAPPED = "llama.cpp, mapped"
 READ = "llama.cpp, read"
@@ -64,13 +64,16 @@ class RunMemory(NamedTuple):
 class RunRequest(NamedTuple):
     """A prompt to continue by `token_count` tokens, with the server's context and threads.
 
-    `context` is tokens; None for `threads` is llama.cpp's default.
+    `context` is tokens; None for `threads` is llama.cpp's default. Under moepack `pinned` bytes of
+    experts are loaded at the start.
     """
 
     prompt: str
     token_count: int
     context: int
     threads: int | None
+    memory: RunMemory
+    pinned: int = 0
 
 
 class PhaseRun(NamedTuple):
@@ -98,7 +101,7 @@ class EngineRun(NamedTuple):
 
 
 def divide_memory(
-    pack: Pack, limit: int, *, context: int, pinned: int, micro_batch: int | None = None
+    pack: Pack, limit: int, context: int, pinned: int, micro_batch: int | None = None
 ) -> RunMemory:
     """Divide a `limit` on all bytes that `moepack run` takes.
 
@@ -111,7 +114,7 @@ def divide_memory(
     footprint = footprint_of(pack)
     counts = micro_batches(footprint, context, limit) if micro_batch is None else (micro_batch,)
     for count in counts:
-        options: ContextOptions = MOEPACK_RUN._replace(token_count=context, batch_count=count)
+        options = MOEPACK_RUN._replace(token_count=context, batch_count=count)
         cells = footprint.context(options)
         computing = (cells.length if cells else 0) + (footprint.compute_length(options) or 0)
         experts = limit - PROGRAM_LENGTH - dense - computing
@@ -128,22 +131,18 @@ def divide_memory(
 
 
 def run_moepack(
-    paths: Sequence[str],
-    request: RunRequest,
-    memory: RunMemory,
-    pinned: int,
-    group: ControlGroup | None,
+    paths: Sequence[str], request: RunRequest, group: ControlGroup | None
 ) -> EngineRun | None:
-    """Run a pack or shards by `moepack run`, with `pinned` bytes of experts loaded at the start.
+    """Run a pack or shards by `moepack run`.
 
     Returns None if it was killed, out of memory. Raises MachineError with its message if it fails.
     """
     options = {
         "--tokens": request.token_count,
         "--context": request.context,
-        "--micro-batch": memory.micro_batch,
-        "--memory": memory.experts,
-        "--pin": pinned,
+        "--micro-batch": request.memory.micro_batch,
+        "--memory": request.memory.experts,
+        "--pin": request.pinned,
         "--temperature": 0,
     }
     if request.threads is not None:
@@ -152,11 +151,11 @@ def run_moepack(
     flags = ("--raw", "--json", "--no-learn")  # each run begins alike
     command = [sys.executable, "-m", "moepack", "run", *flags, *words]
 
-    def run() -> EngineRun:
+    def run(prefix: list[str]) -> EngineRun:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:  # no argument is as long
             file.write(request.prompt)
             file.flush()
-            words = [*_prefix(group), *command, "--file", file.name, *paths]
+            words = [*prefix, *command, "--file", file.name, *paths]
             done = subprocess.run(words, check=False, capture_output=True, text=True)
         if done.returncode:
             message = done.stderr.strip() or f"exit code {done.returncode}"
@@ -167,18 +166,18 @@ def run_moepack(
 
 
 def run_alone(
-    path: str, loading: str, request: RunRequest, micro_batch: int, group: ControlGroup | None
+    path: str, loading: str, request: RunRequest, group: ControlGroup | None
 ) -> EngineRun | None:
     """Run a GGUF by llama.cpp's server without a pager, loaded as LOADINGS says.
 
     Returns None if it was killed, out of memory. Raises what `ServerProcess` and its client raise.
     """
-    sizes = single_text_options(request.context, request.threads, micro_batch)
+    sizes = single_text_options(request.context, request.threads, request.memory.micro_batch)
+    options = [*LOADINGS[loading], *sizes]
 
-    def run() -> EngineRun:
-        options = [*LOADINGS[loading], *sizes]
+    def run(prefix: list[str]) -> EngineRun:
         with (
-            ServerProcess(path, options=options, prefix=_prefix(group)) as server,
+            ServerProcess(path, options=options, prefix=prefix) as server,
             server.client.complete(
                 request.prompt, count=request.token_count, sampling=_GREEDY
             ) as answer,
@@ -216,16 +215,14 @@ def _phase(phase: PhaseFacts, before: int | None, after: int | None) -> PhaseRun
     return PhaseRun(phase.step_count, phase.tokens_per_second, length)
 
 
-def _prefix(group: ControlGroup | None) -> list[str]:
-    return [] if group is None else group.command([])
-
-
-def _unless_killed(run: Callable[[], EngineRun], group: ControlGroup | None) -> EngineRun | None:
-    """Call `run`; return None if it failed because a process was killed, out of memory."""
-    folders = None if group is None else group.folders
+def _unless_killed(
+    run: Callable[[list[str]], EngineRun], group: ControlGroup | None
+) -> EngineRun | None:
+    """Call `run` with the beginning of its command; return None if a process was killed."""
+    folders, prefix = (None, []) if group is None else (group.folders, group.command([]))
     count = kill_count(folders)
     try:
-        return run()
+        return run(prefix)
     except MachineError:
         if kill_count(folders) == count:
             raise

@@ -16,7 +16,6 @@ from moepack.bench.engine_runs import (
     PROGRAM_LENGTH,
     EngineRun,
     PhaseRun,
-    RunMemory,
     RunRequest,
     divide_memory,
     run_alone,
@@ -43,7 +42,6 @@ _SPARE_TOKENS = 64
 _MAX_TOKEN = 64
 """Characters of text to tokenize for each token of a prompt."""
 _LEAST_CONTEXT = 1024
-_PACK, _SHARDS = "pack", "shards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +137,15 @@ def bench_run(
         limit = int(model_length * _SHARE) + PROGRAM_LENGTH
         if memory is not None:
             limit = parse_size(memory, "memory", whole=read_memory())
-        division = divide_memory(
-            opened, limit, context=context, pinned=pinned, micro_batch=micro_batch
-        )
+        division = divide_memory(opened, limit, context, pinned, micro_batch)
         text = beginning_of(prompt or reference_text(), prompt_tokens, opened)
-    request = RunRequest(text, tokens, context, threads)
-    folder = None if named is pack else os.fspath(pack)
-    programs = _programs(folder, shards, request, division, pinned)
+    request = RunRequest(text, tokens, context, threads, division, pinned)
+    programs: dict[str, Callable[[ControlGroup | None], EngineRun | None]] = {}
+    if named is not pack:
+        programs["pack"] = partial(run_moepack, [os.fspath(pack)], request)
+    if shards:
+        programs["shards"] = partial(run_moepack, shards, request)
+        programs |= {one: partial(run_alone, shards[0], one, request) for one in LOADINGS}
     advance = progress or (lambda count, total: None)
     if read_limit is not None:
         read_limit = parse_size(read_limit, "read_limit")
@@ -160,8 +160,7 @@ def bench_run(
 
         results = in_turns({name: partial(measure, name) for name in programs}, rounds)
     runs = [run for some in results.values() for run in some if run is not None]
-    exact = [some for name, some in results.items() if name != DEFAULTS]
-    texts = {run.text for some in exact for run in some if run is not None}
+    texts = {run.text for name in results.keys() - {DEFAULTS} for run in results[name] if run}
     return EngineSpeed(
         pack=os.fspath(pack),
         model_length=model_length,
@@ -176,21 +175,6 @@ def bench_run(
         sides=tuple(_facts(name, some) for name, some in results.items()),
         same_text=len(texts) == 1 if texts and len(programs) > 1 else None,
     )
-
-
-def _programs(
-    pack: str | None, shards: Sequence[str], request: RunRequest, memory: RunMemory, pinned: int
-) -> dict[str, Callable[[ControlGroup | None], EngineRun | None]]:
-    """Return the programs that are measured by name, ours first: each way to run the model."""
-    paths = {} if pack is None else {_PACK: [pack]}
-    if shards:
-        paths[_SHARDS] = list(shards)
-    programs: dict[str, Callable[[ControlGroup | None], EngineRun | None]] = {
-        name: partial(run_moepack, named, request, memory, pinned) for name, named in paths.items()
-    }
-    for loading in LOADINGS if shards else ():
-        programs[loading] = partial(run_alone, shards[0], loading, request, memory.micro_batch)
-    return programs
 
 
 def _facts(name: str, runs: Sequence[EngineRun | None]) -> SideFacts:
@@ -236,7 +220,7 @@ def beginning_of(text: str, count: int, pack: Pack) -> str:
 
     Tokens that begin every text come on top. Raises what `ModelServer` and its client raise.
     """
-    options = PagerOptions("floor", micro_batch=1)
-    with ModelServer(pack, options, options=single_text_options(64, 1, 1)) as server:
+    options = single_text_options(64, 1, 1)
+    with ModelServer(pack, PagerOptions("floor"), options=options) as server:
         tokens = server.client.tokenize(text[: count * _MAX_TOKEN])
         return server.client.detokenize(tokens[:count])

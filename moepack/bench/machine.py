@@ -2,28 +2,30 @@
 
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.bench.bandwidth import measure_bandwidth, measure_compute
-from moepack.bench.comparison import COLD_ENOUGH
+import numpy as np
+
+from moepack.bench.comparison import COLD_ENOUGH, NO_DIRECT_READS, SMALL_LENGTH
 from moepack.bench.drive import MAX_IN_FLIGHT, Point, measure_in_rounds, scratch_file
 from moepack.bench.measuring import Meter
-from moepack.bench.verdict import NO_DIRECT_READS, SMALL_LENGTH
 from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.phases import Progress
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import align, count_text
 from moepack.host.gpus import find_gpus
-from moepack.host.memory_limits import read_memory
-from moepack.pack.opening.open_model import pack_or_source
-from moepack.pack.reading.expert_read import PAGE
-from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.read_plan import plan_read
+from moepack.host.memory_limits import available_memory, read_memory
+from moepack.host.processors import cpu_count
+from moepack.pack.opening.open_model import open_model
+from moepack.pack.reading.expert_read import PAGE, plan_read
 from moepack.planning.machine.model import (
     BYTE_UNITS,
     STEADY,
@@ -34,8 +36,6 @@ from moepack.planning.machine.model import (
     ReadSpeed,
     measured,
 )
-from moepack.source.experts import find_experts
-from moepack.source.shards import Source
 from moepack.storage import page_cache, probe
 
 LENGTHS = [256 << 10, 1 << 20, 4 << 20, 16 << 20]
@@ -54,6 +54,22 @@ _WRITING_SECONDS = 2.0
 _MAX_LENGTHS = 4
 _MIN_SHARE = 0.01
 """The share of the bytes of all experts below which the reads of a length do not count."""
+
+_CPUS = Path("/sys/devices/system/cpu")
+_LEAST_LENGTH = 256 << 20
+_CACHES = 8
+"""The buffer's length in lengths of all last-level caches: a walk over it hardly hits them."""
+_TRIALS = 3
+_LEAST_ROUNDS = 5
+_PIECES = 4
+"""Pieces of the buffer for each thread, so that faster CPUs take more."""
+_SPARE_LENGTH = 32 << 20
+"""Memory for a thread: its stack and its first objects."""
+_MATRIX_SIZE = 1024
+"""Rows of a square matrix: 4 MiB, and some 10 ms on two processors."""
+
+Clock = Callable[[], float]
+"""A clock in seconds, counted from anywhere."""
 
 
 class MeasuredMachine(NamedTuple):
@@ -101,7 +117,7 @@ def measure_machine(
         drive_seconds = seconds * (1 - MEMORY_SHARE - COMPUTE_SHARE)
         drive, backend, notes = _measure_drive(reads, drive_seconds, meter.advance)
     memory_bandwidth = measure_bandwidth(seconds * MEMORY_SHARE, progress=meter.advance)
-    compute = measure_compute(seconds * COMPUTE_SHARE, progress=meter.advance)
+    compute = measure_compute(seconds * COMPUTE_SHARE, meter.advance)
     meter.finish()
     nvidia_gpus, note = find_gpus()
     gpus = tuple(
@@ -110,7 +126,7 @@ def measure_machine(
         )
         for gpu in nvidia_gpus
     )
-    notes += [*_memory_notes(memory_bandwidth), *([] if note is None else [note])]
+    notes += [*_notes(drive, memory_bandwidth), *([] if note is None else [note])]
     machine = Machine(None, Figure(read_memory(), "read"), memory_bandwidth, gpus, drive, compute)
     return MeasuredMachine(machine, backend, tuple(notes))
 
@@ -169,28 +185,23 @@ def _measure_drive(
         notes.append("less than 1 GiB to read from: a drive's own memory may hold much of it")
     folder = os.path.abspath(paths[0].parent)
     drive = Drive(folder if folder.isprintable() else None, None, speeds, in_order)
-    return drive, backend.name, notes + _drive_notes(drive)
+    return drive, backend.name, notes
 
 
-def _drive_notes(drive: Drive) -> list[str]:
-    unsteady = drive.unsteady
-    if not unsteady:
-        return []
-    which = f"{len(unsteady)} of {count_text(len(drive.reads), 'kind')} of reads"
-    return [
-        f"the drive is shared or throttled: the same reads took up to {max(unsteady):.1f} times "
-        f"as long as before (more than {STEADY} times for {which})"
-    ]
-
-
-def _memory_notes(bandwidth: Figure | None) -> list[str]:
+def _notes(drive: Drive | None, bandwidth: Figure | None) -> Iterator[str]:
+    """Yield what is to be said of a drive and a memory that others use, or that is unknown."""
+    unsteady = drive.unsteady if drive is not None else []
+    if drive is not None and unsteady:
+        which = f"{len(unsteady)} of {count_text(len(drive.reads), 'kind')} of reads"
+        yield (
+            "the drive is shared or throttled: the same reads took up to "
+            f"{max(unsteady):.1f} times as long as before (more than {STEADY} times for {which})"
+        )
     if bandwidth is None:
-        return ["the bandwidth of memory was not measured: too little memory is free"]
-    if (bandwidth.spread or 1.0) <= STEADY:
-        return []
-    return [
-        f"the memory is busy: reading it took up to {bandwidth.spread:.1f} times as long as before"
-    ]
+        yield "the bandwidth of memory was not measured: too little memory is free"
+    elif (bandwidth.spread or 1.0) > STEADY:
+        times = f"{bandwidth.spread:.1f} times as long as before"
+        yield f"the memory is busy: reading it took up to {times}"
 
 
 def find_reads(model: PathOrPaths) -> ModelReads:
@@ -198,16 +209,18 @@ def find_reads(model: PathOrPaths) -> ModelReads:
 
     Raises what opening it raises, and RequestError if there are no routed experts.
     """
-    with pack_or_source(model) as named:
-        if isinstance(named, Pack):
-            named.require_files()
-            named.require_complete()
-        reads = list(_of_pack(named) if isinstance(named, Pack) else _of_source(named))
+    with open_model(model) as pack:
+        pack.require_files()
+        pack.require_complete()
+        reads = [
+            (read.path, align(read.length, PAGE), family.expert_count)
+            for layer, family in pack.shape.routed.items()
+            for read in plan_read(pack, layer, 0, None, ROUTED_FAMILY).file_reads
+        ]
     if not reads:
         raise RequestError("the model has no routed experts", path=path_list(model)[0])
     totals = Counter[int]()
     for _, length, expert_count in reads:
-        length = align(length, PAGE)
         totals[length] += length * expert_count
     files = [(path, path.stat().st_size) for path in dict.fromkeys(path for path, _, _ in reads)]
     return files, most_read_lengths(totals)
@@ -222,16 +235,91 @@ def most_read_lengths(totals: Counter[int]) -> list[int]:
     return sorted(length for length, total in totals.most_common(_MAX_LENGTHS) if total >= least)
 
 
-def _of_pack(pack: Pack) -> Iterator[tuple[Path, int, int]]:
-    """Yield the reads of one expert of each layer: path, length, and the layer's expert count."""
-    for layer, family in pack.shape.routed.items():
-        for read in plan_read(pack, layer, 0, None, ROUTED_FAMILY).file_reads:
-            yield read.path, read.length, family.expert_count
+def measure_bandwidth(
+    seconds: float, *, progress: Callable[[], None] = lambda: None, clock: Clock = time.perf_counter
+) -> Figure | None:
+    """Return the bytes a second that all CPUs together read of memory; None if it is too little.
+
+    The buffer takes up to a quarter of the memory that is available. Rounds over it are done with
+    1, 2, 4 and so on threads, then with the fastest number until the `seconds` end. The figure is
+    the median of these: it lasts, while the best round is luck. `progress` is called after each
+    round.
+    """
+    length = buffer_length(_last_cache_length(), available_memory())
+    if length is None:
+        return None
+    end = clock() + seconds
+    # Python waits forever for a thread that has no memory to begin with: this is left to them.
+    spare = np.empty(_SPARE_LENGTH * cpu_count(), np.uint8)
+    buffer = np.empty(length, np.uint8)
+    del spare
+    # All CPUs touch it, so that it lies beside all of them if each has memory of its own.
+    with ThreadPoolExecutor(cpu_count()) as pool:
+        list(pool.map(lambda piece: piece.fill(1), np.array_split(buffer, _PIECES * cpu_count())))
+
+    def speeds(threads: int, least: int, end: float) -> list[float]:
+        pieces = np.array_split(buffer, _PIECES * threads)
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(np.max, pieces))  # which starts the threads
+            # Of all reductions that numpy does without the interpreter's lock, the fastest.
+            read = partial(pool.map, np.max, pieces)
+            return _speeds(lambda: list(read()), length, least, end, progress, clock)
+
+    most = cpu_count()
+    counts = [*(1 << power for power in range((most - 1).bit_length())), most]
+    trials = {threads: speeds(threads, _TRIALS, 0) for threads in counts}
+    fastest = max(trials, key=lambda threads: measured(trials[threads]).value)
+    return measured(speeds(fastest, _LEAST_ROUNDS, end), BYTE_UNITS)
 
 
-def _of_source(source: Source) -> Iterator[tuple[Path, int, int]]:
-    for family in find_experts(source).families:
-        if family.name == ROUTED_FAMILY:
-            for part in family.parts:
-                path = Path(source.shards[part.slices.at(0).shard].path)
-                yield path, part.length, family.expert_count
+def _speeds(
+    work: Callable[[], object],
+    amount: int,
+    least: int,
+    end: float,
+    progress: Callable[[], None],
+    clock: Clock = time.perf_counter,
+) -> list[float]:
+    """Do some work `least` times, and until the clock says `end`; return its amounts a second."""
+    speeds: list[float] = []
+    while len(speeds) < least or clock() < end:
+        start = clock()
+        work()
+        speeds.append(amount / (clock() - start))
+        progress()
+    return speeds
+
+
+def buffer_length(cache_length: int, available: int) -> int | None:
+    """Return the buffer's length in bytes; None if memory is hardly larger than the caches."""
+    length = min(max(_CACHES * cache_length, _LEAST_LENGTH), available // 4)
+    return length if length >= max(2 * cache_length, _LEAST_LENGTH // 4) else None
+
+
+def _last_cache_length() -> int:
+    """Return the bytes of all caches of the last level; 0 if the system does not say.
+
+    By sysfs-devices-system-cpu of the kernel's ABI documents.
+    """
+    levels: dict[int, dict[str, int]] = {}
+    for cache in _CPUS.glob("cpu[0-9]*/cache/index[0-9]*"):
+        try:
+            level, size, cpus = (
+                (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
+            )
+            levels.setdefault(int(level), {})[cpus] = int(size.removesuffix("K")) << 10
+        except (OSError, ValueError):
+            continue
+    return sum(levels[max(levels)].values()) if levels else 0
+
+
+def measure_compute(seconds: float, progress: Callable[[], None]) -> Figure:
+    """Return the floating-point operations a second of matrix products in single precision.
+
+    It is the median of rounds of up to `seconds` in all; `progress` is called after each.
+    """
+    matrix = np.ones((_MATRIX_SIZE, _MATRIX_SIZE), np.float32)
+    product = matrix @ matrix  # which starts the threads
+    multiply = partial(np.matmul, matrix, matrix, out=product)
+    end = time.perf_counter() + seconds
+    return measured(_speeds(multiply, 2 * _MATRIX_SIZE**3, _LEAST_ROUNDS, end, progress))

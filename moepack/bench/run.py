@@ -8,33 +8,32 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.bench import drive, layouts, workload
-from moepack.bench.comparison import WARM_UP_SHARE, Round, compare
-from moepack.bench.drive import SurfacePoint
-from moepack.bench.layouts import Groups
-from moepack.bench.measuring import Meter, spread
-from moepack.bench.verdict import (
+from moepack.bench import drive, workload
+from moepack.bench.comparison import (
     SMALL_LENGTH,
+    WARM_UP_SHARE,
     Gain,
+    Round,
+    compare,
     judge,
     notes,
     verdict,
 )
-from moepack.bench.workload import RoutedLayer, Workload
+from moepack.bench.drive import SurfacePoint
+from moepack.bench.measuring import Meter, spread
+from moepack.bench.workload import Groups, RoutedLayer, Workload
 from moepack.common.errors import RequestError
-from moepack.common.keys import ExpertKey
 from moepack.common.paths import AnyPath, PathOrPaths
 from moepack.common.phases import Progress
+from moepack.common.shape import ExpertKey
 from moepack.common.sizes import Size, as_list, parse_size
-from moepack.pack.opening.open_model import open_model
+from moepack.pack.opening.open_model import open_model, open_shards
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.pack import Pack
-from moepack.source.experts import find_experts, shape_of
-from moepack.source.shards import Source, open_source
 from moepack.storage import probe
 from moepack.traces.hotness import measure
 from moepack.traces.hotness.coverage import stored_counts
@@ -134,12 +133,12 @@ def bench_pack(
     if source is not None and named_pack(path) is None:
         hint = "a source needs a pack of it: `moepack pack` makes one"
         raise RequestError("not a pack, and nothing to compare", path=path, hint=hint)
-    with open_model(path) as pack:
+    with open_model(path) as pack, ExitStack() as stack:
         pack.require_files()
-        model = None if source is None else open_source(source)
-        reads = _local(pack, _choose_workload(pack, model, trace, hotness, experts_used))
+        shards = None if source is None else stack.enter_context(open_shards(source))
+        reads = _local(pack, _choose_workload(pack, shards, trace, hotness, experts_used))
         files = _whole_files(pack)
-        sides = _sides(pack, model, fit(pack, reads.layers, length))
+        sides = _sides(pack, shards, fit(pack, reads.layers, length))
         chosen, why = probe.choose(backend, pack.file_paths, max(depths))
         grid = drive.grid(files) if point_seconds else []
         comparison_seconds = (1 + WARM_UP_SHARE) * seconds
@@ -149,7 +148,7 @@ def bench_pack(
         rounds, portions, was_cold = compare(pack, sides, chosen.name, depths, seconds, meter)
         meter.finish()
     pack_length = sum(length for _, length in files)
-    gains = judge(rounds, depths) if model is not None else ()
+    gains = judge(rounds, depths) if source is not None else ()
     outcome, text = verdict(gains, rounds, chosen.name, was_cold)
     layer_tokens = reads.token_count / len(reads.layers)
     return BenchReport(
@@ -160,7 +159,7 @@ def bench_pack(
         surface=surface,
         routing=_routed_reads(reads.origin, sides, portions, layer_tokens),
         readings=tuple(
-            _measured_reads(layout, depth, groups, rounds, portions, layer_tokens)
+            _measured_reads(layout, depth, groups, rounds, layer_tokens)
             for depth in depths
             for layout, groups in sides.items()
         ),
@@ -211,7 +210,7 @@ def _local(pack: Pack, reads: Workload) -> Workload:
 
 def _choose_workload(
     pack: Pack,
-    model: Source | None,
+    shards: Pack | None,
     trace: str | None,
     hotness: str | None,
     experts_used: int | None,
@@ -222,7 +221,7 @@ def _choose_workload(
         raise RequestError("the pack has no routed experts", path=pack.path)
     if trace is not None:
         return workload.from_trace(trace, shape, MAX_TOKENS)
-    of_model = shape.experts_used or (model and shape_of(model, find_experts(model)).experts_used)
+    of_model = shape.experts_used or (shards and shards.shape.experts_used)
     used = experts_used or of_model or workload.USUAL_EXPERTS_USED
     counts: Mapping[ExpertKey, int]
     if hotness is not None:
@@ -248,11 +247,11 @@ def fit(pack: Pack, layers: Sequence[RoutedLayer], length: int) -> list[RoutedLa
     return fitting
 
 
-def _sides(pack: Pack, model: Source | None, layers: Sequence[RoutedLayer]) -> dict[str, Groups]:
+def _sides(pack: Pack, shards: Pack | None, layers: Sequence[RoutedLayer]) -> dict[str, Groups]:
     """Return the layouts to read, by name: a GGUF, or an index of one, has slices alone."""
-    experts = layouts.blobs(pack, layers)
-    if model is not None:
-        return {"blobs": experts, "slices": layouts.slices(model, pack, layers)}
+    experts = workload.blobs(pack, layers)
+    if shards is not None:
+        return {"blobs": experts, "slices": workload.slices(shards, pack, layers)}
     are_shards = any(file.is_shard for file in pack.index.files)
     return {"slices" if are_shards else "blobs": experts}
 
@@ -279,20 +278,18 @@ def _useful_length(groups: Groups, portion: slice) -> int:
 
 
 def _measured_reads(
-    layout: str,
-    depth: int,
-    groups: Groups,
-    rounds: Sequence[Round],
-    portions: Sequence[slice],
-    layer_tokens: float,
+    layout: str, depth: int, groups: Groups, rounds: Sequence[Round], layer_tokens: float
 ) -> MeasuredReads:
     """Sum up a layout at a depth over the undisturbed rounds, or over all if there are none."""
     rounds = [one for one in rounds if not one.is_disturbed] or rounds
-    usages = [one.usages[layout, depth] for one in rounds]
-    visits = [portions[one.portions[depth]] for one in rounds]
-    lengths = [_useful_length(groups, portion) for portion in visits]
-    tokens = [len(groups[portion]) * layer_tokens for portion in visits]
-    speed = spread([length / one.seconds for one, length in zip(usages, lengths, strict=True)])
+    reads = [
+        (one.usages[layout, depth], _useful_length(groups, portion), len(groups[portion]))
+        for one in rounds
+        for portion in [one.portions[depth]]
+    ]
+    speed = spread([length / usage.seconds for usage, length, _ in reads])
+    seconds = [usage.seconds / (count * layer_tokens) for usage, _, count in reads]
+    tokens = sum(count * layer_tokens for _, _, count in reads)
     return MeasuredReads(
         layout,
         depth,
@@ -300,11 +297,9 @@ def _measured_reads(
         bytes_per_second_lowest=speed.lowest,
         bytes_per_second_highest=speed.highest,
         cpu_seconds_per_gib=statistics.median(
-            one.cpu_seconds_per_gib(length) for one, length in zip(usages, lengths, strict=True)
+            usage.cpu_seconds_per_gib(length) for usage, length, _ in reads
         ),
-        seconds_per_token=statistics.median(
-            one.seconds / count for one, count in zip(usages, tokens, strict=True)
-        ),
-        reads_per_token=sum(one.read_count for one in usages) / sum(tokens),
-        length_per_token=sum(one.length for one in usages) / sum(tokens),
+        seconds_per_token=statistics.median(seconds),
+        reads_per_token=sum(usage.read_count for usage, _, _ in reads) / tokens,
+        length_per_token=sum(usage.length for usage, _, _ in reads) / tokens,
     )

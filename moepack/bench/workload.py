@@ -1,22 +1,28 @@
 """The routed reads of a model: the experts of each token, layer by layer.
 
 The experts of one layer are requested together, and the next layer's only when these have been
-read. They are taken from a trace, or drawn by hotness.
+read. They are taken from a trace, or drawn by hotness; and read as blobs of a pack, or in the same
+order as slices of its shards. Slices hold the bytes of the parts, so that the pack's digests prove
+them as well.
 """
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ModelShape
+from moepack.common.errors import RequestError, TraceError
+from moepack.common.shape import ExpertKey, ModelShape
+from moepack.pack.reading.expert_read import ExpertRead, plan_read, read_of_parts
+from moepack.pack.reading.pack import Pack
 from moepack.traces.formats import registry
 from moepack.traces.steps import ALL_PHASES, StepStream
 from moepack.traces.validation import Checks
 
 USUAL_EXPERTS_USED = 8
+
+Groups = Sequence[Sequence[ExpertRead]]
+"""Experts by routed layer; all experts of a layer are requested together."""
 
 
 class RoutedLayer(NamedTuple):
@@ -89,3 +95,52 @@ def _sample(weights: Sequence[int], count: int, draw: random.Random) -> tuple[in
     """
     keys = [(draw.random() ** (1 / weight) if weight else draw.random() - 1) for weight in weights]
     return tuple(sorted(range(len(keys)), key=keys.__getitem__, reverse=True)[:count])
+
+
+def blobs(pack: Pack, layers: Sequence[RoutedLayer]) -> Groups:
+    """Return each expert as one blob of the pack."""
+    return _experts(layers, lambda layer, expert: plan_read(pack, layer, expert, None, None))
+
+
+def slices(shards: Pack, pack: Pack, layers: Sequence[RoutedLayer]) -> Groups:
+    """Return each expert as its slices in the shards, one read each, even if they are adjacent.
+
+    Raises RequestError if the pack was not made from these shards.
+    """
+    for layer in {routed.layer for routed in layers}:
+        _check_same(pack, shards, layer)
+
+    def plan(layer: int, expert: int) -> ExpertRead:
+        parts = []
+        for kind in pack.parts(layer):
+            here = shards.locate(layer, expert, kind.name)
+            part = pack.locate(layer, expert, kind.name)
+            parts.append(part._replace(path=here.path, offset=here.offset))
+        return read_of_parts(layer, expert, parts, pack.part_names(layer), gap=0)
+
+    return _experts(layers, plan)
+
+
+def _experts(layers: Sequence[RoutedLayer], plan: Callable[[int, int], ExpertRead]) -> Groups:
+    return [[plan(layer, expert) for expert in numbers] for layer, numbers in layers]
+
+
+def _check_same(pack: Pack, shards: Pack, layer: int) -> None:
+    ours, theirs = (
+        {(kind.name, kind.length) for kind in one.parts(layer)}
+        if layer in one.shape.routed
+        else set()
+        for one in (pack, shards)
+    )
+    if ours != theirs or shards.expert_count(layer) != pack.expert_count(layer):
+        texts = [
+            ", ".join(f"{name} of {length:,} bytes" for name, length in sorted(parts)) or "none"
+            for parts in (ours, theirs)
+        ]
+        raise RequestError(
+            "the pack was not made from this source",
+            path=pack.path,
+            place=f"layer {layer}",
+            expected=texts[0],
+            found=texts[1],
+        )

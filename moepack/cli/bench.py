@@ -1,27 +1,26 @@
-"""The command `bench`."""
+"""The commands `bench` and `report`."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import click
 
 import moepack
-from moepack.cli.shared.files import picture_file, read_prompt
+from moepack.cli.shared import options
+from moepack.cli.shared.files import output_file, picture_file, read_prompt
 from moepack.cli.shared.options import (
-    backend_option,
     file_option,
-    micro_batch_option,
+    flag_option,
+    float_option,
     number_option,
-    opened_argument,
-    plot_options,
-    progress_options,
     size_option,
-    source_option,
 )
-from moepack.cli.shared.parameters import Numbers
+from moepack.cli.shared.parameters import STANDARD_STREAM, Numbers
 from moepack.cli.shared.progress import progress
-from moepack.cli.shared.terminal import complain, is_json, is_quiet, show
+from moepack.cli.shared.terminal import complain, is_json, is_quiet, show, sum_up
 from moepack.common.errors import RequestError
 from moepack.pack.reading.directory import named_pack
 from moepack.running.programs.sampling import MAX_CONTEXT
@@ -32,38 +31,30 @@ _RUN_SETTINGS = (
 
 
 @click.command()
-@opened_argument
-@source_option
+@options.opened_argument
+@options.source_option
 @file_option("--trace", help="Routing trace with the experts to read.")
 @file_option("--hotness", help="Counts to draw experts by, in place of --trace.")
 @number_option(
     "--experts-used", least=1, most=1024, help="Number of experts to draw per token and layer."
 )
-@backend_option
+@options.backend_option
 @click.option(
     "--depths",
     type=Numbers(),
     default="1,4,16",
     help="Queue depths to try: numbers of reads in flight.",
 )
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0, 3600),
-    default=45,
-    help="Time for the comparison.",
-)
+@float_option("--seconds", most=3600, default=45, help="Time for the comparison.")
 @size_option("--length", default="256MiB", help="Bytes of experts to read repeatedly.")
-@click.option(
+@float_option(
     "--point-seconds",
-    type=click.FloatRange(0, 60),
+    most=60,
     default=0.25,
     help="Time for each point of the drive's surface; 0 skips it.",
 )
-@click.option(
-    "--run",
-    "runs",
-    is_flag=True,
-    help="Run the model within a memory limit instead, and measure its speed.",
+@flag_option(
+    "--run", "runs", help="Run the model within a memory limit instead, and measure its speed."
 )
 @size_option(
     "--memory",
@@ -86,12 +77,12 @@ _RUN_SETTINGS = (
     most=MAX_CONTEXT,
     help="Number of tokens to generate with --run; by default 60.",
 )
-@micro_batch_option("Prompt tokens computed at once with --run; by default up to 2,048.")
+@options.micro_batch_option("Prompt tokens computed at once with --run; by default up to 2,048.")
 @number_option(
     "--rounds", least=1, most=100, help="Number of turns of each program with --run; by default 3."
 )
-@plot_options("the drive's surface")
-@progress_options
+@options.plot_options("the drive's surface")
+@options.progress_options
 def bench(
     pack_path: str,
     source_paths: tuple[str, ...],
@@ -109,7 +100,7 @@ def bench(
 
     Example: moepack bench model.moepack --source model-00001-of-00004.gguf
     """
-    from moepack.report import bench_text, chart
+    from moepack.report import chart, measure_text
 
     values = {name: settings.pop(name) for name in _RUN_SETTINGS}
     run_settings = {name: value for name, value in values.items() if value is not None}
@@ -124,7 +115,7 @@ def bench(
     inputs = [path for path in (settings["trace"], settings["hotness"]) if path]
     with (
         picture_file(plot_path, force=force, inputs=inputs) as picture,
-        progress(None, "measuring", "ms") as advance,
+        progress("measuring", "ms") as advance,
     ):
         if not (source_paths or is_json() or is_quiet()) and named_pack(pack_path) is not None:
             complain("note", "without --source there is nothing to compare the pack with")
@@ -139,18 +130,88 @@ def bench(
             chart.surface(report.surface, f"{pack_path}, {report.backend}", picture)
         elif picture:
             complain("note", "the pack is too small for a surface: nothing is drawn")
-    show(report, bench_text.text)
+    show(report, measure_text.bench)
 
 
 def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:
     """Measure whole programs that run the model."""
     from moepack.bench.engine_speed import bench_run
     from moepack.common.extras import require
-    from moepack.report import speed_text
+    from moepack.report import measure_text
 
     require("run")
     path = settings.pop("prompt_file", None)
     prompt = None if path is None else read_prompt(path)
-    with progress(None, "running", "runs") as advance:
+    with progress("running", "runs") as advance:
         speed = bench_run(pack, source=source or None, prompt=prompt, progress=advance, **settings)
-    show(speed, speed_text.text)
+    show(speed, measure_text.speed)
+
+
+@click.command()
+@options.source_or_pack_argument
+@file_option(
+    "--trace", "traces", multiple=True, help="Routing trace, for heat, coverage and caches."
+)
+@options.machine_option
+@file_option(
+    "--run",
+    "runs",
+    multiple=True,
+    help="Measurement, as JSON of `moepack bench`, `moepack run` or llama-bench.",
+)
+@size_option(
+    "--budget", share_of="experts", help="Memory for experts to mark: 8GiB, 25% of all experts."
+)
+@flag_option("--verify", help="Also verify the pack, which reads all of it.")
+@options.source_option
+@options.output_option(help="Page to write, in HTML; - is standard output.")
+@flag_option("--open", "opens", help="Open the page in a browser.")
+@options.force_option
+@options.format_option
+@options.lenient_option
+@options.progress_options
+def report(
+    source_or_pack: tuple[str, ...],
+    output: str,
+    opens: bool,
+    force: bool,
+    form: str | None,
+    lenient: bool,
+    verify: bool,
+    source_paths: tuple[str, ...],
+    machine_path: str | None,
+    **settings: Any,
+) -> None:
+    """Make a page about a model for a browser: one file, with pictures and tables.
+
+    Each section needs its input: a trace for heat, coverage and caches, a machine for placement and
+    forecast, measurements, or the verification of a pack.
+
+    Example: moepack report model.gguf --trace chat.moetrace -o report.html
+    """
+    from moepack.report.html.report import summary_text
+    from moepack.traces.formats.registry import ReadOptions
+
+    if opens and output == STANDARD_STREAM:
+        raise RequestError("--open needs a file", hint="name one with -o")
+    if source_paths and not verify:
+        raise RequestError("--source is for --verify", hint="add --verify, or leave --source out")
+    inputs = [*settings["traces"], *settings["runs"]]
+    with output_file(output, force=force, inputs=inputs, suffix=".html") as path:
+        if verify:
+            with progress("verifying") as advance:
+                settings["verification"] = moepack.verify(
+                    source_or_pack[0], source_paths or None, progress=advance
+                )
+        with progress("reading", "steps") as advance:
+            page = moepack.make_report(
+                source_or_pack,
+                path,
+                machine=machine_path,
+                options=ReadOptions(form, lenient=lenient),
+                progress=advance,
+                **settings,
+            )
+    sum_up(replace(page.summary, path=output), summary_text)
+    if opens and click.launch(os.path.abspath(output)):
+        complain("note", "no browser could be started: open the page by hand")

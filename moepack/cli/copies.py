@@ -1,59 +1,40 @@
-"""The commands `index`, `mount`, `pull` and `mirror`: a model and packs at a second place."""
+"""The commands `index`, `mount`, `pull`, `mirror` and `export`: packs at a second place."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import moepack
-from moepack.cli.shared.options import (
-    folder_option,
-    hotness_option,
-    hottest_option,
-    json_option,
-    layers_option,
-    number_option,
-    pack_argument,
-    progress_options,
-    resume_option,
-    threads_option,
-)
-from moepack.cli.shared.parameters import ModelName, OutputFolder, PathName
+from moepack.cli.shared import options
+from moepack.cli.shared.options import file_option, flag_option, number_option, size_option
+from moepack.cli.shared.parameters import OUTPUT_FOLDER, RESUMABLE_FILE, ModelName, PathName
 from moepack.cli.shared.progress import progress
-from moepack.cli.shared.terminal import (
-    complain,
-    is_json,
-    is_quiet,
-    lay_out,
-    next_line,
-    say,
-    show,
-    sum_up,
-)
+from moepack.cli.shared.terminal import announce, complain, is_json, next_line, say, show, sum_up
+from moepack.cli.words.front import Commands, with_help
 from moepack.common.errors import RequestError
 from moepack.common.escaping import one_line, shell_words
 from moepack.common.path_hints import missing_model_hint
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
 from moepack.common.sizes import Size
 
 if TYPE_CHECKING:
+    from moepack.pack.engines.contract import Engine, ExportOption
     from moepack.pack.mounting.mount import MountFacts
-    from moepack.packing.copies.pull import PullSummary
 
 
 @click.command()
 @click.argument("source", nargs=-1, required=True, type=ModelName(), metavar="SOURCE...")
-@folder_option("Folder of the new index.")
-@hotness_option
-@click.option(
-    "--digests", is_flag=True, help="Read the shards for digests, so that reads are checked."
-)
-@threads_option
-@progress_options
+@options.folder_option("Folder of the new index.")
+@options.hotness_option
+@flag_option("--digests", help="Read the shards for digests, so that reads are checked.")
+@options.threads_option
+@options.progress_options
 def index(source: tuple[str, ...], target: str, **options: Any) -> None:
     """Index the experts in the shards of SOURCE, without a copy.
 
@@ -63,15 +44,15 @@ def index(source: tuple[str, ...], target: str, **options: Any) -> None:
     """
     from moepack.report import pack_text
 
-    with progress(None, "indexing") as advance:
+    with progress("indexing") as advance:
         summary = moepack.index_model(source, target, progress=advance, **options)
     sum_up(summary, pack_text.indexed, next_line("run", target))
 
 
 @click.command()
-@pack_argument
-@click.argument("target", type=OutputFolder(), metavar="DIR")
-@json_option
+@options.pack_argument
+@click.argument("target", type=OUTPUT_FOLDER, metavar="DIR")
+@options.json_option
 def mount(pack_path: str, target: str) -> None:
     """Serve the shards of a whole pack as files in the empty folder DIR.
 
@@ -99,17 +80,13 @@ def mount(pack_path: str, target: str) -> None:
 
 @click.command()
 @click.argument("pack", required=False, type=PathName(), metavar="PACK")
-@folder_option("Folder of the pack on this machine.", required=False)
-@layers_option
-@hottest_option("experts")
-@resume_option
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Comparison of all that is there, and repair.",
-)
+@options.folder_option("Folder of the pack on this machine.", required=False)
+@options.layers_option
+@options.hottest_option("experts")
+@options.resume_option
+@flag_option("--check", help="Comparison of all that is there, and repair.")
 @number_option("--threads", least=1, most=256, default=16, help="Number of ranges in flight.")
-@progress_options
+@options.progress_options
 def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> None:
     """Bring PACK from a store or a web server into DIR: all of it, some layers, or the hottest.
 
@@ -118,31 +95,25 @@ def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> 
 
     Example: moepack pull s3://models/q.moepack -o q.moepack --hottest 40GiB
     """
-    from moepack.report import pull_text
-    from moepack.report.printable import printable
+    from moepack.report import pack_text
 
     if pack is not None and not is_remote(pack) and not os.path.lexists(pack):
         raise RequestError("not the address of a pack", path=pack, hint=missing_model_hint(pack))
     if target is None or (pack is None and not resume):
         raise click.UsageError(f"{'-o DIR' if target is None else 'PACK'} is missing")
 
-    def print_plan(summary: PullSummary) -> None:
-        if not is_json() and not is_quiet():
-            lay_out(pull_text.plan(printable(summary)))
-
-    with progress(None, "pulling") as advance:
-        summary = moepack.pull(
-            pack, target, resume=resume, planned=print_plan, progress=advance, **options
-        )
-    sum_up(summary, pull_text.pulled, next_line("run", summary.path))
+    options |= {"resume": resume, "planned": partial(announce, render=pack_text.pull_plan)}
+    with progress("pulling") as advance:
+        summary = moepack.pull(pack, target, progress=advance, **options)
+    sum_up(summary, pack_text.pulled, next_line("run", summary.path))
 
 
 @click.command()
-@pack_argument
-@click.argument("target", required=False, type=OutputFolder(), metavar="[TARGET]")
-@hottest_option("experts")
-@click.option("--remove", is_flag=True, help="Remove the mirror of PACK.")
-@progress_options
+@options.pack_argument
+@click.argument("target", required=False, type=OUTPUT_FOLDER, metavar="[TARGET]")
+@options.hottest_option("experts")
+@flag_option("--remove", help="Remove the mirror of PACK.")
+@options.progress_options
 def mirror(pack_path: str, target: str | None, hottest: Size | None, remove: bool) -> None:
     """Copy experts of PACK into the folder TARGET on another drive, to read from both.
 
@@ -152,20 +123,98 @@ def mirror(pack_path: str, target: str | None, hottest: Size | None, remove: boo
     Example: moepack mirror model.moepack /mnt/second --hottest 64GiB
     """
     from moepack.inspection import describe
-    from moepack.inspection.facts import PackMirrorFacts
-    from moepack.report import mirror_text
+    from moepack.inspection.describe import PackMirrorFacts
+    from moepack.report import pack_text
 
     if target is None and hottest is not None:
         raise click.UsageError("--hottest needs a TARGET.")
     if remove and target is not None:
         raise click.UsageError("--remove takes no TARGET.")
     if remove:
-        sum_up(moepack.remove_mirror(pack_path), mirror_text.removed)
+        sum_up(moepack.remove_mirror(pack_path), pack_text.mirror_removed)
     elif target is None:
         with moepack.open(pack_path) as opened:
             facts = PackMirrorFacts(pack_path, describe.describe_mirror(opened))
-        show(facts, mirror_text.shown)
+        show(facts, pack_text.mirror_of_pack)
     else:
-        with progress(None, "mirroring") as advance:
+        with progress("mirroring") as advance:
             summary = moepack.mirror_pack(pack_path, target, hottest=hottest, progress=advance)
-        sum_up(summary, mirror_text.made, next_line("run", pack_path))
+        sum_up(summary, pack_text.mirrored, next_line("run", pack_path))
+
+
+class Formats(Commands):
+    """The commands of all formats that the library lists; its help shows what each is."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        del self.commands  # until they are asked for: most commands do without the formats
+
+    @cached_property
+    def commands(self) -> dict[str, click.Command]:  # type: ignore[override]
+        """The commands by name."""
+        return {engine.name: with_help(_command(engine)) for engine in moepack.export_formats()}
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each format is, and the options."""
+        from moepack.report import pack_text
+
+        for engine in moepack.export_formats():
+            with formatter.section(f"{engine.name}, for {engine.title}"):
+                formatter.write_dl(pack_text.format_facts(engine), col_max=10, col_spacing=2)
+        click.Command.format_options(self, context, formatter)
+
+
+@click.group(cls=Formats)
+def export() -> None:
+    """Write a pack in the format of another engine."""
+
+
+def _command(engine: Engine) -> click.Command:
+    """Return the command that exports to a format, with its options."""
+    what, kind, metavar, name = "File", RESUMABLE_FILE, "FILE", f"model.{engine.name}"
+    if engine.is_folder:
+        what, kind, metavar, name = "Folder", OUTPUT_FOLDER, "DIR", "experts"
+    is_required, default, example = True, "", f" -o {name}"
+    if engine.default_name:
+        is_required, default, example = False, "  [default: in the pack]", ""
+    text = f"{engine.summary}\n\nExample: moepack export {engine.name} model.moepack{example}"
+    target_option = click.option(
+        "-o",
+        "--output",
+        "target",
+        required=is_required,
+        type=kind,
+        metavar=metavar,
+        help=f"{what} to write.{default}",
+    )
+
+    @click.command(engine.name, help=text)
+    @options.pack_argument
+    @target_option
+    @options.options(*map(_option, engine.options))
+    @options.dry_run_option
+    @options.resume_option
+    @options.force_option
+    @options.threads_option
+    @options.progress_options
+    def run(pack_path: str, target: str | None, **options: Any) -> None:
+        from moepack.report import pack_text
+
+        with progress("exporting") as advance:
+            summary = moepack.export(engine.name, pack_path, target, progress=advance, **options)
+        if summary.dry_run:
+            show(summary, pack_text.export_plan)
+        else:
+            sum_up(summary, pack_text.exported, summary.command)
+
+    return run
+
+
+def _option(option: ExportOption) -> Any:
+    name = f"--{option.name}"
+    if option.kind == "size":
+        return size_option(name, least=0, default=option.default, help=option.help)
+    if option.kind == "file":
+        return file_option(name, help=option.help)
+    choices = click.Choice(option.choices)
+    return click.option(name, type=choices, default=option.default, help=option.help)

@@ -5,20 +5,9 @@ from itertools import chain
 import click
 
 import moepack
+from moepack.cli.shared import options
 from moepack.cli.shared.files import output_file
-from moepack.cli.shared.options import (
-    expert_options,
-    force_option,
-    hotness_option,
-    hottest_option,
-    json_option,
-    layers_option,
-    opened_argument,
-    output_option,
-    pack_argument,
-    source_or_pack_argument,
-    summary_options,
-)
+from moepack.cli.shared.options import flag_option
 from moepack.cli.shared.terminal import (
     columns,
     complain,
@@ -29,41 +18,41 @@ from moepack.cli.shared.terminal import (
     suggest,
     sum_up,
 )
-from moepack.common import installed
+from moepack.common import extras
 from moepack.common.errors import RequestError
 from moepack.common.sizes import Size, size_text
 from moepack.storage.atomic import write_whole
 
 
 @click.command()
-@source_or_pack_argument
-@json_option
+@options.source_or_pack_argument
+@options.json_option
 def inspect(source_or_pack: tuple[str, ...]) -> None:
     """Describe a model or a pack: its layers, experts, tensors and lengths.
 
     Example: moepack inspect model-00001-of-00004.gguf
     """
-    from moepack.inspection.facts import PackFacts
-    from moepack.report import text
+    from moepack.inspection.describe import PackFacts
+    from moepack.report import model_text
 
     facts = moepack.inspect(source_or_pack)
     can_run = facts.is_whole if isinstance(facts, PackFacts) else bool(facts.families)
-    show(facts, text.inspected, next_line("run", *source_or_pack) if can_run else None)
+    show(facts, model_text.inspected, next_line("run", *source_or_pack) if can_run else None)
 
 
 @click.command("list")
-@opened_argument
-@hottest_option("blobs")
-@layers_option
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@json_option
+@options.opened_argument
+@options.hottest_option("blobs")
+@options.layers_option
+@flag_option("--csv", "as_csv", help="Print CSV.")
+@options.json_option
 def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_csv: bool) -> None:
     """List every blob and dense tensor: its kind, offset, length and hotness.
 
     Example: moepack list model.moepack --hottest 8GiB --csv
     """
     from moepack.inspection.listing import BlobRow
-    from moepack.report import listing_text
+    from moepack.report import model_text
 
     if as_csv and is_json():
         raise RequestError("CSV and JSON at once", hint="give --csv or --json, not both")
@@ -71,11 +60,11 @@ def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_cs
     first_row = next(rows, None)
     rows = rows if first_row is None else chain([first_row], rows)
     if as_csv:
-        lines = listing_text.csv_text(rows)
+        lines = model_text.listing_csv(rows)
     elif is_json():
-        lines = listing_text.json_text(rows)
+        lines = model_text.listing_json(rows)
     else:
-        lines = listing_text.table(rows, columns())
+        lines = model_text.listing(rows, columns())
     first = next(lines, "")
     pass_on([first])
     pass_on(lines)
@@ -89,9 +78,9 @@ def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_cs
 
 
 @click.command()
-@opened_argument
-@expert_options
-@json_option
+@options.opened_argument
+@options.expert_options
+@options.json_option
 def locate(pack_path: str, layer: int, expert: int, family: str | None) -> None:
     """Show the file and the offset of an expert's blob and of each of its parts.
 
@@ -99,20 +88,20 @@ def locate(pack_path: str, layer: int, expert: int, family: str | None) -> None:
     """
     from moepack.inspection import describe
     from moepack.pack.opening.open_model import open_model
-    from moepack.report import text
+    from moepack.report import model_text
 
     with open_model(pack_path) as opened:
         facts = describe.describe_blob(opened, layer, expert, family=family)
-    show(facts, text.blob)
+    show(facts, model_text.blob)
 
 
 @click.command()
-@opened_argument
-@expert_options
+@options.opened_argument
+@options.expert_options
 @click.option("--part", help="Name of a single part: ffn_up_exps.weight, or up for short.")
-@output_option()
-@force_option
-@summary_options
+@options.output_option()
+@options.force_option
+@options.summary_options
 def extract(
     pack_path: str,
     layer: int,
@@ -127,9 +116,9 @@ def extract(
     Example: moepack extract m.moepack --layer 3 --expert 17 --part up -o up.bin
     """
     from moepack.inspection import describe
-    from moepack.inspection.facts import ExtractFacts
+    from moepack.inspection.describe import ExtractFacts
     from moepack.pack.opening.open_model import open_model
-    from moepack.report import text
+    from moepack.report import model_text
 
     with output_file(output, force=force) as target:
         with open_model(pack_path) as opened, opened.reader() as reader:
@@ -142,14 +131,14 @@ def extract(
                     raise RequestError(problem, path=pack_path, place=place, hint=hint)
             view = reader.read(layer, expert, part, family=family)
         write_whole(target, view)
-    sum_up(ExtractFacts(layer, expert, part, output, len(view)), text.extracted)
+    sum_up(ExtractFacts(layer, expert, part, output, len(view)), model_text.extracted)
 
 
 @click.command()
-@pack_argument
-@hotness_option
-@click.option("--learned", is_flag=True, help="Counts from recent runs of the pack.")
-@json_option
+@options.pack_argument
+@options.hotness_option
+@flag_option("--learned", help="Counts from recent runs of the pack.")
+@options.json_option
 def rank(pack_path: str, hotness: str | None, learned: bool) -> None:
     """Rank the experts of PACK by other counts; blobs do not move.
 
@@ -171,4 +160,4 @@ def include_dir() -> None:
 
     Example: moepack include-dir
     """
-    pass_on([f"{installed.folder('include')}\n"])
+    pass_on([f"{extras.folder('include')}\n"])

@@ -14,24 +14,24 @@ import click
 
 import moepack
 from moepack.cli.bench import bench
-from moepack.cli.copies import index, mirror, mount, pull
+from moepack.cli.bench import report as report_command
+from moepack.cli.copies import export, index, mirror, mount, pull
 from moepack.cli.experts import extract, include_dir, inspect, list_experts, locate, rank
-from moepack.cli.export import export
-from moepack.cli.forecast import forecast
-from moepack.cli.hotness import hotness
-from moepack.cli.machines import doctor, machine
-from moepack.cli.pack import pack
-from moepack.cli.place import place
-from moepack.cli.report import report as report_command
-from moepack.cli.restore import restore
+from moepack.cli.pack import pack, restore, verify
+from moepack.cli.plan import doctor, forecast, machine, place
 from moepack.cli.run import run as run_command
-from moepack.cli.serve import serve
+from moepack.cli.run import serve
 from moepack.cli.shared.argument_names import as_typed
 from moepack.cli.shared.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.shared.terminal import complain
-from moepack.cli.simulate import simulate
-from moepack.cli.traces import trace_concentration, trace_import, trace_record, trace_stats
-from moepack.cli.verify import verify
+from moepack.cli.traces import (
+    hotness,
+    simulate,
+    trace_concentration,
+    trace_import,
+    trace_record,
+    trace_stats,
+)
 from moepack.cli.words.front import HELP_OPTIONS, Commands
 from moepack.common.errors import MachineError, MoepackError, shortage_behind
 

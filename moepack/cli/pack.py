@@ -1,61 +1,85 @@
-"""The command `pack`."""
+"""The commands `pack`, `restore` and `verify`."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 import moepack
-from moepack.cli.shared.confirmation import check_confirmation, confirm
-from moepack.cli.shared.executors import executor_option, opened_executor, part_option
-from moepack.cli.shared.options import (
-    dry_run_option,
-    folder_option,
-    hotness_option,
-    layers_option,
-    layout_option,
-    progress_options,
-    recover_option,
-    resume_option,
-    size_option,
-    threads_option,
-)
-from moepack.cli.shared.parameters import ModelName
+from moepack.cli.shared import options
+from moepack.cli.shared.argument_names import typed_name
+from moepack.cli.shared.exit_codes import ExitCode
+from moepack.cli.shared.files import output_file
+from moepack.cli.shared.options import Option, flag_option, size_option
+from moepack.cli.shared.parameters import ModelName, OutputFile, PathName
 from moepack.cli.shared.progress import progress
-from moepack.cli.shared.terminal import is_json, is_quiet, lay_out, next_line, sum_up
-from moepack.common.errors import RequestError
+from moepack.cli.shared.terminal import (
+    announce,
+    is_json,
+    is_quiet,
+    is_verbose,
+    next_line,
+    say,
+    show,
+    sum_up,
+)
+from moepack.common import extras
+from moepack.common.errors import MachineError, RequestError
+from moepack.common.escaping import one_line
+from moepack.storage.atomic import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
+    from moepack.common.phases import Progress
+    from moepack.pack.verifying.report import Report
     from moepack.packing.plan.pack_summary import PackSummary
+
+
+_DASK = "dask://"
+
+_executor_option = click.option(
+    "--executor",
+    metavar="dask://HOST:PORT",
+    help="Address of a Dask scheduler, whose workers do the work.",
+)
+
+
+def _part_option(files: str) -> Option[Any]:
+    """Return the option for a share of some files."""
+    help_text = f"Share of the {files} to do, such as 3/16: one of 16 about equal ones."
+    return click.option("--part", metavar="N/COUNT", help=help_text)
 
 
 @click.command()
 @click.argument("source", nargs=-1, type=ModelName(), metavar="SOURCE...")
-@folder_option("Folder of the new pack.")
-@layout_option
+@options.folder_option("Folder of the new pack.")
+@options.layout_option
 @size_option("--alignment", least=0, help="Alignment of blobs, weights and tensors, such as 16KiB.")
-@hotness_option
-@click.option("--experts-only", is_flag=True, help="Leave out the dense part.")
-@layers_option
-@click.option("--no-mtp", is_flag=True, help="Leave out multi-token-prediction layers.")
-@click.option("--sha256", is_flag=True, help="Record the SHA-256 of each shard, for restore.")
-@click.option("--strong", is_flag=True, help="Add a SHA-256 of each part, tensor and header.")
-@click.option("--in-place", is_flag=True, help="Turn the shards themselves into the pack.")
-@click.option(
-    "--yes-delete-source", "is_confirmed", is_flag=True, help="Pack in place without asking."
-)
-@part_option("data files")
-@click.option("--commit", is_flag=True, help="Make a pack of the parts, once all are written.")
-@executor_option
-@dry_run_option
-@resume_option
-@recover_option
-@threads_option
-@progress_options
+@options.hotness_option
+@flag_option("--experts-only", help="Leave out the dense part.")
+@options.layers_option
+@flag_option("--no-mtp", help="Leave out multi-token-prediction layers.")
+@flag_option("--sha256", help="Record the SHA-256 of each shard, for restore.")
+@flag_option("--strong", help="Add a SHA-256 of each part, tensor and header.")
+@flag_option("--in-place", help="Turn the shards themselves into the pack.")
+@flag_option("--yes-delete-source", "is_confirmed", help="Pack in place without asking.")
+@_part_option("data files")
+@flag_option("--commit", help="Make a pack of the parts, once all are written.")
+@_executor_option
+@options.dry_run_option
+@options.resume_option
+@options.recover_option
+@options.threads_option
+@options.progress_options
 def pack(
     source: tuple[str, ...],
     target: str,
@@ -76,35 +100,29 @@ def pack(
     Example: moepack pack model.gguf --hotness hot.csv -o model.moepack
     """
     from moepack.report import pack_text
-    from moepack.report.printable import printable
+    from moepack.report.facts import printable
 
-    if recover and not (in_place and resume):
+    recovers = in_place and resume
+    if recover and not recovers:
         raise click.UsageError("--recover needs --in-place --resume.")
-    if not source and not (in_place and resume):
+    if not source and not recovers:
         raise click.UsageError("SOURCE is missing")
-    check_confirmation("--yes-delete-source", is_confirmed, in_place)
+    _check_confirmation("--yes-delete-source", is_confirmed, in_place)
 
-    def print_plan(summary: PackSummary) -> None:
-        if not is_json() and not is_quiet():
-            lay_out(pack_text.plan(printable(summary)))
-
-    call: Callable[..., PackSummary]
+    options |= {"resume": resume}
     if in_place:
-        _check_in_place(no_mtp, executor, options)
-        common = {name: options[name] for name in ("layout", "alignment", "hotness", "sha256")}
-        common |= {"threads": options["threads"], "resume": resume, "recover": recover}
-        call = partial(moepack.pack_in_place, source, target, **common)
+        call = _in_place_call(source, target, no_mtp, executor, recover=recover, **options)
+        if not (is_confirmed or dry_run or resume):
+            summary = call(dry_run=True)
+            if summary.in_place is not None and not summary.in_place.refusals:
+                _confirm(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
     else:
-        options |= {"mtp": not no_mtp, "resume": resume}
-        call = partial(moepack.pack_model, source, target, **options)
-    if in_place and not (is_confirmed or dry_run or resume):
-        summary = call(dry_run=True)
-        if summary.in_place is not None and not summary.in_place.refusals:
-            confirm(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
-    with progress(None, "packing") as advance, opened_executor(executor) as workers:
-        if not in_place:
+        call = partial(_pack, source, target, mtp=not no_mtp, **options)
+    with progress("packing") as advance, _opened_executor(executor) as workers:
+        if workers is not None:
             call = partial(call, executor=workers)
-        summary = call(dry_run=dry_run, planned=print_plan, progress=advance)
+        announced = partial(announce, render=pack_text.plan)
+        summary = call(dry_run=dry_run, planned=announced, progress=advance)
     next_step = None
     if summary.written_length is not None and summary.missing_file_count is None:
         sources = [] if in_place else [word for path in source for word in ("--source", path)]
@@ -114,14 +132,232 @@ def pack(
         raise RequestError("it would be refused", hint="see above")
 
 
-def _check_in_place(no_mtp: bool, executor: str | None, options: dict[str, Any]) -> None:
-    """Refuse options that do not go together with --in-place."""
-    if options["strong"]:
+def _pack(
+    source: tuple[str, ...],
+    target: str,
+    *,
+    resume: bool,
+    part: str | None,
+    commit: bool,
+    executor: Executor | None = None,
+    **options: Any,
+) -> PackSummary:
+    """Pack alone, or together with others."""
+    if (part is not None) + (executor is not None) + commit > 1:
+        raise RequestError("at most one of `part`, `commit` and `executor` can be used")
+    if part is None and executor is None and not commit:
+        return moepack.pack_model(source, target, resume=resume, **options)
+    shared = moepack.SharedPack(source, target, **options)
+    if executor is not None:
+        return shared.write(executor, resume=resume)
+    return shared.commit() if part is None else shared.write_part(part)
+
+
+def _in_place_call(
+    source: tuple[str, ...],
+    target: str,
+    no_mtp: bool,
+    executor: str | None,
+    **options: Any,
+) -> Callable[..., PackSummary]:
+    """Return the call that packs in place; refuse options that do not go together with it."""
+    if options.pop("strong"):
         problem = "strong digests are not written in place"
         raise RequestError(problem, hint="pack without one of them")
-    if options["experts_only"] or options["layers"] is not None or no_mtp:
+    if options.pop("experts_only") or options.pop("layers") is not None or no_mtp:
         problem = "`in_place` packs the whole model: anything left out would be lost"
         hint = "leave out `experts_only`, `layers` and `mtp=False`, or `in_place`"
         raise RequestError(problem, hint=hint)
-    if options["part"] is not None or options["commit"] or executor is not None:
+    if options.pop("part") is not None or options.pop("commit") or executor is not None:
         raise RequestError("shards are turned into a pack by one process", argument="in_place")
+    return partial(moepack.pack_in_place, source, target, **options)
+
+
+@click.command()
+@options.pack_argument
+@options.folder_option("Folder for the shards.", required=False)
+@flag_option("--in-place", help="Turn the pack itself into the shards.")
+@flag_option("--yes-delete-pack", "is_confirmed", help="Restore in place without asking.")
+@options.resume_option
+@options.recover_option
+@options.force_option
+@_part_option("shards")
+@_executor_option
+@options.threads_option
+@options.progress_options
+def restore(
+    pack_path: str,
+    target: str | None,
+    in_place: bool,
+    is_confirmed: bool,
+    executor: str | None,
+    **options: Any,
+) -> None:
+    """Write the shards of a whole pack again, bit for bit.
+
+    An unfinished pack made in place is turned back into its shards, at their old paths or in DIR.
+
+    Example: moepack restore model.moepack -o shards
+    """
+    from moepack.report import pack_text
+
+    _check_confirmation("--yes-delete-pack", is_confirmed, in_place)
+    if in_place and not is_confirmed:
+        _check_restorable(pack_path, target)
+        deletion = "will be turned back into its shards, and be gone"
+        _confirm(f"{one_line(pack_path)} {deletion}", "--yes-delete-pack")
+    with progress("restoring") as advance, _opened_executor(executor) as workers:
+        options |= {"in_place": in_place, "executor": workers, "progress": advance}
+        summary = moepack.restore(pack_path, target, **options)
+    sum_up(summary, pack_text.restored)
+
+
+def _check_restorable(pack_path: str, target: str | None) -> None:
+    """Raise the errors with which `restore --in-place` would end even if it is confirmed."""
+    from moepack.pack.reading.shard_map import check_whole
+    from moepack.packing.in_place.unfinished import is_unfinished
+
+    if is_unfinished(Path(pack_path)):
+        return
+    with moepack.Pack(pack_path) as pack:
+        check_whole(pack)
+    if target is None:
+        raise RequestError("no folder was given for the shards", hint="name one with --output")
+
+
+@click.command()
+@click.argument("path", type=PathName(), metavar="PACK_OR_EXPORT")
+@options.source_option
+@click.option(
+    "--as",
+    "engine",
+    metavar="FORMAT",
+    help="Verify an export of this format instead of a pack: see `moepack export`.",
+)
+@click.option(
+    "--pack",
+    type=PathName(),
+    metavar="PACK",
+    help="Pack that was exported, for comparison; or its source as --source.",
+)
+@options.layers_option
+@click.option("--sample", metavar="SHARE", help="Share of blobs and tensors to check, such as 10%.")
+@click.option("--seed", type=int, default=0, help="Random seed of the sample.")
+@flag_option("--sha256", help="Also compare the SHA-256 of the shards.")
+@flag_option("--with-gguf-py", help="Also compare with the source as read by gguf-py.")
+@click.option(
+    "--junit", "junit_path", type=OutputFile(), metavar="FILE", help="Report in JUnit XML."
+)
+@options.force_option
+@_part_option("data files")
+@_executor_option
+@options.threads_option
+@options.progress_options
+def verify(
+    path: str,
+    source_paths: tuple[str, ...],
+    engine: str | None,
+    pack: str | None,
+    junit_path: str | None,
+    force: bool,
+    executor: str | None,
+    **options: Any,
+) -> None:
+    """Verify a pack: its structure, padding and digests, and every byte against the source.
+
+    With --as, verify an export: every byte against the pack or the source.
+
+    Example: moepack verify model.moepack --source model-00001-of-00004.gguf
+    """
+    from moepack.report import verification_text
+
+    with contextlib.ExitStack() as outputs:
+        if junit_path:
+            junit_file = outputs.enter_context(output_file(junit_path, force=force))
+        with progress("verifying") as advance:
+            if engine is None and pack is None:
+                with _opened_executor(executor) as workers:
+                    options |= {"executor": workers, "progress": advance}
+                    report = moepack.verify(path, source_paths or None, **options)
+            else:
+                options["executor"] = executor
+                report = _verify_export(engine, path, pack, source_paths, advance, **options)
+        if junit_path:
+            write_whole(junit_file, verification_text.junit(report))
+    next_step = None
+    if not report.findings and engine is None:
+        with moepack.open(report.path) as opened:
+            next_step = next_line("run", report.path) if opened.manifest.is_whole else None
+    if is_json() or report.findings or not is_quiet():
+        shown = None if is_verbose() else verification_text.SHOWN_FINDINGS
+        show(report, partial(verification_text.report, shown=shown), next_step)
+    if report.findings:
+        raise SystemExit(ExitCode.DIFFERENCES)
+
+
+def _verify_export(
+    engine: str | None,
+    path: str,
+    pack: str | None,
+    source_paths: tuple[str, ...],
+    advance: Progress | None,
+    threads: int,
+    **others: Any,
+) -> Report:
+    """Verify an export; raise UsageError for options that are for packs alone."""
+    if engine is None:
+        raise click.UsageError("--pack is for exports: name their format with --as")
+    context = click.get_current_context()
+    for name in others:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = next(one for one in context.command.params if one.name == name)
+            raise click.UsageError(f"{typed_name(option)} is for packs, not for exports")
+    return moepack.verify_export(
+        engine, path, pack=pack, source=source_paths or None, threads=threads, progress=advance
+    )
+
+
+def _check_confirmation(option: str, is_confirmed: bool, in_place: bool) -> None:
+    """Raise RequestError for a confirmation of a command that deletes nothing."""
+    if is_confirmed and not in_place:
+        hint = "without --in-place nothing is deleted: leave it out"
+        raise RequestError("confirms a deletion that does not happen", place=option, hint=hint)
+
+
+def _confirm(deletion: str, option: str) -> None:
+    """Ask on the terminal for the word that deletes; raise RequestError for anything else."""
+    if not sys.stdin.isatty():
+        hint = f"this needs a terminal to confirm it on, or {option}"
+        raise RequestError(f"not confirmed: {deletion}", hint=hint)
+    say(deletion, err=True)
+    word = click.prompt("Type delete to continue", default="", show_default=False, err=True)
+    if word != "delete":
+        raise RequestError("not confirmed: nothing was touched")
+
+
+@contextlib.contextmanager
+def _opened_executor(address: str | None) -> Iterator[Executor | None]:
+    """Connect to the workers at an address for the block; None without one.
+
+    Raises RequestError for another address, MachineError if nothing answers there.
+    """
+    if address is None:
+        yield None
+        return
+    if not address.startswith(_DASK):
+        raise RequestError(
+            "not the address of a scheduler",
+            argument="executor",
+            expected="dask://HOST:PORT",
+            found=address,
+        )
+    extras.require("cluster")
+    from distributed import Client
+
+    try:
+        client = Client(f"tcp://{address.removeprefix(_DASK)}", set_as_default=False)
+    except (OSError, ValueError) as error:
+        hint = "is a Dask scheduler running there?"
+        raise MachineError(f"no scheduler answers: {error}", path=address, hint=hint) from None
+    with client:
+        yield client.get_executor()

@@ -1,7 +1,10 @@
-"""The command `run`: a chat, an answer, or a program of llama.cpp."""
+"""The commands `run` and `serve`: a chat, an answer, a program of llama.cpp, or its server."""
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -12,29 +15,45 @@ from click.core import ParameterSource
 
 from moepack.cli.running.answers import print_answer
 from moepack.cli.running.chat import chat, make_editor
-from moepack.cli.running.fetching import fetch, require_engine
+from moepack.cli.running.models import (
+    fetch,
+    note,
+    require_engine,
+    run_program_command,
+    start_server,
+    trace_to,
+)
 from moepack.cli.running.options import (
     chat_options,
+    context_option,
     engine_options,
+    pager_options,
     sampling_options,
     stats_option,
+    threads_option,
 )
-from moepack.cli.running.program import run_program_command, trace_to
-from moepack.cli.running.request_fields import split_fields
-from moepack.cli.running.starting import note, start_server
 from moepack.cli.shared.argument_names import typed_name
 from moepack.cli.shared.files import read_piped_text, read_prompt
 from moepack.cli.shared.options import (
     file_option,
+    flag_option,
     number_option,
     progress_options,
+    quiet_option,
     source_or_pack_argument,
 )
 from moepack.cli.shared.parameters import STANDARD_INPUT, STANDARD_STREAM
-from moepack.cli.shared.terminal import is_json
-from moepack.cli.words import llama_spellings
-from moepack.cli.words.llama_command import LlamaCommand, is_prompt
+from moepack.cli.shared.terminal import complain, is_json
+from moepack.cli.words.llama_command import (
+    RUN,
+    SERVE,
+    LlamaCommand,
+    check_rest,
+    is_prompt,
+    split_fields,
+)
 from moepack.common.errors import RequestError
+from moepack.common.escaping import one_line, shell_word
 
 if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
@@ -47,7 +66,7 @@ _PAGER_OPTIONS = {
 """The parameters that go with any program: it has all others itself."""
 
 
-@click.command(cls=LlamaCommand, spellings=llama_spellings.RUN, rest_metavar="PROGRAM ARGUMENTS")
+@click.command(cls=LlamaCommand, spellings=RUN, rest_metavar="PROGRAM ARGUMENTS")
 @source_or_pack_argument
 @click.option(
     "-p",
@@ -57,7 +76,7 @@ _PAGER_OPTIONS = {
     "one, a chat begins.",
 )
 @file_option("-f", "--file", "prompt_path", help="File with the prompt.")
-@click.option("--raw", is_flag=True, help="Continue texts as they are, without a chat template.")
+@flag_option("--raw", help="Continue texts as they are, without a chat template.")
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @number_option(
     "-n",
@@ -104,7 +123,7 @@ def run(
     from moepack.host.processors import OtherWork
     from moepack.pack.opening.open_model import open_model
     from moepack.running.programs.chat import Conversation
-    from moepack.running.programs.chat_template import chat_template_options
+    from moepack.running.programs.server_options import chat_template_options
 
     other_work = OtherWork()
     if prompt == STANDARD_STREAM and prompt_path is None:
@@ -151,12 +170,14 @@ def _lacks_template(pack: Pack, system: str | None, template: Sequence[str]) -> 
 
     Raises RequestError for a system prompt, which needs one.
     """
-    from moepack.running.programs.chat_template import has_chat_template, no_chats
+    from moepack.running.programs.server_options import has_chat_template
 
     if template or has_chat_template(pack):
         return False
     if system is not None:
-        raise no_chats(pack)
+        run = f"moepack run {shell_word(str(pack.path))}"
+        hint = f"give it one: `{run} --chat-template chatml`"
+        raise RequestError("the model has no template for chats", path=pack.path, hint=hint)
     note(
         "the model has no template for chats: each text is continued as it is, and by itself "
         "(--raw); --chat-template chatml gives it one"
@@ -196,3 +217,102 @@ def _run_program(
         problem = f"{option} is not for a program of one's own"
         raise RequestError(problem, hint="give the program's own options after its name")
     run_program_command(source_or_pack, command, **options)
+
+
+@click.command(cls=LlamaCommand, spellings=SERVE, rest_metavar="OPTIONS OF llama-server")
+@source_or_pack_argument
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    help="Address to listen at; 0.0.0.0 is reachable from everywhere.",
+)
+@number_option("--port", least=0, most=65535, default=8080, help="TCP port; 0 is any free one.")
+@click.option(
+    "--api-key",
+    envvar="MOEPACK_API_KEY",
+    metavar="KEY",
+    help="Require this bearer token; other users see it unless it is in MOEPACK_API_KEY.",
+)
+@click.option(
+    "--cors-origins",
+    metavar="ORIGINS",
+    help="Web pages that may use the server, and names for it: localhost,https://chat.example, or "
+    "* for all.  [default: localhost, this machine's pages]",
+)
+@click.option("--name", metavar="NAME", help="Model name for clients; by default the file's name.")
+@context_option
+@threads_option
+@chat_options
+@pager_options
+@stats_option
+@quiet_option
+def serve(
+    source_or_pack: tuple[str, ...],
+    host: str,
+    port: int,
+    api_key: str | None,
+    cors_origins: str | None,
+    name: str | None,
+    threads: int | None,
+    chat_template: str | None,
+    chat_template_file: str | None,
+    rest: tuple[str, ...] | None,
+    passed_on: Sequence[str],
+    **options: Any,
+) -> None:
+    """Serve a model with llama.cpp's own server, even one bigger than memory.
+
+    It answers clients of OpenAI's and Anthropic's APIs, several at once, with tools, grammars and
+    JSON schemas, and has a web page at its address. Options of llama-server go after `--`.
+    Ctrl-C ends it.
+
+    Example: moepack serve model.moepack --memory 8GiB --port 8080 -- -np 2
+    """
+    from moepack.running.programs.server_options import chat_template_options
+
+    if api_key == "":
+        raise RequestError("an empty API key", place="--api-key")
+    ours = {"--context": options["context"], "--threads": threads}
+    check_rest(source_or_pack, rest or (), ours)
+    template = chat_template_options(chat_template, chat_template_file)
+    if api_key is not None:
+        # Not as an option of the program: other users of the machine would see it.
+        os.environ["LLAMA_API_KEY"] = api_key
+    elif not _is_loopback(host):
+        complain("note", "without --api-key it answers everybody who can reach this machine")
+    alias = name or os.path.basename(os.path.normpath(source_or_pack[0]))
+    command = [sys.executable, "-m", "moepack.running.programs.server", "-m", "{}"]
+    command += ["--host", host, "--port", str(port), "--alias", one_line(alias)]
+    require_engine(source_or_pack)
+    command += [] if cors_origins is None else ["--cors-origins", cors_origins]
+    command += [*template, *passed_on, *(rest or ())]
+    sizes = partial(_model_words, command, options.pop("context"), threads)
+    run_program_command(source_or_pack, command, is_ours=True, model_words=sizes, **options)
+
+
+def _model_words(
+    command: Sequence[str], length: int | None, threads: int | None, pack: Pack
+) -> list[str]:
+    """Return options for the context, threads and template that the command does not set."""
+    from moepack.host.processors import limited_threads
+    from moepack.running.programs.command import CONTEXT, TEMPLATES, THREADS
+    from moepack.running.programs.server_options import choose_context, has_chat_template
+
+    words: list[str] = []
+    if length is not None or not CONTEXT.is_set(command):
+        words += ["-c", str(choose_context(pack, length, note))]
+    if threads is not None or not THREADS.is_set(command):
+        threads = limited_threads() if threads is None else threads
+        words += [] if threads is None else ["-t", str(threads)]
+    has_template = any(option.is_set(command) for option in TEMPLATES)
+    if not has_template and not has_chat_template(pack):
+        note("the model has no template for chats: they get that of --chat-template chatml")
+        words += ["--chat-template", "chatml"]
+    return words
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

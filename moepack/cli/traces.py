@@ -1,54 +1,44 @@
-"""The commands of `trace`."""
+"""The commands of `trace`, `hotness` and `simulate`."""
 
 import os
+import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 import moepack
+from moepack.cli.shared import options
 from moepack.cli.shared.files import output_file, picture_file
 from moepack.cli.shared.options import (
-    append_option,
     file_option,
-    force_option,
-    json_option,
+    flag_option,
+    float_option,
+    model_option,
     number_option,
-    output_option,
-    plot_options,
-    progress_options,
     read_options,
     size_option,
-    summary_options,
-    traced_model_options,
-    traced_pack_option,
-    traces_argument,
 )
-from moepack.cli.shared.parameters import STANDARD_STREAM, ModelName
+from moepack.cli.shared.parameters import STANDARD_STREAM, InputPath, Numbers
 from moepack.cli.shared.progress import progress
-from moepack.cli.shared.terminal import next_line, show, sum_up
+from moepack.cli.shared.terminal import is_json, is_quiet, next_line, say, show, sum_up
+from moepack.common.sizes import divide_up
+from moepack.pack.reading.directory import named_pack
 from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
 
 
 @click.command("record")
-@click.option(
-    "--model", required=True, type=ModelName(), metavar="SOURCE_OR_PACK", help="Model to run."
-)
+@model_option("--model", required=True, help="Model to run.")
 @file_option("--prompts", required=True, help="Prompts, one per line: text, or JSON.")
-@output_option()
-@append_option
-@click.option("--resume", is_flag=True, help="Record only the prompts that are missing.")
-@force_option
+@options.output_option()
+@options.append_option
+@flag_option("--resume", help="Record only the prompts that are missing.")
+@options.force_option
 @number_option("--tokens", least=0, default=128, help="Number of tokens to generate per prompt.")
 @number_option(
     "--context", least=1, most=MAX_CONTEXT, default=4096, help="Context length in tokens."
 )
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0, 10),
-    default=0.8,
-    help="Sampling temperature; 0 is greedy.",
-)
+@float_option("--temperature", most=10, default=0.8, help="Sampling temperature; 0 is greedy.")
 @number_option("--seed", least=0, default=0, help="Random seed.")
 @number_option(
     "--threads",
@@ -62,15 +52,9 @@ from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
     share_of="memory",
     help="Memory for experts: 8GiB, 50% of memory, or floor, the minimum; by default what is free.",
 )
-@progress_options
+@options.progress_options
 def trace_record(
-    model: str,
-    prompts: str,
-    output: str,
-    append: bool,
-    resume: bool,
-    force: bool,
-    **options: Any,
+    model: str, prompts: str, output: str, append: bool, resume: bool, force: bool, **options: Any
 ) -> None:
     """Run llama.cpp on prompts, and record the experts that its routers select.
 
@@ -85,7 +69,7 @@ def trace_record(
     appends = append or resume
     with (
         output_file(output, force=force, append=appends, inputs=(model, prompts)) as target,
-        progress(None, "recording", "tokens") as advance,
+        progress("recording", "tokens") as advance,
     ):
         summary = moepack.record_trace(
             model, prompts, target, progress=advance, **writing, **options
@@ -94,12 +78,12 @@ def trace_record(
 
 
 @click.command("import")
-@traces_argument
-@output_option()
-@append_option
-@force_option
-@traced_model_options
-@summary_options
+@options.traces_argument
+@options.output_option()
+@options.append_option
+@options.force_option
+@options.traced_model_options
+@options.summary_options
 def trace_import(
     paths: tuple[str, ...], output: str, append: bool, force: bool, **reading: Any
 ) -> None:
@@ -116,15 +100,15 @@ def trace_import(
 
 
 @click.command("stats")
-@traces_argument
+@options.traces_argument
 @number_option(
     "--window",
     least=1,
     help="Length of a window in tokens; by default 128, or less for short traces.",
 )
-@traced_model_options
-@traced_pack_option
-@json_option
+@options.traced_model_options
+@options.traced_pack_option
+@options.json_option
 def trace_stats(paths: tuple[str, ...], window: int | None, **reading: Any) -> None:
     """Print the working set of traces: experts per window of tokens (U), and new ones (D).
 
@@ -137,11 +121,11 @@ def trace_stats(paths: tuple[str, ...], window: int | None, **reading: Any) -> N
 
 
 @click.command("concentration")
-@traces_argument
-@plot_options("heat and coverage")
-@traced_model_options
-@traced_pack_option
-@json_option
+@options.traces_argument
+@options.plot_options("heat and coverage")
+@options.traced_model_options
+@options.traced_pack_option
+@options.json_option
 def trace_concentration(
     paths: tuple[str, ...], plot_path: str | None, force: bool, **reading: Any
 ) -> None:
@@ -168,3 +152,175 @@ def _count_line(trace: str) -> str | None:
     stem = os.path.splitext(trace)[0]
     counts = f"{stem}-hotness.csv" if os.path.exists(f"{stem}.csv") else f"{stem}.csv"
     return next_line("hotness", trace, "-o", counts)
+
+
+_SHARD = re.compile(r"(-\d{5}-of-\d{5})?\.gguf\Z")
+
+
+@click.command()
+@click.argument("paths", nargs=-1, type=InputPath(), metavar="FILE...")
+@options.output_option(required=False)
+@options.force_option
+@click.option(
+    "--weights",
+    type=Numbers(float, "2,1,0.5"),
+    metavar="LIST",
+    help="Weight of each file's counts: 2,1,0.5.",
+)
+@click.option(
+    "--phases",
+    type=click.Choice(["all", "decode"]),
+    default="all",
+    help="Tokens to count: all, or only decoded ones.",
+)
+@options.traced_model_options
+@options.traced_pack_option
+@model_option(
+    "--learned",
+    "learned_path",
+    help="Show the counts from recent runs of this model, and write them with -o.",
+)
+@flag_option("--forget", help="Remove the counts of --learned.")
+@options.summary_options
+def hotness(
+    paths: tuple[str, ...],
+    output: str | None,
+    force: bool,
+    weights: list[float] | None,
+    phases: Literal["all", "decode"],
+    learned_path: str | None,
+    forget: bool,
+    **reading: Any,
+) -> None:
+    """Count how often each expert was used, in traces, imatrices and hotness files together.
+
+    With --learned, show the counts that run and serve keep, or write them with -o.
+
+    Example: moepack hotness chat.moetrace imatrix.gguf --weights 3,1 -o hot.csv
+
+    Example: moepack hotness --learned model.gguf
+    """
+    from moepack.report import trace_text
+    from moepack.traces.hotness.file import save
+
+    if learned_path is not None:
+        if paths or (forget and output is not None):
+            raise click.UsageError("--learned takes no FILE, and -o or --forget, but not both")
+        _show_learned(learned_path, output, force, forget)
+        return
+    if forget:
+        raise click.UsageError("--forget needs --learned")
+    if not paths or output is None:
+        raise click.UsageError(f"{'--output' if paths else 'FILE'} is missing")
+    with output_file(output, force=force, inputs=paths) as target:
+        options = read_options(**reading)
+        measured = moepack.measure_hotness(paths, weights=weights, phases=phases, options=options)
+        save(measured.hotness, target)
+    model = reading["model_path"] or reading["pack_path"]
+    sum_up(measured.facts(output), trace_text.hotness, _next_step(output, model))
+
+
+def _show_learned(path: str, output: str | None, force: bool, forget: bool) -> None:
+    """Show, write or remove the counts of a model's recent runs."""
+    from moepack.report import trace_text
+    from moepack.traces.hotness.file import save
+
+    if forget:
+        was_there = moepack.forget_learned(path)
+        if not is_json():
+            if not is_quiet():
+                say("forgotten" if was_there else "nothing was learned about this model yet")
+            return
+    if output is not None:
+        with output_file(output, force=force) as target:
+            save(moepack.learned_hotness(path), target)
+    next_step = None if output is None else _next_step(output, path)
+    sum_up(moepack.learned_facts(path), trace_text.learned, next_step)
+
+
+def _next_step(output: str, model: str | None) -> str | None:
+    """Return the line that packs the model by its hotness, or ranks the pack anew."""
+    if output == STANDARD_STREAM or model is None:
+        return None
+    if named_pack(model) is not None:
+        return next_line("rank", model, "--hotness", output)
+    name = _SHARD.sub("", os.path.basename(model.rstrip("/")))
+    return next_line("pack", model, "--hotness", output, "-o", f"{name}.moepack")
+
+
+_MIB = 1 << 20
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=InputPath(), metavar="TRACE...")
+@model_option(
+    "--model",
+    "model_path",
+    help="Model that was traced, for the lengths of its experts, if the trace lacks them.",
+)
+@click.option(
+    "--budgets",
+    metavar="LIST",
+    help="Memory for experts: 500MiB,2GiB,25%.  [default: a dozen budgets]",
+)
+@click.option(
+    "--slots",
+    type=Numbers(),
+    default=[],
+    metavar="LIST",
+    help="LRU caches with this number of experts per layer: 32,64,96.",
+)
+@click.option("--policies", metavar="LIST", help="Cache policies: lru,lfu,…  [default: all]")
+@number_option("--batch", "batch_count", least=1, help="Prompt tokens computed at once.")
+@number_option(
+    "--sessions", least=1, default=1, help="Number of requests that run at a time, in turns."
+)
+@number_option(
+    "--prefetch",
+    least=1,
+    help="Number of experts to prefetch per layer, the most recently used ones.",
+)
+@options.plot_options("hit rates by budget")
+@options.format_option
+@options.lenient_option
+@options.summary_options
+def simulate(
+    paths: tuple[str, ...],
+    model_path: str | None,
+    budgets: str | None,
+    policies: str | None,
+    plot_path: str | None,
+    force: bool,
+    form: str | None,
+    lenient: bool,
+    **options: Any,
+) -> None:
+    """Simulate the hit rates and reads of expert caches on traces, by budget and policy.
+
+    Example: moepack simulate chat.moetrace --model model.moepack
+    """
+    from moepack.report import chart, trace_text
+
+    with (
+        picture_file(plot_path, force=force, inputs=paths) as picture,
+        progress("simulating", "replays") as advance,
+    ):
+        facts = moepack.simulate(
+            paths,
+            budgets=_list(budgets),
+            policies=_list(policies) or None,
+            options=read_options(form=form, lenient=lenient, model_path=model_path),
+            progress=advance,
+            **options,
+        )
+        if picture:
+            chart.hit_rates(facts, ", ".join(paths), picture)
+    next_step = None
+    if facts.enough_length is not None and model_path is not None:
+        memory = f"{divide_up(facts.enough_length, _MIB)}MiB"
+        next_step = next_line("run", model_path, "--memory", memory)
+    show(facts, trace_text.simulation, next_step)
+
+
+def _list(text: str | None) -> list[str]:
+    return [] if text is None else [item.strip() for item in text.split(",")]

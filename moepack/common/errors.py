@@ -125,21 +125,13 @@ _FAILED_READS = (errno.EIO, errno.EACCES, errno.ECONNRESET, errno.EPROTO)
 _NO_EXCEPTION = ("without setting an exception", "without exception set")
 
 
-def is_shortage(error: OSError) -> bool:
-    """Return whether the machine ran out of something, whichever file the call was for."""
-    return error.errno in SHORTAGE_HINTS
-
-
 def is_of_machine(error: OSError) -> bool:
     """Return whether a file could not be read for reasons that say nothing of its bytes."""
-    return is_shortage(error) or error.errno in _FAILED_READS
+    return error.errno in SHORTAGE_HINTS or error.errno in _FAILED_READS
 
 
 def shortage_behind(error: BaseException) -> MachineError | None:
-    """Return the error for a shortage of the machine that led to `error`, None if there was none.
-
-    It may have failed in allocating, opening, starting a thread or importing.
-    """
+    """Return the error for a shortage of the machine that led to `error`, if there was one."""
     link: BaseException | None = error
     visited: set[int] = set()
     while link is not None and id(link) not in visited:

@@ -1,4 +1,4 @@
-"""Extras: packages that some commands need beyond moepack, and the command that adds them."""
+"""Installed files of moepack, and extras: packages that some commands need, and how to add them."""
 
 import shlex
 import sys
@@ -25,7 +25,18 @@ PACKAGES: Mapping[str, Sequence[tuple[str, str | None]]] = MappingProxyType(
 )
 """The packages of each extra, with the version where only one will do."""
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def folder(name: str) -> Path:
+    """Return the folder `name` (`layouts`, `include`): the wheel has it inside the package.
+
+    A checkout has it beside the package. Raises MachineError if there is neither.
+    """
+    for place in (_PACKAGE / name, _PACKAGE.parent / name):
+        if place.is_dir():
+            return place
+    raise MachineError(f"{name} was not installed", path=_PACKAGE, hint="install moepack again")
 
 
 def require(*extras: str) -> None:
@@ -55,8 +66,8 @@ def hint(*extras: str) -> str:
     Installers take moepack as installed, wherever it came from, and add the packages alone.
     """
     names = f"[{','.join(extras)}]"
-    if (_CHECKOUT / "pyproject.toml").exists():
-        return f"{_installer()} -e {shlex.quote(f'{_CHECKOUT}{names}')}"
+    if (_PACKAGE.parent / "pyproject.toml").exists():
+        return f"{_installer()} -e {shlex.quote(f'{_PACKAGE.parent}{names}')}"
     return f"{_installer()} {shlex.quote(f'moepack{names}')}"
 
 

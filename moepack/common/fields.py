@@ -1,10 +1,20 @@
 """Checked JSON and TOML: values are of their kind, and an error names the place of any other."""
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NoReturn
 
-from moepack.common import digest, strict_json
+from moepack.common import digest
 from moepack.common.errors import MoepackError, PackError, RequestError
+
+MAX_DEPTH = 64
+"""Objects and lists inside of each other, the outermost included."""
+MIN_WHOLE, MAX_WHOLE = -(1 << 63), (1 << 63) - 1
+_MAX_NUMBER_LENGTH = 400
+_END = object()
+_TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 class Fields:
@@ -118,7 +128,7 @@ class Fields:
 def parse_json(data: bytes, path: str) -> Fields:
     """Parse the object that is all of a JSON file. Raises PackError."""
     try:
-        body = strict_json.parse(data)
+        body = parse_strictly(data)
     except ValueError as error:
         raise PackError(f"not JSON ({error})", path=path) from None
     if not isinstance(body, dict):
@@ -150,3 +160,67 @@ _KINDS: dict[type, str] = {
     list: "a list",
     dict: "an object",
 }
+
+
+def parse_strictly(data: bytes) -> Any:
+    """Return the value of a JSON text in UTF-8; raises ValueError with the problem.
+
+    Anything that parsers may read differently is refused: keys that stand twice, numbers beyond 64
+    bits or beyond a double, lone surrogates, great depth, and all of these in unknown values.
+    """
+    try:
+        value = json.loads(
+            data.decode(),
+            object_pairs_hook=_without_duplicates,
+            parse_constant=_no_constant,
+            parse_float=_bounded_float,
+            parse_int=_bounded_int,
+        )
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_depth_and_texts(value)
+    return value
+
+
+def _check_depth_and_texts(value: Any) -> None:
+    # The rest of each object and list that is open: no more values at a time than levels.
+    levels: list[Iterator[Any]] = [iter((value,))]
+    while levels:
+        inner = next(levels[-1], _END)
+        if inner is _END:
+            levels.pop()
+        elif isinstance(inner, str) and not inner.isascii():
+            try:
+                inner.encode()
+            except UnicodeEncodeError:
+                raise ValueError("a text has half of a surrogate pair") from None
+        elif isinstance(inner, dict | list):
+            if len(levels) > MAX_DEPTH:
+                raise ValueError(_TOO_DEEP)
+            levels.append(
+                iter(inner) if isinstance(inner, list) else chain.from_iterable(inner.items())
+            )
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return dict(pairs)
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _bounded_float(text: str) -> float:
+    value = float(text) if len(text) <= _MAX_NUMBER_LENGTH else math.inf
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is beyond all numbers")
+    return value
+
+
+def _bounded_int(text: str) -> int:
+    value = int(text) if len(text) <= len(str(MIN_WHOLE)) else MAX_WHOLE + 1
+    if not MIN_WHOLE <= value <= MAX_WHOLE:
+        raise ValueError(f"{text[:40]} is beyond all numbers")
+    return value

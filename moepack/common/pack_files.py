@@ -19,7 +19,8 @@ IN_PLACE_NAME = "in-place"
 RECORDS_NAME = "pack.records"
 """The folder of the records of a pack that several write, until it is committed."""
 
-_BEING_MADE = (JOURNAL_NAME, RECORDS_NAME, PARTIAL_NAME, f"{IN_PLACE_NAME}/journal")
+_IN_PLACE_FILES = ("journal", "lock")
+_BEING_MADE = (JOURNAL_NAME, RECORDS_NAME, PARTIAL_NAME)
 _MARK = f'"format": "{FORMAT}"'.encode()
 _HEAD_LENGTH = 4096
 
@@ -31,9 +32,9 @@ def is_in_pack(path: Path) -> bool:
 
 def is_pack(folder: Path) -> bool:
     """Return whether a folder is a pack, or one that is being made."""
-    if folder.name == IN_PLACE_NAME and (folder / "journal").exists():
-        return True
-    return _has_manifest(folder) or any((folder / name).exists() for name in _BEING_MADE)
+    in_place = folder if folder.name == IN_PLACE_NAME else folder / IN_PLACE_NAME
+    marks = [folder / name for name in _BEING_MADE] + [in_place / name for name in _IN_PLACE_FILES]
+    return _has_manifest(folder) or any(mark.exists() for mark in marks)
 
 
 def _has_manifest(folder: Path) -> bool:

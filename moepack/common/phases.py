@@ -1,6 +1,9 @@
-"""Progress of work in phases, each of which knows its own total alone."""
+"""Reports of work: its progress in phases, and the bytes that it compared with their digests."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 Progress = Callable[[int, int], None]
 """Called with the work done since its last call, in bytes or items, and with that in all."""
@@ -37,3 +40,24 @@ class Phases:
                 self._progress(count, before + total + later)
 
         return advance
+
+
+@dataclass(frozen=True, slots=True)
+class DigestCounts:
+    """Bytes of parts, tensors and headers that a command has written, kept or shared.
+
+    `known_length` are those with a known digest, `unknown_length` the others. Only code that has
+    computed digests in this run, and found them equal, adds to `compared_length`.
+    """
+
+    known_length: int = 0
+    unknown_length: int = 0
+    compared_length: int = 0
+
+    def __add__(self, other: DigestCounts) -> DigestCounts:
+        """Return the counts of both."""
+        return DigestCounts(
+            self.known_length + other.known_length,
+            self.unknown_length + other.unknown_length,
+            self.compared_length + other.compared_length,
+        )

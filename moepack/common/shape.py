@@ -15,6 +15,13 @@ CHUNK_FAMILY = "ffn_chexps"
 _ROW_TABLE = re.compile(r"(per_layer_token_embd|blk\.\d+\.engram_embd)\.weight")
 
 
+class ExpertKey(NamedTuple):
+    """An expert by its layer (the N of `blk.N.`) and its number there, which is the router's."""
+
+    layer: int
+    expert: int
+
+
 class FamilyShape(NamedTuple):
     """The experts of one kind in one layer.
 

@@ -1,12 +1,43 @@
-"""Tasks for an executor, on this machine or on many."""
+"""Work that is divided: the files of one call's share, and tasks for an executor."""
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from typing import TypeVar
 
-from moepack.common.errors import MachineError
+from moepack.common.errors import MachineError, RequestError
 
 T = TypeVar("T")
+
+_SHARE = re.compile(r"\s*([0-9]{1,6})\s*/\s*([0-9]{1,6})\s*\Z", re.ASCII)
+
+
+class Share:
+    """Share `number` of `count`, from 1, as `3/16` or (3, 16); RequestError for anything else."""
+
+    def __init__(self, part: str | tuple[int, int]) -> None:
+        match = _SHARE.match(part) if isinstance(part, str) else None
+        numbers = (int(match[1]), int(match[2])) if match else part
+        if isinstance(numbers, str) or not 1 <= numbers[0] <= numbers[1]:
+            raise RequestError(
+                "not a part", argument="part", expected="3/16, from 1/16 to 16/16", found=repr(part)
+            )
+        self.number, self.count = numbers
+
+    def names(self, lengths: Mapping[str, int]) -> list[str]:
+        """Return the names of the files in this share, by the lengths of all.
+
+        Each file is in one share alone, whoever computes it, and all shares have like lengths.
+        """
+        loads = [0] * self.count
+        names = []
+        for name in sorted(lengths, key=lambda name: (-lengths[name], name)):
+            number = loads.index(min(loads))
+            loads[number] += lengths[name]
+            if number == self.number - 1:
+                names.append(name)
+        return sorted(names)
 
 
 def run_tasks(
@@ -18,8 +49,9 @@ def run_tasks(
     lost its workers.
     """
     futures: list[Future[T]] = []
+    run = secrets.token_hex(8)
     try:
-        futures += (executor.submit(work, *arguments) for arguments in tasks)
+        futures += (executor.submit(_do, run, work, arguments) for arguments in tasks)
         for future in as_completed(futures):
             yield future.result()
     except BrokenExecutor as error:
@@ -28,3 +60,8 @@ def run_tasks(
     finally:
         for future in futures:
             future.cancel()
+
+
+def _do(run: str, work: Callable[..., T], arguments: tuple[object, ...]) -> T:
+    """Call `work`; `run` makes a task of another run another task for a scheduler like Dask's."""
+    return work(*arguments)

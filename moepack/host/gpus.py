@@ -24,33 +24,27 @@ class NvidiaGpu(NamedTuple):
 
 def find_gpus() -> tuple[tuple[NvidiaGpu, ...], str | None]:
     """Return all GPUs that the driver reports, and a note if there is none, or a figure lacks."""
-    gpus: tuple[NvidiaGpu | None, ...] = ()
+    none = "no GPU was found: {}; others can be typed by hand"
     try:
-        import pynvml
+        import pynvml as nvml
     except ModuleNotFoundError:
-        problem = f"it takes nvidia-ml-py: `{extras.hint('gpu')}`"
-    else:
-        gpus, problem = _read_gpus(pynvml)
+        return (), none.format(f"it takes nvidia-ml-py: `{extras.hint('gpu')}`")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return (), none.format(f"no NVIDIA driver answers ({error})")
+    try:
+        gpus = [_gpu(nvml, handle) for handle in _handles(nvml)]
+    except nvml.NVMLError as error:
+        return (), none.format(f"the NVIDIA driver fails ({error})")
+    finally:
+        nvml.nvmlShutdown()
     if not gpus:
-        return (), f"no GPU was found: {problem}; others can be typed by hand"
+        return (), none.format("the NVIDIA driver has none")
     complete = tuple(gpu for gpu in gpus if gpu is not None)
     if len(complete) < len(gpus):
         return complete, "the driver does not say how much memory a GPU has: type it by hand"
     return complete, None
-
-
-def _read_gpus(nvml: Any) -> tuple[tuple[NvidiaGpu | None, ...], str]:
-    """Return the driver's GPUs, None for those of unknown memory, and why there is none."""
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        return (), f"no NVIDIA driver answers ({error})"
-    try:
-        return tuple(_gpu(nvml, handle) for handle in _handles(nvml)), "the NVIDIA driver has none"
-    except nvml.NVMLError as error:
-        return (), f"the NVIDIA driver fails ({error})"
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _handles(nvml: Any) -> Iterator[Any]:

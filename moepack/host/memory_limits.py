@@ -17,10 +17,7 @@ _EVENTS = ("memory.events", "memory.oom_control")
 """The files of both versions that count killed processes."""
 _SYSTEM_EVENTS = Path("/proc/vmstat")
 _DROPPED = {
-    True: (
-        ("inactive_file", "active_file", "slab_reclaimable"),
-        ("file_dirty", "file_writeback"),
-    ),
+    True: (("inactive_file", "active_file", "slab_reclaimable"), ("file_dirty", "file_writeback")),
     # Fields without `total_` leave out the groups inside one, whose pages its limit counts.
     False: (("total_inactive_file", "total_active_file"), ("total_dirty", "total_writeback")),
 }

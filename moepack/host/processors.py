@@ -46,11 +46,8 @@ def cpu_quota() -> float | None:
     quotas = []
     for folder, is_second in own_groups("cpu"):
         try:
-            if is_second:
-                most, period = (folder / "cpu.max").read_text().split()
-            else:
-                most = (folder / "cpu.cfs_quota_us").read_text()
-                period = (folder / "cpu.cfs_period_us").read_text()
+            names = ("cpu.max",) if is_second else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            most, period = " ".join((folder / name).read_text() for name in names).split()
             if int(most) > 0:
                 quotas.append(int(most) / int(period))
         except (OSError, ValueError, ZeroDivisionError):  # `max` is no limit

@@ -21,20 +21,19 @@ from typing import NamedTuple
 
 from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, SourceError, open_failure
-from moepack.common.paths import PathOrPaths, path_list
+from moepack.common.paths import PathOrPaths, RemotePath, is_remote, path_list
 from moepack.common.phases import Progress
-from moepack.common.remote_path import RemotePath, is_remote
 from moepack.common.sizes import size_text
 from moepack.pack.format import manifest
 from moepack.pack.reading.directory import named_pack, read_manifest
 from moepack.packing.copies.pull import pull
 from moepack.packing.pack_model import pack_model
-from moepack.source.folder import SHARD_NAME
+from moepack.source.folder import SHARD_NAME, commit_in_cache
 from moepack.source.remote_model import choose_on_hub, find_remote_shards
+from moepack.storage.folders import user_folder
 from moepack.storage.input_file import open_input
 from moepack.storage.remote import hub
 from moepack.storage.remote.stores import named_on_hub, resolve
-from moepack.storage.user_folder import user_folder
 
 _SUFFIX = ".moepack"
 _KEPT_SUFFIX = ".kept"
@@ -86,15 +85,12 @@ def fetch_model(
         raise MachineError("there is no folder for models", hint=hint)
     place = _Place.of(os.fspath(names[0]), cache / "models")
     is_pinned = hub.is_commit(place.revision)
-    here: Path | list[Path] | None = None
-    if is_pinned:
-        here = place.find(place.revision[:_VERSION_LENGTH]) or place.cached_shards(place.revision)
+    here = place.find(place.revision[:_VERSION_LENGTH]) if is_pinned else None
     if here is None:
         try:
             source = _find(place)
         except MachineError as error:
-            here = place.find() or place.cached_shards(place.revision)
-            if here is None:
+            if is_pinned or (here := place.find()) is None:
                 raise
             if notice is not None:
                 path = here if isinstance(here, Path) else here[0]
@@ -104,9 +100,7 @@ def fetch_model(
             return source
         address, here, is_pack = source
         if not (here / manifest.NAME).exists():
-            here.parent.mkdir(parents=True, exist_ok=True)
-            with _advising_the_same_command():
-                _fetch(address, here, is_pack, cache / "models", planned, progress)
+            _fetch(address, here, is_pack, cache / "models", planned, progress)
             if not is_pinned:
                 _remove_older(place.folder, here, notice)
     if is_pinned and isinstance(here, Path):
@@ -167,11 +161,13 @@ class _Place(NamedTuple):
             return cls(address, models / "hf" / repository, inner, repository, revision)
         path = resolve(address)
         scheme, _, host = path.store.partition("://")
-        folder = models / scheme / host
-        return cls(address, folder, path.key)
+        return cls(address, models / scheme / host, path.key)
 
-    def find(self, version: str = "*") -> Path | None:
-        """Return the newest whole pack here; None if several models fit."""
+    def find(self, version: str = "*") -> Path | list[Path] | None:
+        """Return the newest whole pack here, or else the shards in the hub's own cache.
+
+        None if neither is here, or if several models fit.
+        """
         packs: dict[str, list[Path]] = {}
         for path in self.folder.glob(f"{version}/**/*{_SUFFIX}/{manifest.NAME}"):
             key = path.parent.relative_to(self.folder).as_posix().partition("/")[2]
@@ -179,16 +175,19 @@ class _Place(NamedTuple):
             if _is_named(self.inner, name, is_on_hub=bool(self.repository)):
                 packs.setdefault(key, []).append(path)
         if len(packs) != 1:
-            return None
+            return self.cached_shards(self.revision)
         (versions,) = packs.values()
         return max(versions, key=lambda path: path.stat().st_mtime_ns).parent
 
     def cached_shards(self, revision: str) -> list[Path] | None:
         """Return the shards in the hub's own cache; None if they are not all there."""
-        cached = hub.cached_snapshot(self.repository, revision) if self.repository else None
-        if cached is None:
+        folder = hub.cache_folder(self.repository) if self.repository else None
+        if folder is None:
             return None
-        commit, snapshot = cached
+        commit = revision if hub.is_commit(revision) else commit_in_cache(folder, revision)
+        if commit is None:
+            return None
+        snapshot = folder / "snapshots" / commit
         files = {
             path.relative_to(snapshot).as_posix(): path.stat().st_size
             for path in snapshot.rglob("*.gguf")
@@ -199,14 +198,8 @@ class _Place(NamedTuple):
             shards = choose_on_hub(root / self.inner, files)
         except SourceError:
             return None
-        if not all(shard.key in files for shard in shards):
-            return None
-        return [snapshot / shard.key for shard in shards]
-
-    def target(self, version: str, key: str) -> Path:
-        """Return the path of a pack in the cache."""
-        name = key.removesuffix(_SUFFIX) + _SUFFIX
-        return self.folder / version[:_VERSION_LENGTH] / name
+        are_all_there = all(shard.key in files for shard in shards)
+        return [snapshot / shard.key for shard in shards] if are_all_there else None
 
 
 def _find(place: _Place) -> tuple[str, Path, bool] | list[Path]:
@@ -215,25 +208,31 @@ def _find(place: _Place) -> tuple[str, Path, bool] | list[Path]:
     A model is the address of a pack or a GGUF, the path of its pack here, and whether it is a pack.
     """
     path = resolve(place.address)
-    commit = path.store.rpartition("@")[2] if place.repository else None
+    version = path.store.rpartition("@")[2] if place.repository else None
     pack = named_pack(path)
     if pack is not None:
-        version = commit or f"{digest.xxh3(read_manifest(pack)):016x}"
-        return str(pack), place.target(version, path.key), True
-    shards = find_remote_shards(str(path))
-    if commit is not None and (cached := place.cached_shards(commit)) is not None:
-        return cached
-    match = SHARD_NAME.match(shards[0].key)
-    key = match["prefix"] if match else shards[0].key.removesuffix(".gguf")
-    if commit is None:
-        try:
-            stamps = [open_input(shard).stamp for shard in shards]
-        except FileNotFoundError:
-            raise SourceError("no such model", path=shards[0]) from None
-        except OSError as error:
-            raise open_failure(error, shards[0]) from None
-        commit = f"{digest.xxh3(repr(stamps).encode()):016x}"
-    return str(shards[0]), place.target(commit, key), False
+        address, key = str(pack), path.key.removesuffix(_SUFFIX)
+        version = version or f"{digest.xxh3(read_manifest(pack)):016x}"
+    else:
+        shards = find_remote_shards(str(path))
+        if version is not None and (cached := place.cached_shards(version)) is not None:
+            return cached
+        match = SHARD_NAME.match(shards[0].key)
+        address = str(shards[0])
+        key = match["prefix"] if match else shards[0].key.removesuffix(".gguf")
+        version = version or _version_of(shards)
+    target = place.folder / version[:_VERSION_LENGTH] / f"{key}{_SUFFIX}"
+    return address, target, pack is not None
+
+
+def _version_of(shards: list[RemotePath]) -> str:
+    try:
+        stamps = [open_input(shard).stamp for shard in shards]
+    except FileNotFoundError:
+        raise SourceError("no such model", path=shards[0]) from None
+    except OSError as error:
+        raise open_failure(error, shards[0]) from None
+    return f"{digest.xxh3(repr(stamps).encode()):016x}"
 
 
 def _fetch(
@@ -248,16 +247,18 @@ def _fetch(
         if planned is not None:
             planned(FetchPlan(address, str(target), length, str(cache), _length_on_disk(cache)))
 
-    if is_pack:
-        pull(address, target, planned=lambda plan: announce(plan.all_length), progress=progress)
-    else:
-        pack_model(
-            address,
-            target,
-            resume=target.exists(),
-            planned=lambda summary: announce(summary.data_length),
-            progress=progress,
-        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _advising_the_same_command():
+        if is_pack:
+            pull(address, target, planned=lambda plan: announce(plan.all_length), progress=progress)
+        else:
+            pack_model(
+                address,
+                target,
+                resume=target.exists(),
+                planned=lambda summary: announce(summary.data_length),
+                progress=progress,
+            )
 
 
 @contextlib.contextmanager
@@ -279,10 +280,7 @@ def _advising_the_same_command() -> Iterator[None]:
 
 
 def _is_named(inner: str, key: str, *, is_on_hub: bool) -> bool:
-    """Return whether an address that names `inner` names the model `key` of the cache.
-
-    On the hub it may be a quantisation.
-    """
+    """Return whether an address with `inner`, on the hub a quantisation, names the model `key`."""
     name = inner.removesuffix(_SUFFIX)
     if match := SHARD_NAME.match(name):
         name = match["prefix"]

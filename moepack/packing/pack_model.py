@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moepack.common.errors import ErrorCode, RequestError, SourceError
-from moepack.common.paths import AnyPath, PathOrPaths
+from moepack.common.paths import AnyPath, PathOrPaths, is_remote
 from moepack.common.phases import Phases, Progress
-from moepack.common.remote_path import is_remote
-from moepack.packing.distributed.packer import DistributedPacker
 from moepack.packing.in_place import in_place
 from moepack.packing.in_place.refusals import raise_first
 from moepack.packing.in_place.unfinished import is_unfinished
@@ -26,7 +23,13 @@ from moepack.packing.writing import packer
 from moepack.packing.writing.finished_pack import finished_pack
 from moepack.packing.writing.packer import DEFAULT_THREADS
 from moepack.packing.writing.planned_pack import PlannedPack
-from moepack.packing.writing.target_directory import check_as_if_packing, check_existing
+from moepack.packing.writing.target import (
+    OwnFolder,
+    Target,
+    check_as_if_packing,
+    check_existing,
+    open_target,
+)
 from moepack.traces.hotness.model import Hotness
 
 
@@ -44,9 +47,6 @@ def pack_model(
     strong: bool = False,
     dry_run: bool = False,
     resume: bool = False,
-    part: str | tuple[int, int] | None = None,
-    commit: bool = False,
-    executor: Executor | None = None,
     threads: int = DEFAULT_THREADS,
     planned: Callable[[PackSummary], None] | None = None,
     progress: Progress | None = None,
@@ -61,10 +61,7 @@ def pack_model(
     shards, to check restored ones; `strong` reads the pack once more and adds a SHA-256 of each
     part, tensor and header, and of the index.
 
-    Several machines can share the work, if all of them reach source and target. With `part`, such
-    as `3/16` or (3, 16), this call writes its share of the data files; once all parts are written,
-    a call with `commit` makes them a pack. With an `executor` its workers write the files, and this
-    call commits. All calls need the same choices; each of them skips finished files.
+    Several machines can share the work: see `SharedPack`.
 
     A pack at `target` of shards with the same names, lengths and headers and with the same choices
     is left as it is, unread.
@@ -80,31 +77,24 @@ def pack_model(
         source=source,
         layout=layout,
         hotness=hotness,
-        layers=layers if layers is None or isinstance(layers, str) else tuple(layers),
+        layers=layers,
         mtp=mtp,
         experts_only=experts_only,
         alignment=alignment,
     )
-    model = _plan(request, Path(target), resume)
-    writer = _writer(request, model, target, part, commit, executor, resume)
-    summary = from_plan(model.plan, target, dry_run)
-    check = partial(_check_target, model, target, writer, resume, sha256=sha256, strong=strong)
-    # Before the source is read for its SHA-256, too.
-    if not dry_run and (finished := check()):
-        return finished
-    phases = Phases(progress)
-    progress = phases.begin(later=model.plan.data_length)
-    reads_all = sha256 and not dry_run and part is None
-    pack = PlannedPack.describe(model, sha256=reads_all, threads=threads, progress=progress)
-    if planned is not None:
-        planned(summary)
-    if dry_run:
-        return check() or summary
-    if writer is not None:
-        write = partial(writer.write, pack, strong=strong)
-    else:
-        write = partial(packer.pack, pack, target, resume=resume, strong=strong)
-    return _carry_out(partial(write, threads=threads, progress=phases.begin()), summary)
+    return make_pack(
+        request,
+        target,
+        partial(packer.pack, resume=resume, strong=strong, threads=threads),
+        is_alone=True,
+        resume=resume,
+        sha256=sha256,
+        strong=strong,
+        dry_run=dry_run,
+        threads=threads,
+        planned=planned,
+        progress=progress,
+    )
 
 
 def pack_in_place(
@@ -152,7 +142,7 @@ def pack_in_place(
     progress = phases.begin(later=model.plan.data_length)
     reads_all = sha256 and not dry_run
     pack = PlannedPack.describe(model, sha256=reads_all, threads=threads, progress=progress)
-    facts, refusals = in_place.examine(pack.source, pack.described, pack.plan, target)
+    facts, refusals = in_place.examine(pack, target)
     if not dry_run:
         raise_first(refusals)
     summary = replace(from_plan(model.plan, target, dry_run), in_place=facts)
@@ -160,8 +150,41 @@ def pack_in_place(
         planned(summary)
     if dry_run:
         return summary
-    write = partial(in_place.pack_in_place, pack.source, pack.described, pack.plan, target)
+    write = partial(in_place.pack_in_place, pack, target)
     return _carry_out(partial(write, threads=threads, progress=phases.begin()), summary)
+
+
+def make_pack(
+    request: PackRequest,
+    target: AnyPath,
+    write: Callable[..., WrittenFiles],
+    *,
+    is_alone: bool,
+    resume: bool,
+    sha256: bool,
+    strong: bool,
+    dry_run: bool,
+    threads: int,
+    planned: Callable[[PackSummary], None] | None,
+    progress: Progress | None,
+) -> PackSummary:
+    """Plan a pack, and let `write` write it at the target, unless this very pack is there."""
+    model = _plan(request, Path(target), resume)
+    opened = open_target(target, is_alone=is_alone)
+    summary = from_plan(model.plan, target, dry_run)
+    check = partial(_check_target, model, target, opened, resume, sha256=sha256, strong=strong)
+    # Before the source is read for its SHA-256, too.
+    if not dry_run and (finished := check()):
+        return finished
+    phases = Phases(progress)
+    progress = phases.begin(later=model.plan.data_length)
+    reads_all = sha256 and not dry_run
+    pack = PlannedPack.describe(model, sha256=reads_all, threads=threads, progress=progress)
+    if planned is not None:
+        planned(summary)
+    if dry_run:
+        return check() or summary
+    return _carry_out(partial(write, pack, opened, progress=phases.begin()), summary)
 
 
 def _carry_out(write: Callable[[], WrittenFiles], summary: PackSummary) -> PackSummary:
@@ -176,32 +199,14 @@ def _plan(request: PackRequest, target: Path, resume: bool) -> PlannedModel:
         return request.plan()
     except SourceError:
         if is_unfinished(target):  # it may have the shards
-            check_existing(target, resume)
+            check_existing(OwnFolder(target), resume=resume)
         raise
-
-
-def _writer(
-    request: PackRequest,
-    model: PlannedModel,
-    target: AnyPath,
-    part: str | tuple[int, int] | None,
-    commit: bool,
-    executor: Executor | None,
-    resume: bool,
-) -> DistributedPacker | None:
-    """Return the writer of a pack that several share, or that is in a store."""
-    if part is None and executor is None and not commit and not is_remote(target):
-        return None
-    if (part is not None) + (executor is not None) + commit > 1:
-        raise RequestError("at most one of `part`, `commit` and `executor` can be used")
-    elsewhere = request.elsewhere(model)
-    return DistributedPacker(elsewhere, target, part, commit, executor, resume)
 
 
 def _check_target(
     model: PlannedModel,
-    target: AnyPath,
-    writer: DistributedPacker | None,
+    path: AnyPath,
+    target: Target,
     resume: bool,
     *,
     sha256: bool,
@@ -211,17 +216,14 @@ def _check_target(
 
     Raises the error with which packing would end before it wrote.
     """
-    plan = model.plan
     try:
-        if writer is not None:
-            writer.check(plan)
-        else:
-            check_as_if_packing(Path(target), plan.data_length + plan.index_length, resume)
+        length = model.plan.data_length + model.plan.index_length
+        check_as_if_packing(target, length, resume=resume)
     except RequestError as error:
         if error.code is not ErrorCode.PACK_EXISTS:
             raise
         pack = PlannedPack.describe(model)
-        finished = finished_pack(pack, target, sha256=sha256, strong=strong)
+        finished = finished_pack(pack, path, sha256=sha256, strong=strong)
         if finished is None:
             raise
         return finished

@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moepack.common import digest, strict_json
+from moepack.common import digest
 from moepack.common.errors import PackError, write_failure
+from moepack.common.fields import parse_strictly
 from moepack.common.pack_files import JOURNAL_NAME
-from moepack.common.shape import ROUTED_FAMILY
 from moepack.pack.format import manifest, records
 from moepack.pack.format.index import Index
 from moepack.pack.reading.directory import read_manifest
 from moepack.pack.reading.pack import Pack
-from moepack.packing.plan.blob_hotness import count_of, is_measured, load_hotness
+from moepack.packing.plan.blob_hotness import family_counts, load_hotness
 from moepack.packing.writing.commit import TEMPORARY_NAME, commit
-from moepack.packing.writing.line_log import LineLog
+from moepack.packing.writing.lock_file import LockFile
 from moepack.storage.atomic import sync_directory
 from moepack.traces.hotness.model import Hotness
 
@@ -73,7 +73,7 @@ def rank_pack(
     described = describe_hotness(checked, Index(index, str(path)))
     data, name = _manifest(path, index, described)
     try:
-        with contextlib.closing(LineLog(path / JOURNAL_NAME)) as lock:
+        with contextlib.closing(LockFile(path / JOURNAL_NAME)) as lock:
             try:
                 _remove_leftovers(path, old_name)
                 is_changed = read_manifest(path) != data
@@ -100,19 +100,14 @@ def rank_pack(
 def rank(index: Index, hotness: Hotness) -> bytes:
     """Return an index with other counts and ranks."""
     ranked = bytearray(index.data)
-    routed = {f.layer: f.expert_count for f in index.families if f.name == ROUTED_FAMILY}
     counts: list[int] = []
     blobs = index.directory["blobs"]
-    for number, family in enumerate(index.families):
-        routed_count = routed.get(family.layer)
-        measured = is_measured(family, routed_count, hotness)
+    for number, of_family in enumerate(family_counts(index.families, hotness)):
         at = index.directory["families"].at(number)
         record = records.FamilyRecord._make(records.FAMILY.unpack_from(ranked, at))
-        flags = records.HOTNESS_MEASURED if measured else 0
+        flags = 0 if of_family is None else records.HOTNESS_MEASURED
         _put(ranked, at, records.FAMILY.pack(*record._replace(flags=flags)))
-        for expert in range(family.expert_count):
-            count = count_of(family, routed_count, hotness, expert) if measured else -1
-            counts.append(count)
+        counts += of_family or [-1] * record.expert_count
     order = sorted(range(index.blob_count), key=lambda blob: -counts[blob])
     for rank, blob in enumerate(order):
         offset, length, _, _, file = index.blob(blob)
@@ -140,7 +135,7 @@ def _manifest(path: Path, index: bytes, hotness: dict[str, Any]) -> tuple[bytes,
 
     All other keys stay, those of other programs among them.
     """
-    body = strict_json.parse(read_manifest(path))
+    body = parse_strictly(read_manifest(path))
     entry = manifest.describe_index(index)
     old = body["index"]
     name = f"index-{entry.digest:016x}.bin"

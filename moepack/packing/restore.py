@@ -5,7 +5,6 @@ The index has the position of each byte of a shard in the pack, so nothing of GG
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
@@ -13,28 +12,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError, RequestError
 from moepack.common.pack_files import is_pack
-from moepack.common.paths import AnyPath
-from moepack.common.phases import Progress, advancing
-from moepack.common.remote_path import is_remote
-from moepack.common.shares import Share
-from moepack.common.tasks import run_tasks
+from moepack.common.paths import is_remote
+from moepack.common.phases import DigestCounts, Progress, advancing
+from moepack.common.tasks import Share, run_tasks
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import ShardMap, map_shards
-from moepack.packing.in_place.in_place import restore_in_place
-from moepack.packing.in_place.leftovers import settle
+from moepack.pack.verifying.shard_sha256 import sha256_of
+from moepack.packing.in_place.in_place import restore_in_place, settle
 from moepack.packing.in_place.unfinished import is_unfinished, is_whole_pack
 from moepack.storage.atomic import make_folder, refuse_existing
 from moepack.storage.extents import Extent, NewFile
-from moepack.storage.regular_file import open_regular
 from moepack.storage.whole_files import WholeFilesResult, write_whole_files
-
-_PIECE_LENGTH = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +115,11 @@ def restore(
             maps = tuple(mapped for mapped in maps if mapped.name in names)
         make_folder(target)
         if executor is None:
-            result = _write(opened, maps, target, resume, force, threads, progress)
+            result = _write(opened, maps, Path(target), resume, force, threads, progress)
         else:
-            result = _submit(executor, opened, maps, target, resume, force, threads, progress)
+            may_exist = resume or force
+            folder = Path(target)
+            result = _submit(executor, opened, maps, folder, may_exist, force, threads, progress)
         entries = {entry.name: entry for entry in opened.manifest.source.shards}
         return RestoreSummary(
             path=os.fspath(target),
@@ -153,7 +148,7 @@ def _is_begun(pack: Path, threads: int, *, goes_back: bool) -> bool:
 def _write(
     pack: Pack,
     maps: Sequence[ShardMap],
-    target: AnyPath,
+    folder: Path,
     resume: bool,
     force: bool,
     threads: int,
@@ -161,7 +156,7 @@ def _write(
 ) -> WholeFilesResult:
     entries = {entry.name: entry for entry in pack.manifest.source.shards}
     return write_whole_files(
-        Path(target),
+        folder,
         [NewFile(m.name, m.length, partial(_extents, m, pack.index)) for m in maps],
         pack.file_paths,
         check=lambda path, name: _check_sha256(entries[name], path),
@@ -176,18 +171,17 @@ def _submit(
     executor: Executor,
     pack: Pack,
     maps: Sequence[ShardMap],
-    target: AnyPath,
-    resume: bool,
+    folder: Path,
+    may_exist: bool,
     force: bool,
     threads: int,
     progress: Progress | None,
 ) -> WholeFilesResult:
     for mapped in maps:
-        if not (resume or force):
-            refuse_existing(Path(target, mapped.name), force=force)
+        if not may_exist:
+            refuse_existing(folder / mapped.name)
     path = pack.path if is_remote(pack.path) else pack.path.absolute()
-    folder = Path(target).absolute()
-    tasks = [(path, mapped.name, folder, force, threads) for mapped in maps]
+    tasks = [(path, mapped.name, folder.absolute(), force, threads) for mapped in maps]
     advanced = advancing(progress, sum(mapped.length for mapped in maps))
     results = []
     for result in run_tasks(executor, _write_shard, tasks):
@@ -233,17 +227,13 @@ def _check_sha256(entry: ShardEntry, path: Path) -> None:
     if entry.sha256 is not None:
         checks.append(("the restored shard", entry.sha256, entry.length))
     for name, expected, length in checks:
-        sha256 = hashlib.sha256()
-        with open(path, "rb", buffering=0, opener=open_regular) as file:
-            while piece := file.read(min(length, _PIECE_LENGTH)):
-                sha256.update(piece)
-                length -= len(piece)
-        if sha256.hexdigest() != expected:
+        sha256 = sha256_of(os.fspath(path), length)
+        if sha256 != expected:
             raise PackError(
                 f"{name} does not have the SHA-256 of the source",
                 path=path,
                 expected=expected,
-                found=sha256.hexdigest(),
+                found=sha256,
                 hint="every part is as it was packed: the source was already damaged, or its stated"
                 f" SHA-256 was wrong; the shard is kept as {path.name}",
             )

@@ -20,14 +20,14 @@ from moepack.common.phases import Progress
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.tables import DataFile
-from moepack.pack.opening.shards import THREADS, describe_index, index_shards, open_local_source
+from moepack.pack.opening.open_model import THREADS, describe_index, index_shards, open_local_source
 from moepack.packing.plan.blob_hotness import load_hotness
 from moepack.packing.ranking import describe_hotness, rank
 from moepack.packing.writing.commit import TEMPORARY_NAME, commit
-from moepack.packing.writing.target_directory import check_existing
+from moepack.packing.writing.target import OwnFolder, check_existing
 from moepack.source.experts import find_experts, shape_of
 from moepack.storage.atomic import make_folder
-from moepack.storage.lock import locked_folder
+from moepack.storage.folders import locked_folder
 from moepack.storage.regular_file import remove
 
 if TYPE_CHECKING:
@@ -70,9 +70,12 @@ def index_model(
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
     """
     model = open_local_source(source)
-    shape = shape_of(model, find_experts(model))
+    experts = find_experts(model)
+    shape = shape_of(model, experts)
     chosen = load_hotness(hotness, shape)
-    data, described = index_shards(model, digests=digests, threads=threads, progress=progress)
+    data, described = index_shards(
+        model, experts, digests=digests, threads=threads, progress=progress
+    )
     if chosen is not None:
         data = rank(Index(data, manifest.INDEX_NAME), chosen)
     index = Index(data, manifest.INDEX_NAME)
@@ -108,7 +111,7 @@ def _new_directory(path: Path) -> Iterator[Path]:
         created = make_folder(path)
         with locked_folder(path):
             _remove_unfinished(path)
-            check_existing(path, resume=False)
+            check_existing(OwnFolder(path), resume=False)
             try:
                 yield path
             except BaseException:

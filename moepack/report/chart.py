@@ -60,18 +60,12 @@ def surface(points: Sequence[SurfacePoint], title: str, path: str) -> None:
 
 
 def heat(
-    layers: Sequence[int],
-    counts: Any,
-    curves: Mapping[str, Sequence[float]],
-    title: str,
-    path: str,
+    layers: Sequence[int], counts: Any, curves: Mapping[str, Sequence[float]], title: str, path: str
 ) -> None:
     """Draw counts [layers, experts] as a heat map, and coverage curves beside it.
 
-    `layers` are the numbers of the rows.
-
-    A curve has the covered share by the share of experts, in equal steps from 0 to 1. Raises as
-    `surface` does.
+    `layers` are the numbers of the rows. A curve has the covered share by the share of experts, in
+    equal steps from 0 to 1. Raises as `surface` does.
     """
     with _figure(path, title, 2) as (left, right):
         picture = left.imshow(counts, aspect="auto", interpolation="nearest", cmap="magma")
@@ -83,10 +77,7 @@ def heat(
         for name, curve in curves.items():
             steps = [100 * n / (len(curve) - 1) for n in range(len(curve))]
             right.plot(steps, [100 * share for share in curve], label=name)
-        right.set_xlabel("experts of each layer, %")
-        right.set_ylabel("selections covered, %")
-        right.grid(alpha=0.3)
-        right.legend(fontsize="small")
+        _finish(right, "experts of each layer, %", "selections covered, %")
 
 
 def hit_rates(facts: Simulation, title: str, path: str) -> None:
@@ -95,15 +86,11 @@ def hit_rates(facts: Simulation, title: str, path: str) -> None:
     Raises as `surface` does.
     """
     with _figure(path, title, 1) as (axis,):
-        lines = {
-            "lru": [point.decode_hit_rate for point in facts.curve],
-            "lru, uniform router": [point.even_hit_rate for point in facts.curve],
-        }
-        for name, rates in lines.items():
-            gibs = [point.budget_length / (1 << 30) for point in facts.curve]
-            axis.plot(
-                gibs, [math.nan if rate is None else 100 * rate for rate in rates], label=name
-            )
+        gibs = [point.budget_length / (1 << 30) for point in facts.curve]
+        for name, field in (("lru", "decode_hit_rate"), ("lru, uniform router", "even_hit_rate")):
+            rates = [getattr(point, field) for point in facts.curve]
+            percents = [math.nan if rate is None else 100 * rate for rate in rates]
+            axis.plot(gibs, percents, label=name)
         for policy in dict.fromkeys(one.policy for one in facts.results if one.policy != "lru"):
             points = sorted(
                 (one.budget_length / (1 << 30), 100 * one.decode_hit_rate)
@@ -115,10 +102,7 @@ def hit_rates(facts: Simulation, title: str, path: str) -> None:
         if facts.step_length is not None:
             axis.axvline(facts.step_length / (1 << 30), color="grey", linestyle=":")
         axis.set_xscale("log")
-        axis.set_xlabel("memory for experts, GiB (dotted: use of a token)")
-        axis.set_ylabel("hit rate in decoding, %")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize="small")
+        _finish(axis, "memory for experts, GiB (dotted: use of a token)", "hit rate in decoding, %")
 
 
 def speeds(facts: ForecastFacts, path: str) -> None:
@@ -147,13 +131,16 @@ def speeds(facts: ForecastFacts, path: str) -> None:
             ]
             if points:
                 axis.plot(*zip(*points, strict=True), "o", color="C0", markerfacecolor=face)
-        axis.set_xlabel(
-            "memory for experts, GiB" if streams else "layers whose experts are in memory (N)"
-        )
-        axis.set_ylabel("tokens a second")
+        across = "memory for experts, GiB" if streams else "layers whose experts are in memory (N)"
         axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize="small")
+        _finish(axis, across, "tokens a second")
+
+
+def _finish(axis: Any, across: str, up: str) -> None:
+    axis.set_xlabel(across)
+    axis.set_ylabel(up)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="small")
 
 
 @contextlib.contextmanager
@@ -171,10 +158,11 @@ def _figure(path: str, title: str, count: int, **options: Any) -> Iterator[Any]:
         # A dollar begins a formula.
         figure.suptitle(one_line(title).replace("$", r"\$"))
         figure.tight_layout()
-        # Without a date the same numbers give the same file.
+        # Without a date, and names by chance, the same numbers give the same file.
         metadata = {"Date": None} if path.lower().endswith(".svg") else None
         drawn = io.BytesIO()
-        figure.savefig(drawn, format=Path(path).suffix[1:], metadata=metadata)
+        with matplotlib.rc_context({"svg.hashsalt": "moepack"}):
+            figure.savefig(drawn, format=Path(path).suffix[1:], metadata=metadata)
         write_whole(path, drawn.getbuffer())
     finally:
         pyplot.close(figure)

@@ -1,9 +1,187 @@
 """Pages for people: lines and tables, laid out for a terminal or as wide as they are."""
 
-from collections.abc import Callable, Iterator
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from moepack.report.table import Table
-from moepack.report.widths import wrapped
+from moepack.common.sizes import count_text
+
+_GAP = "  "
+_UNIT = r"[(]?[\d.,]+ (?:[KMGT]?i?B|%|s|ms|min|h|tok|[GTP]FLOP)(?!\w)\S*"
+_WORD = re.compile(rf"\s*[^\s`]*(?:`[^`]*`[^\s`]*)+|\s*{_UNIT}|\s*\S+")
+"""A word with the space before it; a number and its unit are one, and a command in backquotes."""
+_PLAIN_WORD = re.compile(r"\s*\S+")
+_LABEL = re.compile(r"\s*\S+(?: \S+)*\s{2,}(?=\S)")
+_WIDEST_LABEL = 0.4
+"""Of a line: text goes on below itself behind a label that is no wider."""
+
+
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes: two for wide characters, such as CJK."""
+    return len(text) if text.isascii() else sum(map(_width, text))
+
+
+def _width(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def padded(text: str, width: int, *, is_right: bool = False) -> str:
+    """Return a text with spaces up to `width` columns, before it if it is to stand on the right."""
+    space = " " * (width - text_width(text))
+    return space + text if is_right else text + space
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text in up to `width` columns, its middle replaced by `…` if it takes more.
+
+    More is left of the end, where names of files have their numbers.
+    """
+    if text_width(text) <= width:
+        return text
+    end = _start_of(text[::-1], (width - 1) * 3 // 4)[::-1]
+    return f"{_start_of(text, width - 1 - text_width(end))}…{end}"
+
+
+def _start_of(text: str, width: int) -> str:
+    count = 0
+    for character in text:
+        width -= _width(character)
+        if width < 0:
+            break
+        count += 1
+    return text[:count]
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """Break a line at words if it takes more than `width` columns.
+
+    It goes on below its text: behind a label with two spaces, else two columns further in than it
+    began. A word that is longer than a line is left whole, as a path is copied.
+    """
+    if text_width(line) <= width:
+        return [line]
+    label = _LABEL.match(line)
+    hang = len(line) - len(line.lstrip()) + 2
+    if label is not None and text_width(label[0]) <= _WIDEST_LABEL * width:
+        hang = text_width(label[0])
+    indent = " " * hang
+    lines = [""]
+    for word in _words(line, width - len(indent)):
+        if not lines[-1].strip() or text_width(lines[-1] + word) <= width:
+            lines[-1] += word
+        else:
+            lines.append(indent + word.lstrip())
+    return lines
+
+
+def _words(line: str, width: int) -> list[str]:
+    """Return the words with the space before them; quoted commands stay whole if they fit."""
+    words: list[str] = []
+    for word in _WORD.findall(line):
+        fits = text_width(word.strip()) <= width
+        words += [word] if fits else _PLAIN_WORD.findall(word)
+    return words
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    `side` is the alignment of its cells, `l` or `r`. If there is too little room, columns are left
+    out, those of the highest `rank` first; those of rank 0 stay. A column with `least` has names,
+    which are shortened in the middle before that, down to that width.
+    """
+
+    heading: str
+    side: str = "r"
+    rank: int = 0
+    least: int = 0
+
+
+class Table(NamedTuple):
+    """Columns, and rows with a cell for each; `indent` is spaces before each line."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    indent: int = 0
+
+    def lines(self, width: int | None = None) -> list[str]:
+        """Return the table as lines of up to `width` columns, as wide as it is without."""
+        fitted = FittedTable(self, width)
+        return [*fitted.heading(), *map(fitted.line, self.rows), *fitted.note()]
+
+
+class FittedTable:
+    """The columns of a table that fit into `width`: `widths` by their numbers.
+
+    Columns without any text are left out. They are at least as wide as `usual` says, where other
+    rows follow.
+    """
+
+    def __init__(self, table: Table, width: int | None = None, usual: Sequence[int] = ()) -> None:
+        self._columns, self._indent, self._width = table.columns, " " * table.indent, width
+        cells = list(zip(*table.rows, strict=True)) or [(one.heading,) for one in table.columns]
+        self.widths = {
+            number: max(
+                text_width(column.heading),
+                *map(text_width, cells[number]),
+                *usual[number : number + 1],
+            )
+            for number, column in enumerate(table.columns)
+            if any(cells[number])
+        }
+        count = len(self.widths)
+        if width is not None:
+            self._leave_out(width)
+            self._narrow(width)
+        self.left_out_count = count - len(self.widths)
+
+    def heading(self) -> list[str]:
+        """Return the line of headings; none if no column has one."""
+        headings = [column.heading for column in self._columns]
+        return [self.line(headings)] if any(headings) else []
+
+    def line(self, row: Sequence[str]) -> str:
+        """Return a row of cells as a line."""
+        cells = []
+        for number, width in self.widths.items():
+            column = self._columns[number]
+            text = shortened(row[number], width) if column.least else row[number]
+            cells.append(padded(text, width, is_right=column.side == "r"))
+        return (self._indent + _GAP.join(cells)).rstrip()
+
+    def note(self) -> list[str]:
+        """Return the lines about columns that were left out."""
+        if not self.left_out_count or self._width is None:
+            return []
+        them = "it" if self.left_out_count == 1 else "them"
+        columns = f"{self._indent}{count_text(self.left_out_count, 'column')} left out"
+        return wrapped(f"{columns}: --json or a wider terminal shows {them}", self._width)
+
+    def _leave_out(self, width: int) -> None:
+        """Leave out columns until the others fit, with their names as short as can be."""
+        while self._total(list(map(self._least, self.widths))) > width:
+            highest = max(self._columns[number].rank for number in self.widths)
+            if not highest:
+                return
+            for number in [n for n in self.widths if self._columns[n].rank == highest]:
+                del self.widths[number]
+
+    def _narrow(self, width: int) -> None:
+        """Narrow columns of names until lines fit, the widest first."""
+        for number in sorted(self.widths, key=lambda n: -self.widths[n]):
+            excess = self._total([*self.widths.values()]) - width
+            if excess > 0:
+                self.widths[number] = max(self._least(number), self.widths[number] - excess)
+
+    def _least(self, number: int) -> int:
+        width = self.widths[number]
+        return min(width, self._columns[number].least or width)
+
+    def _total(self, widths: Sequence[int]) -> int:
+        return len(self._indent) + sum(widths) + len(_GAP) * (len(widths) - 1)
 
 
 class Verbatim(str):
@@ -24,26 +202,19 @@ class Page:
     def __str__(self) -> str:
         return self.text()
 
-    def with_texts(self, change: Callable[[str], str]) -> "Page":
-        """Return the page with all texts changed but those of tables and verbatim ones."""
-        changed = (
-            block if isinstance(block, Table | Verbatim) else change(block) for block in self.blocks
-        )
-        return Page(*changed)
-
-    def text(self, width: int | None = None) -> str:
+    def text(self, width: int | None = None, change: Callable[[str], str] = str) -> str:
         """Return the page in lines of up to `width` columns; without, nothing is wrapped.
 
-        Longer are only verbatim texts, and words that are longer by themselves.
+        Longer are only verbatim texts, and words that are longer by themselves. All texts are
+        written as `change` returns them, but those of tables and verbatim ones.
         """
-        return "\n".join(line for block in self.blocks for line in _lines(block, width))
-
-
-def _lines(block: Block, width: int | None) -> Iterator[str]:
-    if isinstance(block, Table):
-        yield from block.lines(width)
-    elif width is None or isinstance(block, Verbatim):
-        yield block
-    else:
-        for line in block.split("\n"):
-            yield from wrapped(line, width)
+        lines: list[str] = []
+        for block in self.blocks:
+            if isinstance(block, Table):
+                lines += block.lines(width)
+            elif isinstance(block, Verbatim):
+                lines.append(block)
+            else:
+                for line in change(block).split("\n"):
+                    lines += [line] if width is None else wrapped(line, width)
+        return "\n".join(lines)

@@ -1,37 +1,45 @@
-"""Statistics of traces and hotness, written for people."""
+"""Traces as text for people: their statistics, hotness, and simulated caches."""
 
-from collections.abc import Mapping
+from __future__ import annotations
 
-from moepack.common.sizes import count_text
-from moepack.report.page import Block, Page
-from moepack.report.table import Column, Table
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from moepack.common.sizes import count_text, size_text
+from moepack.report.page import Block, Column, Page, Table
 from moepack.report.values import UNKNOWN, length_text, number_text, share_text, tokens_text
-from moepack.running.programs.learned import LearnedFacts
-from moepack.traces.analysis.concentration import Concentration
-from moepack.traces.analysis.reuse import ReuseFacts
-from moepack.traces.analysis.statistics import TraceStatistics
-from moepack.traces.hotness.measure import HotnessFileFacts
-from moepack.traces.summary import TraceSummary
+
+if TYPE_CHECKING:
+    from moepack.running.programs.learned import LearnedFacts
+    from moepack.traces.analysis.concentration import Concentration
+    from moepack.traces.analysis.statistics import ReuseFacts, TraceStatistics
+    from moepack.traces.hotness.measure import HotnessFileFacts
+    from moepack.traces.simulation.facts import CacheFacts, Simulation
+    from moepack.traces.steps import TraceSummary
 
 
 def imported(summary: TraceSummary) -> str:
     """Write the size of a trace file after an import or a recording, and its new part."""
-    lines = [f"{summary.path}: {_totals(summary.token_count, summary.request_count)}"]
-    lines[0] += f", {count_text(summary.selection_count, 'selection')}"
+    totals, added = _totals(summary.token_count, summary.request_count), summary.added
+    lines = [f"{summary.path}: {totals}, {count_text(summary.selection_count, 'selection')}"]
     if summary.counted_selection_count:
         lines.append(f"  {summary.counted_selection_count:,} more are counts without tokens")
-    added = summary.added
     if added.selection_count != summary.selection_count:
         totals = _totals(added.token_count, added.request_count)
         selections = count_text(added.selection_count, "selection")
         lines.append(f"  added just now: {totals}, {selections}")
     if summary.unknown:
         lines.append(f"  not known: {', '.join(summary.unknown)}")
-    return "\n".join([*lines, *left_out(summary.warnings)])
+    return "\n".join([*lines, *_left_out(summary.warnings)])
 
 
 def _totals(token_count: int, request_count: int) -> str:
     return f"{count_text(token_count, 'token')} in {count_text(request_count, 'request')}"
+
+
+def _left_out(warnings: Mapping[str, int]) -> list[str]:
+    """Write the number of entries left out of files, a line for each problem."""
+    return [f"  left out: {count:,} × {problem}" for problem, count in sorted(warnings.items())]
 
 
 def hotness(facts: HotnessFileFacts) -> str:
@@ -45,7 +53,7 @@ def hotness(facts: HotnessFileFacts) -> str:
         lines[1] = "  nothing is held out for evaluation: that takes tokens, and these are counts"
     if len(facts.models) > 1:
         lines.append(f"  counted together, though of different models: {', '.join(facts.models)}")
-    return "\n".join([*lines, *left_out(facts.warnings)])
+    return "\n".join([*lines, *_left_out(facts.warnings)])
 
 
 def learned(facts: LearnedFacts) -> str:
@@ -81,7 +89,7 @@ def stats(facts: TraceStatistics) -> Page:
         blocks.append("no request has a whole window of single tokens")
     elif facts.working_set[-1].new_count is None:
         blocks.append("no request has two windows: the number of new experts is unknown")
-    return Page(*blocks, *_reuse(facts.reuse), *left_out(facts.warnings))
+    return Page(*blocks, *_reuse(facts.reuse), *_left_out(facts.warnings))
 
 
 def _working_set(facts: TraceStatistics) -> Table:
@@ -90,10 +98,11 @@ def _working_set(facts: TraceStatistics) -> Table:
         columns += [Column("bytes", rank=2), Column("new bytes", rank=3)]
     rows = []
     for row in facts.working_set:
-        cells = [share_text(row.share), _average(row.expert_count), _average(row.new_count)]
+        averages = (row.expert_count, row.new_count)
+        cells = [UNKNOWN if average is None else f"{average:.2f}" for average in averages]
         if facts.has_lengths:
             cells += [length_text(row.length), length_text(row.new_length)]
-        rows.append(cells)
+        rows.append([share_text(row.share), *cells])
     return Table(columns, rows)
 
 
@@ -135,7 +144,7 @@ def concentration(facts: Concentration) -> Page:
         "other one, measured on the rest; LRU cache: one of as many experts",
         "",
         facts.reason,
-        *left_out(facts.warnings),
+        *_left_out(facts.warnings),
     )
 
 
@@ -147,10 +156,108 @@ _TOP_RANKS = {25: 0, 50: 1, 10: 4}
 """The verdict is about the top quarter."""
 
 
-def _average(average: float | None) -> str:
-    return UNKNOWN if average is None else f"{average:.2f}"
+def simulation(facts: Simulation) -> Page:
+    """Write the size of a trace, tables of budgets and policies, and notes."""
+    totals = _totals(facts.token_count, facts.request_count)
+    turns = f"; {facts.session_count} requests run in turns" if facts.session_count > 1 else ""
+    lines = [
+        f"{totals}, {facts.decode_token_count:,} of them decoded{turns}",
+        f"experts: {size_text(facts.expert_length)}; a decoded token uses "
+        f"{length_text(facts.step_length)}: with less, LRU seldom hits",
+    ]
+    if facts.unknown:
+        lines.append(f"not known: {', '.join(facts.unknown)}")
+    if facts.enough_length is not None:
+        lines.append(
+            f"with {size_text(facts.enough_length)} LRU has all but 1 % of the hits that it has "
+            "with everything in memory"
+        )
+    tables = (_hit_rates(facts), _slots(facts), _prefetches(facts))
+    blocks = [block for table in tables if table.rows for block in ("", table)]
+    return Page(*lines, *blocks, "", *_notes(facts))
 
 
-def left_out(warnings: Mapping[str, int]) -> list[str]:
-    """Write the number of entries left out of files, a line for each problem."""
-    return [f"  left out: {count:,} × {problem}" for problem, count in sorted(warnings.items())]
+_NOTES = {
+    "belady": "belady knows the future: with experts of one length, no cache that reads on demand "
+    "hits more",
+    "layer": "layer and layer+lfu keep the last experts of each layer, even beyond the budget",
+    "static": "static pins the hottest experts of the first half of decoding, and is measured on "
+    "the second",
+}
+_RANKS: Sequence[str] = (
+    *("lru", "LRU reads a token", "belady", "uniform", "static", "lfu", "of all", "layer"),
+    *("least-stale", "layer+lfu", "s3fifo"),
+)
+"""The ranks of columns: the first ones stay longest on narrow terminals."""
+
+
+def _hit_rates(facts: Simulation) -> Table:
+    """Write the decode hit rates: a row for each budget, a column for each policy."""
+    policies = list(dict.fromkeys(one.policy for one in facts.results if one.slots is None))
+    even = {point.budget_length: point.even_hit_rate for point in facts.curve}
+    by_budget: dict[int, dict[str, CacheFacts]] = {}
+    for one in facts.results:
+        if one.slots is None:
+            by_budget.setdefault(one.budget_length, {})[one.policy] = one
+    rows = []
+    for budget, caches in sorted(by_budget.items()):
+        share = next(iter(caches.values())).budget_share
+        rates = [share_text(caches[policy].decode_hit_rate) for policy in policies]
+        read = caches["lru"].bytes_per_token if "lru" in caches else None
+        uniform = share_text(even.get(budget))
+        rows.append([size_text(budget), f"{share:.0%}", *rates, uniform, length_text(read)])
+    names = ("of all", *policies, "uniform", "LRU reads a token")
+    ranks = (_RANKS.index(name) if name in _RANKS else len(_RANKS) for name in names)
+    ranked = (Column(name, rank=rank) for name, rank in zip(names, ranks, strict=True))
+    return Table([Column("budget"), *ranked], rows)
+
+
+def _slots(facts: Simulation) -> Table:
+    """Write the hit rates of caches by the number of experts per layer."""
+    rows = [
+        [
+            str(one.slots),
+            size_text(one.budget_length),
+            f"{one.budget_share:.0%}",
+            share_text(one.decode_hit_rate),
+            length_text(one.bytes_per_token),
+        ]
+        for one in facts.results
+        if one.slots is not None
+    ]
+    columns = (Column("slots a layer"), Column("bytes", rank=2), Column("of all", rank=3))
+    return Table((*columns, Column("hits"), Column("read a token", rank=1)), rows)
+
+
+def _prefetches(facts: Simulation) -> Table:
+    rows = [
+        [
+            size_text(one.budget_length),
+            str(one.guessed_count),
+            share_text(one.useful_share),
+            length_text(one.useful_bytes_per_token),
+            length_text(one.wasted_bytes_per_token),
+        ]
+        for one in facts.prefetches
+    ]
+    columns = (Column("budget"), Column("ahead", rank=1), Column("of misses"))
+    return Table((*columns, Column("useful a token", rank=2), Column("in vain a token")), rows)
+
+
+def _notes(facts: Simulation) -> list[str]:
+    """Write the meaning of the columns and of policies, and the limits of the trace."""
+    from moepack.traces.simulation.facts import LEAST_SELECTIONS
+
+    policies = {one.policy for one in facts.results}
+    lines = ["hits are shares of the lookups of decoded tokens; uniform: LRU with a uniform router"]
+    lines += [note for policy, note in _NOTES.items() if policy in policies]
+    if facts.cold_share is not None:
+        lines.append(
+            f"{facts.cold_share:.1%} are the first use of an expert, which misses without prefetch"
+        )
+    if not facts.is_long_enough:
+        lines.append(
+            f"the trace is too short to tell experts apart: {facts.lookups_per_expert:.1f} lookups "
+            f"an expert in half of it, at least {LEAST_SELECTIONS} are needed"
+        )
+    return lines + _left_out(facts.warnings)

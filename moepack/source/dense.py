@@ -38,10 +38,7 @@ class Dense:
 
 
 def find_dense(source: Source, experts: Experts) -> Dense:
-    """Find the dense part of a source; reads the padding of its shards.
-
-    Raises SourceError or MachineError if a shard cannot be read.
-    """
+    """Find the dense part of a source, also in its padding. Raises SourceError, MachineError."""
     tensors = (each for each in source.tensors() if each.tensor.name not in experts.names)
     ranges = (_other_ranges(number, header) for number, header in enumerate(source.shards))
     return Dense(tuple(tensors), tuple(chain.from_iterable(ranges)))

@@ -2,23 +2,26 @@
 
 The tensor table decides; metadata only cross-checks it. A tensor is an expert tensor by exact name
 and rank and last dimension (names: llama.cpp b11549, llama-arch.cpp); one that only looks like an
-expert tensor is refused by name, never guessed.
+expert tensor is refused by name, never guessed. A number of experts that the metadata lacks, or
+gives as something else, is unknown; if the tensors refute it, the source is at fault: no engine
+runs such a model.
 """
 
 import itertools
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from moepack.common.errors import SourceError
 from moepack.common.escaping import shell_word
-from moepack.common.shape import FamilyShape, ModelShape
-from moepack.source import ggml_types, stated
+from moepack.common.shape import CHUNK_FAMILY, ROUTED_FAMILY, FamilyShape, ModelShape
+from moepack.source import ggml_types
 from moepack.source.shards import Source, SourceTensor
 from moepack.source.tensor_table import split_rows
 
-FAMILIES = ("ffn_exps", "ffn_chexps", "attn_v_exps")
+_VALUE_FAMILY = "attn_v_exps"
+FAMILIES = (ROUTED_FAMILY, CHUNK_FAMILY, _VALUE_FAMILY)
 MAX_EXPERTS = 1 << 16
 MAX_LAYER = 1 << 16
 
@@ -37,43 +40,15 @@ _LOOK_ALIKE = re.compile(r"blk\.\d+\.ffn_norm_exps\.weight\Z", re.ASCII)
 _RANK = {"weight": 3, "bias": 2, "scale": 1, "input_scale": 1}
 
 
-class SlicePlace(NamedTuple):
-    """Where a slice begins: the number of its shard, and the offset from the start of that file."""
-
-    shard: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stacked:
-    """Slices that follow each other in one tensor: expert E starts at offset + E * length."""
-
-    shard: int
-    offset: int
-    length: int
-
-    def at(self, expert: int) -> SlicePlace:
-        """Return where an expert's slice begins."""
-        return SlicePlace(self.shard, self.offset + expert * self.length)
-
-
-@dataclass(frozen=True, slots=True)
-class Scattered:
-    """Slices that are a tensor each, as in Mixtral files from before April 2024."""
-
-    places: tuple[SlicePlace, ...]
-
-    def at(self, expert: int) -> SlicePlace:
-        """Return where an expert's slice begins."""
-        return self.places[expert]
-
-
 @dataclass(frozen=True, slots=True)
 class SourcePart:
     """One projection of a family in a layer, for all its experts.
 
     `name` is the tensor's without `blk.N.`; `shape` is one expert's in GGUF order; `length` is one
-    slice's bytes. With an unknown type, `inferred`, the length follows from the gap.
+    slice's bytes. With an unknown type, `inferred`, the length follows from the gap. `places` are
+    shards, and offsets from the start of these files: of the one tensor in which slices follow each
+    other by `stride` bytes; if that is 0, of a tensor for each expert, as in Mixtral files from
+    before April 2024.
     """
 
     name: str
@@ -81,7 +56,15 @@ class SourcePart:
     shape: tuple[int, ...]
     length: int
     inferred: bool
-    slices: Stacked | Scattered
+    places: tuple[tuple[int, int], ...]
+    stride: int
+
+    def at(self, expert: int) -> tuple[int, int]:
+        """Return the shard of an expert's slice, and its offset from the start of that file."""
+        if not self.stride:
+            return self.places[expert]
+        shard, offset = self.places[0]
+        return shard, offset + expert * self.stride
 
     @property
     def is_weight(self) -> bool:
@@ -91,10 +74,7 @@ class SourcePart:
 
 @dataclass(frozen=True, slots=True)
 class SourceFamily:
-    """The experts of one kind in one layer.
-
-    `experts_used` is the number that a token uses, None if the metadata does not state it.
-    """
+    """The experts of one kind in one layer; `experts_used` is the number that a token uses."""
 
     layer: int
     name: str
@@ -169,13 +149,15 @@ class _Collector:
         shard, tensor = entry
         if match := _STACKED.match(tensor.name):
             layer = int(match["layer"])
-            family = f"ffn_{match['family']}" if match["family"] else "attn_v_exps"
+            family = f"ffn_{match['family']}" if match["family"] else _VALUE_FAMILY
             self.check_rank(entry, _RANK[match["suffix"]])
-            self.check_count(entry, layer, family)
-            count = tensor.dims[-1]
+            expected, count = _stated_count(self.source, layer, family), tensor.dims[-1]
+            if expected not in (None, count):
+                problem = f"the last dimension is not the expert count of {family}"
+                self.fail(entry, problem, expected, count)
             self.check_sliceable(entry, count)
-            slices = Stacked(shard, tensor.offset, tensor.length // count)
-            self.add_part(entry, (layer, family), match["part"], count, slices)
+            key, stride = (layer, family), tensor.length // count
+            self.add_part(entry, key, match["part"], count, ((shard, tensor.offset),), stride)
         elif match := _SCATTERED.match(tensor.name):
             self.check_rank(entry, 2)
             self.check_sliceable(entry, 1)
@@ -194,7 +176,7 @@ class _Collector:
             self.add_scattered(layer, part, tensors)
         if not self.parts:
             self.fail_dense()
-        stated.check_mtp_layers(self.source)
+        _check_mtp_layers(self.source)
         order = {name: number for number, name in enumerate(FAMILIES)}
         keys = sorted(self.parts, key=lambda key: (key[0], order[key[1]]))
         return Experts(tuple(self.family(*key) for key in keys), frozenset(self.names))
@@ -209,12 +191,12 @@ class _Collector:
             raise SourceError(problem, path=path, place=place, found=by_part)
         stems = {part.partition("_exps")[0].partition("_chexps")[0] for part in parts}
         has_both = "ffn_down" in stems and stems & {"ffn_up", "ffn_gate_up"}
-        if name != "attn_v_exps" and not has_both:
+        if name != _VALUE_FAMILY and not has_both:
             problem, expected = "a projection is missing", "down, and up or gate_up"
             names = ", ".join(parts)
             raise SourceError(problem, path=path, place=place, expected=expected, found=names)
         count = counts.pop()
-        used = stated.experts_used(self.source, layer, name, count)
+        used = _stated_used(self.source, layer, name, count)
         return SourceFamily(layer, name, count, tuple(part for _, part in parts.values()), used)
 
     def add_part(
@@ -223,7 +205,8 @@ class _Collector:
         key: tuple[int, str],
         name: str,
         count: int,
-        slices: Stacked | Scattered,
+        places: tuple[tuple[int, int], ...],
+        stride: int = 0,
     ) -> None:
         layer, tensor = key[0], entry.tensor
         if layer > MAX_LAYER or not 1 <= count <= MAX_EXPERTS:
@@ -233,29 +216,27 @@ class _Collector:
             self.fail(entry, f"is beyond the model's block_count of {blocks}")
         if name in self.parts[key]:
             self.fail(entry, "stands beside one tensor for each expert")
-        shape = tensor.dims[:-1] if isinstance(slices, Stacked) else tensor.dims
-        length = slices.length if isinstance(slices, Stacked) else tensor.length
-        part = SourcePart(name, tensor.type_id, shape, length, tensor.inferred, slices)
+        shape = tensor.dims[:-1] if stride else tensor.dims
+        length, is_inferred = stride or tensor.length, tensor.inferred
+        part = SourcePart(name, tensor.type_id, shape, length, is_inferred, places, stride)
         self.parts[key][name] = (count, part)
         self.names.add(tensor.name)
 
     def add_scattered(self, layer: int, part: str, tensors: dict[int, SourceTensor]) -> None:
         first = next(iter(tensors.values()))
-        expected = stated.expert_count(self.source, layer, "ffn_exps") or max(tensors) + 1
+        expected = _stated_count(self.source, layer, ROUTED_FAMILY) or max(tensors) + 1
         if len(tensors) != expected or max(tensors) != expected - 1:
             missing = (str(number) for number in range(expected) if number not in tensors)
             first_missing = ", ".join(itertools.islice(missing, 5))
             actual = f"no expert {first_missing}" if first_missing else f"{len(tensors)} experts"
             self.fail(first, "does not stand for each expert", f"0 to {expected - 1}", actual)
         for other in tensors.values():
-            if (other.tensor.type_id, other.tensor.dims) != (
-                first.tensor.type_id,
-                first.tensor.dims,
-            ):
+            tensor = other.tensor
+            if (tensor.type_id, tensor.dims) != (first.tensor.type_id, first.tensor.dims):
                 self.fail(other, f"has another type or shape than {first.tensor.name}")
         in_order = (tensors[expert] for expert in range(expected))
-        places = tuple(SlicePlace(shard, tensor.offset) for shard, tensor in in_order)
-        self.add_part(first, (layer, "ffn_exps"), part, expected, Scattered(places))
+        places = tuple((shard, tensor.offset) for shard, tensor in in_order)
+        self.add_part(first, (layer, ROUTED_FAMILY), part, expected, places)
 
     def check_rank(self, entry: SourceTensor, rank: int) -> None:
         dims = entry.tensor.dims
@@ -263,13 +244,6 @@ class _Collector:
             self.fail(entry, "wrong number of dimensions", rank, len(dims))
         if 0 in dims:
             self.fail(entry, "an empty tensor", None, dims)
-
-    def check_count(self, entry: SourceTensor, layer: int, family: str) -> None:
-        expected, count = stated.expert_count(self.source, layer, family), entry.tensor.dims[-1]
-        if expected not in (None, count):
-            self.fail(
-                entry, f"the last dimension is not the expert count of {family}", expected, count
-            )
 
     def check_sliceable(self, entry: SourceTensor, count: int) -> None:
         tensor = entry.tensor
@@ -302,3 +276,60 @@ class _Collector:
     ) -> NoReturn:
         path, place = self.source.shards[entry.shard].path, f"tensor {entry.tensor.name!r}"
         raise SourceError(problem, path=path, place=place, expected=expected, found=actual)
+
+
+def _stated_count(source: Source, layer: int, family: str) -> int | None:
+    """Return the number of experts that the metadata states for a layer with some; not 0."""
+    key = "attention.value_expert_count" if family == _VALUE_FAMILY else "expert_count"
+    count = _value_of_layer(source, key, layer)
+    if count is None:
+        return None
+    if count < 1:
+        _fail_stated(
+            source, key, f"layer {layer} has experts, and it states none", "1 or more", count
+        )
+    if family != CHUNK_FAMILY:
+        return count
+    group = source.model_value("experts_per_group")
+    return count // group if type(group) is int and group > 0 else None
+
+
+def _stated_used(source: Source, layer: int, family: str, expert_count: int) -> int | None:
+    """Return the number of a family's `expert_count` experts that a token uses in a layer.
+
+    Of chunk experts it is the most, since routed experts share them. None if the metadata does not
+    state it. Raises SourceError if it states 0, or more than there are.
+    """
+    key = "attention.value_expert_used_count" if family == _VALUE_FAMILY else "expert_used_count"
+    used = _value_of_layer(source, key, layer)
+    if used is None:
+        return None
+    if family == CHUNK_FAMILY and used > 0:
+        return min(used, expert_count)
+    if not 1 <= used <= expert_count:
+        problem = f"a token cannot use so many experts of layer {layer}"
+        _fail_stated(source, key, problem, f"1 to {expert_count:,}", used)
+    return used
+
+
+def _check_mtp_layers(source: Source) -> None:
+    """Raise SourceError if all layers or more are stated to be for multi-token prediction."""
+    blocks = source.model_value("block_count")
+    predicted = source.model_value("nextn_predict_layers")
+    if type(blocks) is int and type(predicted) is int and not 0 <= predicted < blocks:
+        problem = "not so many layers can be for multi-token prediction"
+        _fail_stated(source, "nextn_predict_layers", problem, f"fewer than {blocks:,}", predicted)
+
+
+def _value_of_layer(source: Source, key: str, layer: int) -> int | None:
+    """Return a number of the metadata, which may have one for each layer."""
+    value = source.model_value(key)
+    if isinstance(value, tuple):
+        value = value[layer] if layer < len(value) else None
+    return value if type(value) is int else None
+
+
+def _fail_stated(source: Source, key: str, problem: str, expected: str, actual: int) -> NoReturn:
+    path, place = source.shards[0].path, f"key '{source.architecture}.{key}'"
+    hint = "the metadata of this file is wrong, and no engine runs it: convert or download it again"
+    raise SourceError(problem, path=path, place=place, expected=expected, found=actual, hint=hint)

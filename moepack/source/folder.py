@@ -82,12 +82,17 @@ def _snapshots(folder: Path) -> list[list[Path]]:
     if not snapshots.is_dir():
         return []
     every = sorted(path for path in snapshots.iterdir() if path.is_dir())
-    try:
-        commit = read_back(folder / "refs" / "main", _MAX_COMMIT).decode().strip()
-    except (OSError, ValueError):
-        return [every]
-    main = [path for path in every if _COMMIT.fullmatch(commit) and path.name == commit]
+    main = [path for path in every if path.name == commit_in_cache(folder, "main")]
     return [main, every] if main else [every]
+
+
+def commit_in_cache(repository: Path, branch: str) -> str | None:
+    """Return the last known commit of a branch of a repository in the hub's cache."""
+    try:
+        commit = read_back(repository / "refs" / branch, _MAX_COMMIT).decode().strip()
+    except (OSError, ValueError):
+        return None
+    return commit if _COMMIT.fullmatch(commit) else None
 
 
 def _one_of_each(paths: Iterable[Path]) -> list[Path]:

@@ -133,10 +133,7 @@ def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> GgufH
 
 
 def parse(data: bytes | memoryview, path: str, file_length: int) -> GgufHeader:
-    """Read a header that is in memory, the beginning of a file of `file_length` bytes.
-
-    `path` is for messages. Raises SourceError as `read` does.
-    """
+    """Read a header in memory, of a file of `file_length` bytes; `path` is for messages."""
 
     def read_at(length: int, position: int) -> bytes:
         return bytes(data[position : position + length])
@@ -156,11 +153,7 @@ class _Parser:
     """Walks a header from its first byte to its last, through a window of the file."""
 
     def __init__(
-        self,
-        path: str,
-        read_at: Callable[[int, int], bytes],
-        stamp: Stamp,
-        alignment: int | None,
+        self, path: str, read_at: Callable[[int, int], bytes], stamp: Stamp, alignment: int | None
     ) -> None:
         self.path = path
         self.read_at = read_at
@@ -390,4 +383,4 @@ class _Parser:
         if math.prod(max(1, dim) for dim in dims) >= 1 << 63:
             self.fail(place, "dimensions out of bounds", "a product below 2^63", dims)
         type_id = self.u32(place)
-        return TensorEntry(name, dims, type_id, self.u64(place))
+        return name, dims, type_id, self.u64(place)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from moepack.common.errors import MachineError, SourceError, remedy
 from moepack.common.escaping import shell_word
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.common.sizes import size_text
 from moepack.source.folder import SHARD_NAME, shard_names
 from moepack.storage.remote import hub
@@ -26,7 +26,7 @@ def find_remote_shards(address: str) -> list[RemotePath]:
     """
     path = resolve(address)
     if path.store.startswith("hf:"):
-        files = hub.repository_at(path.store).files
+        files = hub.repository(path.store).files
         return choose_on_hub(path, {name: stamp.length for name, stamp in files.items()})
     if path.suffix == ".gguf":
         return siblings(path)

@@ -11,13 +11,12 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from moepack.common import path_hints
 from moepack.common.errors import MachineError, RequestError, SourceError
 from moepack.common.escaping import shell_word
-from moepack.common.paths import PathOrPaths, path_list
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import PathOrPaths, is_remote, path_list
 from moepack.source import gguf_header, sniff
 from moepack.source.folder import NOT_MODELS, SHARD_NAME, model_in, shard_names
 from moepack.source.gguf_header import GgufHeader
@@ -112,19 +111,14 @@ def find_shards(named: PathOrPaths) -> list[Path]:
     if len(paths) > 1:
         _check_list(paths)
         return paths
-    _check_finished(paths[0])
+    if paths[0].is_file() and (unfinished := sniff.unfinished(paths[0])) is not None:
+        sign, hint = unfinished
+        other = None if sign == str(paths[0]) else sign
+        raise SourceError("a download that is not finished", path=paths[0], found=other, hint=hint)
     try:
         return _siblings(model_in(paths[0]) if paths[0].is_dir() else paths[0])
     except OSError as error:
         raise MachineError(f"cannot read the folder: {error.strerror}", path=paths[0]) from None
-
-
-def _check_finished(path: Path) -> None:
-    unfinished = sniff.unfinished(path) if path.is_file() else None
-    if unfinished is not None:
-        sign, hint = unfinished
-        other = None if sign == str(path) else sign
-        raise SourceError("a download that is not finished", path=path, found=other, hint=hint)
 
 
 def _siblings(path: Path) -> list[Path]:
@@ -196,14 +190,10 @@ def _check_list(paths: list[Path]) -> None:
 def _check_single(header: GgufHeader) -> None:
     count = _split_value(header, "split.count", "u16")
     if count is not None and count > 1:
-        raise SourceError(
-            "one shard of several, under a name that does not say which",
-            path=header.path,
-            place="key 'split.count'",
-            expected=f"a name like MODEL-00001-of-{count:05d}.gguf",
-            found=os.path.basename(header.path),
-            hint="restore the name, or list all shards",
-        )
+        problem = "one shard of several, under a name that does not say which"
+        expected = f"a name like MODEL-00001-of-{count:05d}.gguf"
+        name, hint = os.path.basename(header.path), "restore the name, or list all shards"
+        _fail(header, "split.count", problem, expected, name, hint)
 
 
 def _in_order(headers: list[GgufHeader]) -> list[GgufHeader]:
@@ -212,12 +202,8 @@ def _in_order(headers: list[GgufHeader]) -> list[GgufHeader]:
     by_number = dict(zip(numbers, headers, strict=True))
     for header, number in zip(headers, numbers, strict=True):
         if by_number[number] is not header:
-            raise SourceError(
-                "two files are the same shard",
-                path=header.path,
-                place="key 'split.no'",
-                found=f"{number}, as {by_number[number].path}",
-            )
+            actual = f"{number}, as {by_number[number].path}"
+            _fail(header, "split.no", "two files are the same shard", None, actual)
     return [by_number[number] for number in sorted(by_number)]
 
 
@@ -250,8 +236,7 @@ def _check(headers: list[GgufHeader]) -> Source:
     kind = first.value("general.type")
     if kind in NOT_MODELS:
         problem, hint = NOT_MODELS[kind]
-        hint, place = hint.format(shell_word(first.path)), "key 'general.type'"
-        raise SourceError(problem, path=first.path, place=place, hint=hint)
+        _fail(first, "general.type", problem, hint=hint.format(shell_word(first.path)))
     count = _split_value(first, "split.count", "u16") or 0
     if count > 1 or len(headers) > 1:
         _check_shards(headers, count)
@@ -261,26 +246,18 @@ def _check(headers: list[GgufHeader]) -> Source:
 
 def _check_shards(headers: list[GgufHeader], count: int) -> None:
     if count != len(headers):
-        raise SourceError(
-            "shards are missing, or of another model",
-            path=headers[0].path,
-            place="key 'split.count'",
-            expected=f"{count} shards",
-            found=len(headers),
-        )
+        problem = "shards are missing, or of another model"
+        _fail(headers[0], "split.count", problem, f"{count} shards", len(headers))
     for number, header in enumerate(headers):
         _expect(header, "split.no", "u16", number)
         _expect(header, "split.count", "u16", count)
         match = SHARD_NAME.match(os.path.basename(header.path))
         if match and (int(match["number"]), int(match["count"])) != (number + 1, count):
-            raise SourceError(
-                "the name and the header name different shards",
-                path=header.path,
-                place="key 'split.no'",
-                expected=f"{number + 1:05d}-of-{count:05d} in the name",
-                found=f"{match['number']}-of-{match['count']}",
-                hint="it was renamed: restore the name, or download it again",
-            )
+            problem = "the name and the header name different shards"
+            expected = f"{number + 1:05d}-of-{count:05d} in the name"
+            actual = f"{match['number']}-of-{match['count']}"
+            hint = "it was renamed: restore the name, or download it again"
+            _fail(header, "split.no", problem, expected, actual, hint)
     total = sum(len(header.tensors) for header in headers)
     for header in headers:
         _expect(header, "split.tensors.count", "i32", total)
@@ -289,13 +266,8 @@ def _check_shards(headers: list[GgufHeader], count: int) -> None:
 def _expect(header: GgufHeader, key: str, type_name: str, expected: int) -> None:
     value = _split_value(header, key, type_name)
     if value != expected:
-        raise SourceError(
-            "the shards do not fit together",
-            path=header.path,
-            place=f"key {key!r}",
-            expected=expected,
-            found="no such key" if value is None else value,
-        )
+        actual = "no such key" if value is None else value
+        _fail(header, key, "the shards do not fit together", expected, actual)
 
 
 def _split_value(header: GgufHeader, key: str, type_name: str) -> int | None:
@@ -303,11 +275,20 @@ def _split_value(header: GgufHeader, key: str, type_name: str) -> int | None:
     if value is None:
         return None
     if value.type_name != type_name or not isinstance(value.data, int):
-        place, actual = f"key {key!r}", value.type_name
-        raise SourceError(
-            "wrong type", path=header.path, place=place, expected=type_name, found=actual
-        )
+        _fail(header, key, "wrong type", type_name, value.type_name)
     return value.data
+
+
+def _fail(
+    header: GgufHeader,
+    key: str,
+    problem: str,
+    expected: object = None,
+    actual: object = None,
+    hint: str | None = None,
+) -> NoReturn:
+    path, place = header.path, f"key {key!r}"
+    raise SourceError(problem, path=path, place=place, expected=expected, found=actual, hint=hint)
 
 
 def _check_tensors(headers: list[GgufHeader]) -> None:

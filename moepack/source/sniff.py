@@ -11,8 +11,7 @@ from moepack.common.paths import AnyPath
 _PART_NAME = re.compile(r"\.gguf[.-](part|split)[-.]?\w+\Z|\.part\d+of\d+\Z", re.IGNORECASE)
 
 _UNFINISHED_NAME = re.compile(
-    r"\.(part|partial|incomplete|crdownload|download|opdownload|tmp|!ut|!qB|aria2)\Z",
-    re.IGNORECASE,
+    r"\.(part|partial|incomplete|crdownload|download|opdownload|tmp|!ut|!qB|aria2)\Z", re.IGNORECASE
 )
 _JOIN_HINT = "join the parts first: cat model.gguf.part* > model.gguf, in order"
 _MODEL_HINT = "a model is a file that ends in .gguf, a folder of such files, or a pack"

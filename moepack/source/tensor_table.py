@@ -7,7 +7,7 @@ before it ends. That the last one ends where the file does is for `gguf_header` 
 import itertools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from moepack.common.errors import SourceError
 from moepack.common.sizes import align
@@ -31,13 +31,8 @@ class Tensor:
     ambiguous: bool = False
 
 
-class TensorEntry(NamedTuple):
-    """A line of the tensor table; `offset_in_data` counts from the start of the tensor data."""
-
-    name: str
-    dims: tuple[int, ...]
-    type_id: int
-    offset_in_data: int
+TensorEntry = tuple[str, tuple[int, ...], int, int]
+"""A line of the tensor table: name, dims, type and offset from the start of the tensor data."""
 
 
 def place_tensors(
@@ -48,24 +43,24 @@ def place_tensors(
     A tensor's length has two witnesses, the type's block arithmetic and the gap to the next tensor
     (for the last one: to the end of the file, where the final padding may be absent).
     """
-    names = sorted(entry.name for entry in entries)
+    names = sorted(name for name, *_ in entries)
     for name, next_name in itertools.pairwise(names):
         if name == next_name:
             _fail(path, name, "stands twice")
     tensors = []
     expected = 0
     for number, entry in enumerate(entries):
-        offset = entry.offset_in_data
+        name, _, _, offset = entry
         if offset != expected:
             first_byte = f"byte {expected:,} of the tensor data"
             problem = "tensors overlap, or leave a gap"
-            _fail(path, entry.name, problem, first_byte, f"byte {offset:,}")
+            _fail(path, name, problem, first_byte, f"byte {offset:,}")
         if offset % alignment:  # possible behind an unknown type, whose length is the gap's
             multiple = f"a multiple of {alignment:,} bytes"
             actual = f"byte {offset:,} of the tensor data"
-            _fail(path, entry.name, "offset not aligned", multiple, actual)
+            _fail(path, name, "offset not aligned", multiple, actual)
         is_last = number + 1 == len(entries)
-        end = file_length - data_offset if is_last else entries[number + 1].offset_in_data
+        end = file_length - data_offset if is_last else entries[number + 1][3]
         tensor, padded = _place(path, entry, data_offset, end - expected, alignment, is_last)
         tensors.append(tensor)
         expected += padded
@@ -86,7 +81,7 @@ def _place(
         length, is_ambiguous = lengths[-1] if lengths else gap, len(lengths) != 1
         tensor = Tensor(name, dims, type_id, offset, length, inferred=True, ambiguous=is_ambiguous)
         return tensor, gap
-    length = _length(path, entry, ggml_type)
+    length = _length(path, name, dims, ggml_type)
     padded = align(length, alignment)
     if is_last and gap < length:
         hint = sniff.join_hint(path) or "the download did not finish: download it again"
@@ -96,14 +91,14 @@ def _place(
     return Tensor(name, dims, type_id, offset, length), padded
 
 
-def _length(path: str, entry: TensorEntry, ggml_type: ggml_types.GgmlType) -> int:
-    ne0, row_count = split_rows(entry.dims)
+def _length(path: str, name: str, dims: tuple[int, ...], ggml_type: ggml_types.GgmlType) -> int:
+    ne0, row_count = split_rows(dims)
     if ne0 % ggml_type.block_count:
         problem = f"rows are not whole blocks of {ggml_type.name}"
-        _fail(path, entry.name, problem, f"a multiple of {ggml_type.block_count}", ne0)
+        _fail(path, name, problem, f"a multiple of {ggml_type.block_count}", ne0)
     length = ggml_type.tensor_length(ne0, row_count) if ne0 * row_count else 0
     if length >= 1 << 63:
-        _fail(path, entry.name, "too long", "less than 2^63 bytes", f"{length:,} bytes")
+        _fail(path, name, "too long", "less than 2^63 bytes", f"{length:,} bytes")
     return length
 
 

@@ -103,10 +103,10 @@ def _block_type(length: int) -> Any:
 
     A memoryview has no finaliser. It refers to the object that it views, and that is one of ours.
     """
-    members = {"_type_": ctypes.c_char, "_length_": length, "__del__": _give_back}
+
+    def give_back(block: Any) -> None:
+        arena, slot = block.home
+        arena.give_back(length, slot)
+
+    members = {"_type_": ctypes.c_char, "_length_": length, "__del__": give_back}
     return type("Block", (ctypes.Array,), members)
-
-
-def _give_back(block: Any) -> None:
-    arena, slot = block.home
-    arena.give_back(len(block), slot)

@@ -73,10 +73,7 @@ def make_folder(path: AnyPath) -> bool:
 
 
 def refuse_existing(path: AnyPath, *, force: bool = False, append: bool | None = None) -> None:
-    """Raise RequestError if there is something that may not be written over, or added to.
-
-    `append` is None if adding is not possible at all.
-    """
+    """Raise RequestError if something is there; `append` is None if adding is not possible."""
     if force and append:
         raise RequestError("`force` and `append` at once", path=path)
     if not os.path.exists(path) or force or append:
@@ -86,10 +83,7 @@ def refuse_existing(path: AnyPath, *, force: bool = False, append: bool | None =
 
 
 def refuse_special(path: AnyPath) -> None:
-    """Raise RequestError if a device, a FIFO or the like is there, which no file replaces.
-
-    Whatever the options: `--force` is for files.
-    """
+    """Raise RequestError if a device, a FIFO or the like is there, which no file replaces."""
     try:
         require_replaceable(path)
     except NotRegularError as error:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moepack.common import digest
 from moepack.storage.regular_file import open_regular
@@ -21,6 +23,9 @@ RUN_LENGTH = 8 << 20
 BLOCK = 4096
 """Of the file systems that share blocks between files."""
 _PIECE_LENGTH = 512 << 10
+
+Ranges = Sequence[tuple[int, int]]
+"""Half-open ranges of a file, ascending and apart."""
 
 
 class Extent(NamedTuple):
@@ -177,3 +182,37 @@ def _pieces(descriptor: int, start: int, end: int, buffer: memoryview) -> Iterat
             return
         yield buffer[:length]
         start += length
+
+
+class RangeSet:
+    """The ranges of one file, to be asked what they cover."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._starts = [start for start, _ in ranges]
+        self._ends = [end for _, end in ranges]
+
+    def covers(self, start: int, end: int) -> bool:
+        """Return whether all bytes from `start` to `end` are in one of the ranges."""
+        number = bisect_right(self._starts, start) - 1
+        return number >= 0 and end <= self._ends[number]
+
+
+def read_ranges(pairs: Iterable[Any]) -> Ranges:
+    """Return ranges as JSON has them; raise ValueError or TypeError for anything else."""
+    ranges = tuple((start, end) for start, end in pairs)
+    edges = [edge for pair in ranges for edge in pair]
+    is_ascending = all(first < second for first, second in pairwise([-1, *edges]))
+    if not (is_ascending and {int}.issuperset(map(type, edges))):
+        raise ValueError("no such ranges")
+    return ranges
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return ascending ranges as one where they touch."""
+    joined: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined

@@ -6,10 +6,9 @@ A file of this machine is one kind behind it, an object in a store another.
 import os
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from moepack.common.paths import AnyPath
-from moepack.common.remote_path import RemotePath, as_remote
+from moepack.common.paths import AnyPath, RemotePath, as_remote
 from moepack.storage.regular_file import FileStamp, open_regular
 
 if TYPE_CHECKING:
@@ -23,56 +22,32 @@ _WINDOW_LENGTH = 4 << 20
 """Bytes of a remote file that a thread gets at once: most read from the front to the end."""
 
 
-class InputFile(Protocol):
-    """An open file.
+def open_input(path: AnyPath) -> "InputFile":
+    """Open a regular file, or an object in a store. Raises OSError, NotRegularError."""
+    remote = as_remote(path)
+    return InputFile(path, open_regular(path)) if remote is None else _RemoteFile(remote)
+
+
+class InputFile:
+    """An open file; `stamp` is that of when it was opened, `descriptor` None if it is in a store.
 
     The calls may be made from several threads. They raise OSError, with its text in `strerror`.
     """
 
-    @property
-    def stamp(self) -> Stamp:
-        """The stamp of the file when it was opened."""
-        ...
+    stamp: Stamp
+
+    def __init__(self, path: AnyPath, descriptor: int) -> None:
+        self._path = path
+        self.descriptor: int | None = descriptor
+        self.stamp = FileStamp.from_stat(os.fstat(descriptor))
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Read up to len(buffer) bytes from `offset`; 0 are the end of the file."""
-        ...
-
-    def stream(self, offset: int, length: int) -> Iterator[bytes]:
-        """Yield `length` bytes from `offset` on, piece by piece; fewer if the file ends."""
-        ...
-
-    def current_stamp(self) -> Stamp:
-        """Return the stamp of the file at the path now."""
-        ...
-
-    @property
-    def descriptor(self) -> int | None:
-        """The descriptor of a file of this machine, None of another."""
-        ...
-
-    def close(self) -> None:
-        """Close the file; may be called again."""
-        ...
-
-
-def open_input(path: AnyPath) -> InputFile:
-    """Open a regular file, or an object in a store. Raises OSError, NotRegularError."""
-    remote = as_remote(path)
-    return _LocalFile(path) if remote is None else _RemoteFile(remote)
-
-
-class _LocalFile:
-    def __init__(self, path: AnyPath) -> None:
-        self._path = path
-        self.descriptor: int | None = open_regular(path)
-        self.stamp = FileStamp.from_stat(os.fstat(self.descriptor))
-
-    def read_into(self, offset: int, buffer: memoryview) -> int:
         assert self.descriptor is not None
         return os.preadv(self.descriptor, [buffer], offset)
 
     def stream(self, offset: int, length: int) -> Iterator[bytes]:
+        """Yield `length` bytes from `offset` on, piece by piece; fewer if the file ends."""
         assert self.descriptor is not None
         end = offset + length
         while offset < end and (
@@ -81,23 +56,26 @@ class _LocalFile:
             yield piece
             offset += len(piece)
 
-    def current_stamp(self) -> FileStamp:
+    def current_stamp(self) -> Stamp:
+        """Return the stamp of the file at the path now."""
         assert self.descriptor is not None
         opened = FileStamp.from_stat(os.fstat(self.descriptor))
         return opened if opened != self.stamp else FileStamp.from_stat(os.stat(self._path))
 
     def close(self) -> None:
+        """Close the file; may be called again."""
         if self.descriptor is not None:
             descriptor, self.descriptor = self.descriptor, None
             os.close(descriptor)
 
 
-class _RemoteFile:
-    descriptor: int | None = None
+class _RemoteFile(InputFile):
+    stamp: "RemoteStamp"
 
     def __init__(self, path: RemotePath) -> None:
         from moepack.storage.remote.stores import store_of, streams_of  # here: few files are remote
 
+        self.descriptor = None
         self._store = store_of(path)
         self._key = path.key
         self.stamp = self._store.stamp(path.key)
@@ -122,5 +100,3 @@ class _RemoteFile:
 
     def current_stamp(self) -> Stamp:
         return self._store.stamp(self._key)
-
-    def close(self) -> None: ...

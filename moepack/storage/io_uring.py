@@ -155,9 +155,12 @@ class UringQueue:
     ) -> None:
         # An entry has 32 bits for it; the rest is requested again as after a short read.
         length = min(length, ring.MAX_BUFFER_LENGTH)
-        buffer = self._registered(start, length) if self._fixed else None
-        code = ring.READ if buffer is None else ring.READ_FIXED
-        self._ring.prepare(code, file.descriptor, offset, start, length, slot, buffer or 0)
+        code, buffer = ring.READ, 0
+        if self._fixed and start in self._fixed and start + length <= self._fixed.stop:
+            number, at = divmod(start - self._fixed.start, ring.MAX_BUFFER_LENGTH)
+            if at + length <= ring.MAX_BUFFER_LENGTH:
+                code, buffer = ring.READ_FIXED, number
+        self._ring.prepare(code, file.descriptor, offset, start, length, slot, buffer)
 
     def _prepare_rest(self, slot: int, file: OpenFile, read: RoundedRead) -> None:
         """Prepare the rest of a read; the kernel reads the iovecs when it is submitted."""
@@ -170,13 +173,6 @@ class UringQueue:
             _IOVEC.pack_into(self._iovecs, at, address(piece), len(piece))
         start = address(self._iovecs[first:])
         return self._ring.prepare(ring.READV, file.descriptor, offset, start, len(pieces), slot)
-
-    def _registered(self, start: int, length: int) -> int | None:
-        """Return the number of the registered buffer that contains this memory; None for none."""
-        number, offset = divmod(start - self._fixed.start, ring.MAX_BUFFER_LENGTH)
-        if start not in self._fixed or start + length > self._fixed.stop:
-            return None
-        return number if offset + length <= ring.MAX_BUFFER_LENGTH else None
 
     def _end(self, slot: int, result: int) -> Completion | None:
         """Return the completion of a read by its result; None if the read goes on."""

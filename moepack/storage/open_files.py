@@ -29,10 +29,7 @@ _DIOALIGN_AT = 152
 
 
 class Alignment(NamedTuple):
-    """The multiples of bytes that a file needs in reads: of addresses, and of offsets and lengths.
-
-    1 for no need.
-    """
+    """The multiples of bytes that reads of a file need: of addresses, of offsets and lengths."""
 
     memory: int
     offset: int
@@ -102,10 +99,7 @@ def file_system_type(path: AnyPath) -> int | None:
 
 
 def open_direct(path: Path) -> OpenFile:
-    """Open a file to be read past the page cache.
-
-    Raises OSError if the system or the file system cannot do that.
-    """
+    """Open a file to be read past the page cache; raises OSError where that is not possible."""
     if sys.platform == "darwin":
         import fcntl
 

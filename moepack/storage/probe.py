@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from moepack.common.errors import MachineError, RequestError
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.storage.backend import Backend, ReadRequest
 from moepack.storage.buffers import allocate
-from moepack.storage.fallback_backend import FallbackBackend
 from moepack.storage.open_files import lies_in_memory
 from moepack.storage.regular_file import open_regular
-from moepack.storage.threaded import ThreadedBackend
+from moepack.storage.routed_backend import FallbackBackend
+from moepack.storage.threaded import RemoteBackend, ThreadedBackend
 
 if sys.platform == "linux":
     from moepack.storage.io_uring import UringBackend
@@ -65,8 +65,6 @@ def choose(
         if name not in ("auto", "remote"):
             hint = "leave the choice to `auto`"
             raise MachineError(f"{name} reads files of this machine", path=path, hint=hint)
-        from moepack.storage.remote_backend import RemoteBackend  # here, since few are remote
-
         return RemoteBackend(), "the files are in a store"
     if name != "auto":
         try:

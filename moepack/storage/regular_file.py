@@ -67,10 +67,7 @@ def open_addressable(path: AnyPath, flags: int = os.O_RDONLY) -> int:
 
 
 def is_stream(path: AnyPath) -> bool:
-    """Return whether bytes can be written to `path` one after the other and nowhere else.
-
-    Such as a FIFO, a terminal and /dev/null, and links to one.
-    """
+    """Return whether bytes are only written in a row: to a FIFO, a terminal, /dev/null."""
     try:
         return stat.S_IFMT(os.stat(path).st_mode) in _STREAMS
     except OSError:
@@ -90,10 +87,7 @@ def require_replaceable(path: AnyPath) -> None:
 
 
 def remove(path: AnyPath) -> None:
-    """Remove a regular file or a link, if there is one.
-
-    Raises NotRegularError for anything else, and OSError.
-    """
+    """Remove a regular file or a link, if there is one. Raises NotRegularError, and OSError."""
     with contextlib.suppress(FileNotFoundError):
         _check_kind(os.lstat(path).st_mode, (stat.S_IFREG, stat.S_IFLNK), path)
         os.unlink(path)

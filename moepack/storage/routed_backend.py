@@ -1,13 +1,19 @@
-"""A backend for files of two kinds: requests for files in stores go to another than the others."""
+"""Backends of two others: for files of two kinds, or for a file system that refuses reads."""
 
 from __future__ import annotations
 
+import errno
 import selectors
+import threading
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
+from moepack.storage.threaded import ThreadedBackend
+
+_REFUSALS = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 
 class RoutedBackend:
@@ -22,9 +28,13 @@ class RoutedBackend:
         """Return the backend for a request."""
         return self._remote if isinstance(request.path, RemotePath) else self._local
 
+    def settle(self, completion: Completion, request: ReadRequest) -> Completion:
+        """Return the completion of a request, or that of another try."""
+        return completion
+
     def read(self, request: ReadRequest) -> Completion:
         """Do one request now, in this thread; its number is 0."""
-        return self.of(request).read(request)
+        return self.settle(self.of(request).read(request), request)
 
     def queue(self, depth: int) -> RoutedQueue:
         """Make a queue for up to `depth` requests in flight. Raises OSError if it cannot."""
@@ -36,6 +46,42 @@ class RoutedBackend:
         self._remote.close()
 
 
+class FallbackBackend(RoutedBackend):
+    """Reads through `first`; from its first refusal on, through the page cache, with a warning.
+
+    Some network and FUSE file systems open files for direct reads, do the first, and refuse others.
+    """
+
+    def __init__(self, first: Backend) -> None:
+        self._plain = ThreadedBackend(direct=False)
+        super().__init__(first, self._plain)
+        self._lock = threading.Lock()
+
+    def of(self, request: ReadRequest) -> Backend:
+        """Return the backend that reads now."""
+        return self._local
+
+    def settle(self, completion: Completion, request: ReadRequest) -> Completion:
+        """Return the completion of a request, which is done again if it was refused."""
+        if completion.error is None or completion.error.errno not in _REFUSALS:
+            return completion
+        again = self._plain.read(request)._replace(number=completion.number)
+        if again.error is None:
+            self._fall_back(request, completion.error)
+        return again
+
+    def _fall_back(self, request: ReadRequest, error: OSError) -> None:
+        with self._lock:
+            is_first = self._local is not self._plain
+            if is_first:
+                self._local, self._remote = self._plain, self._local
+        if is_first:
+            problem = f"{request.path}: the backend {self.name} was refused a read"
+            self.name = self._plain.name
+            text = f"{problem} ({error.strerror}); {self.name} reads from now on"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
 class RoutedQueue:
     """The requests of one caller in the queues of two backends; a second one is made if needed."""
 
@@ -43,7 +89,7 @@ class RoutedQueue:
         self._backends = backends
         self._depth = depth
         self._queues: dict[Backend, ReadQueue] = {first: first.queue(depth)}
-        self._in_flight = 0
+        self._in_flight: dict[int, ReadRequest] = {}
         self._selector: selectors.BaseSelector | None = None
 
     def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
@@ -53,14 +99,11 @@ class RoutedQueue:
             by_backend.setdefault(self._backends.of(request), []).append((number, request))
         for backend, own in by_backend.items():
             if backend not in self._queues:
-                self._add(backend)
+                queue = self._queues[backend] = backend.queue(self._depth)
+                if self._selector is not None:
+                    self._selector.register(queue.fileno(), selectors.EVENT_READ)
+            self._in_flight.update(own)
             self._queues[backend].start(own)
-            self._in_flight += len(own)
-
-    def _add(self, backend: Backend) -> None:
-        queue = self._queues[backend] = backend.queue(self._depth)
-        if self._selector is not None:
-            self._selector.register(queue.fileno(), selectors.EVENT_READ)
 
     def finished(self, *, wait: bool) -> list[Completion]:
         """Return the completions so far; with `wait`, and if any are in flight, at least one."""
@@ -74,8 +117,8 @@ class RoutedQueue:
                 # Those that ended before they were watched count for nothing there.
                 while not (completions := self._completions()):
                     selector.select()
-        self._in_flight -= len(completions)
-        return completions
+        settle, pop = self._backends.settle, self._in_flight.pop
+        return [settle(completion, pop(completion.number)) for completion in completions]
 
     def _completions(self) -> list[Completion]:
         queues = self._queues.values()

@@ -1,4 +1,4 @@
-"""The backends `buffered` and `direct`: positioned reads, many at a time in a few threads.
+"""The backends `buffered`, `direct` and `remote`: reads that wait, many at a time in a few threads.
 
 `os.preadv` lets go of the interpreter lock while it reads. Threads are started when there is work
 for them, and end when the backend is closed.
@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
 
+from moepack.common.paths import RemotePath
 from moepack.storage import aligned_read
 from moepack.storage.backend import Completion, ReadRequest, completed
 from moepack.storage.open_files import OpenFiles, open_buffered, open_direct
 from moepack.storage.remote.calls import CallGroup, CanceledError
+from moepack.storage.remote.store import RemoteStamp
 
 MAX_THREADS = 64
 _MAX_CACHED = 1 << 20
@@ -116,6 +118,30 @@ class ThreadedBackend:
             self._unfinished -= 1
         if completion is not None:
             queue.end(completion)
+
+
+class RemoteBackend(ThreadedBackend):
+    """Reads objects in stores, each range by one request; a replaced object is an error."""
+
+    def __init__(self) -> None:
+        super().__init__(direct=True)
+        self.name = "remote"
+        self._stamps: dict[RemotePath, RemoteStamp] = {}
+
+    def do(self, number: int, request: ReadRequest) -> Completion:
+        """Do the request `number` now, in this thread."""
+        from moepack.storage.remote.stores import store_of  # here, since few are remote
+
+        path = request.path
+        assert isinstance(path, RemotePath)
+        buffers = [request.buffer, *request.more]
+        try:
+            length, self._stamps[path] = store_of(path).read_into(
+                path.key, request.offset, buffers, self._stamps.get(path)
+            )
+        except OSError as error:
+            return Completion(number, 0, error)
+        return completed(number, length)
 
 
 class ThreadedQueue:

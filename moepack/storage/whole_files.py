@@ -15,24 +15,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common import digest
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError, RequestError, write_failure
 from moepack.common.pack_files import is_in_pack
-from moepack.common.phases import Progress, advancing
-from moepack.storage.atomic import (
-    publish,
-    refuse_special,
-    require_folder_of,
-    sync_directory,
-)
+from moepack.common.phases import DigestCounts, Progress, advancing
+from moepack.storage.atomic import publish, refuse_special, require_folder_of, sync_directory
+from moepack.storage.blocks import can_clone
 from moepack.storage.copying import Copier
 from moepack.storage.extents import FinishedFile, NewFile, is_whole
+from moepack.storage.folders import check_space, lock
 from moepack.storage.inputs import Inputs
 from moepack.storage.libc import sync_file_system
-from moepack.storage.lock import lock
 from moepack.storage.regular_file import open_regular
-from moepack.storage.sharing import can_clone
-from moepack.storage.space import check_space
 from moepack.storage.thread_pool import run_each
 
 SUFFIX = ".partial"
@@ -105,7 +98,7 @@ def write_whole_files(
                 trusts_clones=trusts_clones,
                 syncs=not are_small,
             )
-            _write(folder, missing, copier, check, threads, are_small=are_small)
+            _write(missing, copier, check, threads)
     kept_length = copier.kept_length + sum(file.length for file in kept)
     known_length, unknown_length = _part_lengths(files)
     compared_length = copier.compared_length + _part_lengths(kept)[0]
@@ -114,10 +107,7 @@ def write_whole_files(
 
 
 def _part_lengths(files: Sequence[NewFile]) -> tuple[int, int]:
-    """Return the bytes of extents with a digest, and of parts without one.
-
-    What lies between the parts of a shard has neither a label nor a digest.
-    """
+    """Return the bytes of parts with a digest, and of those without; only parts have labels."""
     known_length = unknown_length = 0
     for file in files:
         for extent in file.extents():
@@ -129,36 +119,28 @@ def _part_lengths(files: Sequence[NewFile]) -> tuple[int, int]:
 
 
 def _write(
-    folder: Path,
     files: Sequence[NewFile],
     copier: Copier,
     check: Callable[[Path, str], None] | None,
     threads: int,
-    *,
-    are_small: bool,
 ) -> None:
-    """Write files, and give them their names: each when it is synced, or small ones together."""
+    """Write files, and give them their names: each when it is synced, or all together."""
+    folder = copier.target
     names = {partial_name(file.name): file.name for file in files}
-    unsynced: list[str] = []
+    unsynced: list[FinishedFile] = []
 
-    def finish(file: FinishedFile) -> None:
-        if are_small:
-            unsynced.append(file.name)
-        else:
-            complete(file.name)
-
-    def complete(partial: str) -> None:
-        name = names[partial]
+    def complete(file: FinishedFile) -> None:
+        name = names[file.name]
         if check is not None:
-            check(folder / partial, name)
-        publish(folder / partial, folder / name, syncs_folder=not are_small)
+            check(folder / file.name, name)
+        publish(folder / file.name, folder / name, syncs_folder=copier.syncs)
 
     partials = [file._replace(name=partial_name(file.name)) for file in files]
-    copier.write(partials, threads, finish)
+    copier.write(partials, threads, complete if copier.syncs else unsynced.append)
     if unsynced:
         sync_file_system(folder)
-        for partial in unsynced:
-            complete(partial)
+        for file in unsynced:
+            complete(file)
         sync_directory(folder)
 
 
@@ -172,10 +154,7 @@ def partial_name(name: str) -> str:
 def _check_targets(
     folder: Path, files: Sequence[NewFile], inputs: Sequence[Path], resume: bool, force: bool
 ) -> None:
-    """Remove useless leftovers of an interrupted run; raise RequestError for other obstacles.
-
-    Raises PackError if the names of the files collide.
-    """
+    """Remove useless leftovers of an interrupted run; raise RequestError, PackError for others."""
     names = {file.name for file in files} | {partial_name(file.name) for file in files}
     if len(names) < 2 * len(files):
         problem = "two files would get the same name"
@@ -189,24 +168,16 @@ def _check_targets(
         if not force:
             hint = "continue it with `resume=True`, or begin again with `force=True`"
             raise RequestError("an interrupted run left this file", path=partial, hint=hint)
-        _remove(partial)
-
-
-def _remove(partial: Path) -> None:
-    """Remove a leftover of an interrupted run; raise RequestError if that run goes on."""
-    if partial.is_symlink():
-        partial.unlink()
-        return
-    with open(partial, "rb", opener=open_regular) as file:
-        lock(file.fileno(), partial)
-        partial.unlink()
+        if partial.is_symlink():
+            partial.unlink()
+            continue
+        with open(partial, "rb", opener=open_regular) as leftover:
+            lock(leftover.fileno(), partial)  # raises if that run goes on
+            partial.unlink()
 
 
 def check_target(path: Path, inputs: Sequence[Path], *, resume: bool, force: bool) -> None:
-    """Raise RequestError if no file may be written at `path`.
-
-    `inputs` are files that are read meanwhile.
-    """
+    """Raise RequestError if no file may be written at `path`; `inputs` are read meanwhile."""
     require_folder_of(path)
     if not os.path.lexists(path):
         return
@@ -241,10 +212,7 @@ def needed_length(folder: Path, files: Sequence[NewFile], inputs: Sequence[Path]
 
 @contextmanager
 def _resumable(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Turn errors of the system while writing into a MachineError with a hint how to go on.
-
-    If nothing was begun, there is nothing to go on with.
-    """
+    """Turn errors of the system while writing into a MachineError with a hint how to go on."""
     hint = "run the same again with `resume=True` to continue"
     partials = [partial_name(name) for name in names]
     try:

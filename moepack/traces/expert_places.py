@@ -115,22 +115,45 @@ class ExpertPlaces:
         return TraceError(problem, expected=f"<= {MAX_PLACES:,} experts in all")
 
 
+Weighted = NDArray[np.int64 | np.float64]
+
+
+class PlaceCounts:
+    """Counts of selections by place: exact whole numbers, if all weights are."""
+
+    def __init__(self, place_count: int = 0) -> None:
+        self.values: Weighted = np.zeros(place_count, np.int64)
+
+    def count(self, places: Ints, weight: float, counts: Ints | None = None) -> None:
+        """Count places, each once or `counts` times, with a weight."""
+        if counts is None:
+            numbers = np.bincount(places)
+        else:  # `np.bincount` would do it in floats, which are exact up to 2^53
+            numbers = np.zeros(int(places.max(initial=-1)) + 1, np.int64)
+            np.add.at(numbers, places, counts)
+        is_whole = float(weight).is_integer()
+        self.add(numbers * int(weight) if is_whole else numbers * np.float64(weight))
+
+    def add(self, more: Weighted) -> None:
+        """Add other counts."""
+        if len(self.values) < len(more):
+            self.values = np.pad(self.values, (0, len(more) - len(self.values)))
+        if more.dtype != np.int64:
+            self.values = self.values.astype(np.float64, copy=False)
+        self.values[: len(more)] += more.astype(self.values.dtype, copy=False)
+
+    def whole(self) -> Ints:
+        """Return the counts, rounded to whole numbers."""
+        is_whole = self.values.dtype == np.int64
+        return (self.values if is_whole else np.rint(self.values)).astype(np.int64, copy=False)
+
+
 def lengths_by_layer(routed: Mapping[int, FamilyShape]) -> Ints:
     """Return the bytes of one expert by layer; 0 for a layer without experts."""
     lengths = np.zeros(MAX_NUMBER + 1, np.int64)
     for layer, family in routed.items():
         lengths[layer] = family.expert_length
     return lengths
-
-
-def sums_by_place(places: Ints, counts: Ints, place_count: int = 0) -> Ints:
-    """Add up counts by place, for `place_count` places at least.
-
-    `np.bincount` would do it in floats, which are exact up to 2^53.
-    """
-    sums = np.zeros(max(place_count, int(places.max(initial=-1)) + 1), np.int64)
-    np.add.at(sums, places, counts)
-    return sums
 
 
 def values_before(values: Ints, places: Ints, last: Ints) -> Ints:

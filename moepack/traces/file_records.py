@@ -5,15 +5,16 @@ Faults are TraceErrors without path and place, which the reader of the file adds
 
 import json
 import struct
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from enum import IntEnum
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from moepack.common import strict_json
 from moepack.common.errors import TraceError
+from moepack.common.fields import Fields, parse_strictly
 from moepack.common.shape import ROUTED_FAMILY
-from moepack.traces.file_frames import HEADER, Kind, chained, wrong
 from moepack.traces.model import (
     MAX_COUNT,
     MAX_NUMBER,
@@ -31,105 +32,21 @@ MAX_ORIGIN_LENGTH = 1 << 20
 """Of an origin's payload, in bytes."""
 _MAX_NAME_LETTERS = 1000
 """Of a written name: an origin with three names and 65,536 layers stays in bounds."""
-_COUNTS = struct.Struct("<II")
-_END = struct.Struct("<QQQQ")
-_ORIGIN_KEYS = (
-    "format",
-    "name",
-    "family",
-    "unknown",
-    "model",
-    "token_count",
-    "expert_counts",
-    "experts_used",
-)
+_HEAD = struct.Struct("<II")
 
 
-class Position(NamedTuple):
-    """The offset of the next record in a file, in bytes, and the totals of those before it.
+class Kind(IntEnum):
+    """The kinds of records."""
 
-    `chain` is that of their digests.
-    """
-
-    offset: int = HEADER.size
-    record_count: int = 0
-    token_count: int = 0
-    selection_count: int = 0
-    chain: int = 0
-
-    def after(self, head: bytes, length: int, item: Item | None) -> Self:
-        """Return the position after one more record of `length` bytes; None is one of no kind."""
-        tokens = item if isinstance(item, Tokens) else None
-        return type(self)(
-            self.offset + length,
-            self.record_count + 1,
-            self.token_count + (len(tokens.request) if tokens else 0),
-            self.selection_count + (len(tokens.layer) if tokens else 0),
-            chained(self.chain, head),
-        )
-
-    def __str__(self) -> str:
-        """Name the record for a message."""
-        return f"record at byte {self.offset}"
-
-    def encode_end(self) -> bytes:
-        """Encode the payload of the end, if it is here."""
-        return _END.pack(*self[1:])
-
-    def check_end(self, payload: bytes) -> None:
-        """Raise TraceError if the payload of an end that is here differs."""
-        _expect_length(payload, _END.size)
-        totals = zip(self._fields[1:], self[1:], _END.unpack(payload), strict=True)
-        for name, expected, actual in totals:
-            if actual != expected:
-                words = name.replace("_", " ")
-                raise wrong(f"its {words} is not that of the file", expected, actual)
+    ORIGIN = 1
+    TOKENS = 2
+    COUNTS = 3
+    END = 4
 
 
-def join(pieces: list[Tokens]) -> Tokens:
-    """Put tokens one after another."""
-    lengths = np.cumsum([0, *(len(piece.layer) for piece in pieces)])
-    pairs = zip(pieces, lengths, strict=False)
-    starts = [piece.starts[:-1] + before for piece, before in pairs]
-    return Tokens(
-        np.concatenate([piece.request for piece in pieces]),
-        np.concatenate([piece.phase for piece in pieces]),
-        np.concatenate([*starts, lengths[-1:]]),
-        np.concatenate([piece.layer for piece in pieces]),
-        np.concatenate([piece.expert for piece in pieces]),
-    )
-
-
-def parts(tokens: Tokens, selection_count: int) -> list[Tokens]:
-    """Cut many tokens into some of about `selection_count` selections, which fit into a record."""
-    records, first, count = [], 0, len(tokens.request)
-    while first < count:
-        most = int(tokens.starts[first]) + 8 * selection_count
-        last = max(int(np.searchsorted(tokens.starts, most, "right")) - 1, first + 1)
-        last = min(last, first + selection_count)
-        start, end = int(tokens.starts[first]), int(tokens.starts[last])
-        records.append(
-            Tokens(
-                tokens.request[first:last],
-                tokens.phase[first:last],
-                tokens.starts[first : last + 1] - start,
-                tokens.layer[start:end],
-                tokens.expert[start:end],
-            )
-        )
-        first = last
-    return records
-
-
-def parts_of_counts(counts: Counts, count: int) -> list[Counts]:
-    """Cut counts into some of `count` experts, which fit into a record; leave zeros out."""
-    is_chosen = counts.counts > 0
-    columns = [column[is_chosen] for column in (counts.layer, counts.expert, counts.counts)]
-    starts = range(0, len(columns[0]), count)
-    return [
-        Counts(counts.phase, *(column[start : start + count] for column in columns))  # type: ignore[arg-type]
-        for start in starts
-    ]
+def wrong(problem: str, expected: object = None, actual: object = None) -> TraceError:
+    """Return the error of a record, for the reader to place."""
+    return TraceError(problem, expected=expected, found=actual)
 
 
 def encode(item: Item) -> tuple[Kind, bytes]:
@@ -138,7 +55,9 @@ def encode(item: Item) -> tuple[Kind, bytes]:
         return Kind.ORIGIN, encode_origin(item)
     if isinstance(item, Tokens):
         return Kind.TOKENS, _encode_tokens(item)
-    return Kind.COUNTS, _encode_counts(item)
+    columns = item.layer.astype("<u2"), item.expert.astype("<u2"), item.counts.astype("<u8")
+    head = _HEAD.pack(item.phase, len(item.layer))
+    return Kind.COUNTS, head + b"".join(column.tobytes() for column in columns)
 
 
 def encode_origin(origin: Origin) -> bytes:
@@ -156,23 +75,12 @@ def encode_origin(origin: Origin) -> bytes:
 def _encode_tokens(tokens: Tokens) -> bytes:
     return b"".join(
         (
-            _COUNTS.pack(len(tokens.request), len(tokens.layer)),
+            _HEAD.pack(len(tokens.request), len(tokens.layer)),
             tokens.request.astype("<u4").tobytes(),
             np.diff(tokens.starts).astype("<u4").tobytes(),
             tokens.phase.tobytes(),
             *_planes(tokens.layer),
             *_planes(tokens.expert),
-        )
-    )
-
-
-def _encode_counts(counts: Counts) -> bytes:
-    return b"".join(
-        (
-            _COUNTS.pack(counts.phase, len(counts.layer)),
-            counts.layer.astype("<u2").tobytes(),
-            counts.expert.astype("<u2").tobytes(),
-            counts.counts.astype("<u8").tobytes(),
         )
     )
 
@@ -193,90 +101,71 @@ def _decode_origin(payload: bytes) -> Origin:
         problem = "the length of an origin out of bounds"
         raise wrong(problem, f"<= {MAX_ORIGIN_LENGTH:,}", f"{len(payload):,}")
     try:
-        body = strict_json.parse(payload)
+        body = parse_strictly(payload)
     except ValueError as error:
         raise wrong(f"not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise wrong("not a JSON object")
-    for key in _ORIGIN_KEYS:
-        if key not in body:
-            raise wrong(f'no "{key}"')
-    if _text(body, "family") != ROUTED_FAMILY:
-        raise wrong("selections of a family that is not known", ROUTED_FAMILY, body["family"])
+    fields = Fields(body, "", "", TraceError)
+    family = fields.typed("family", str)
+    if family != ROUTED_FAMILY:
+        raise wrong("selections of a family that is not known", ROUTED_FAMILY, family)
     recording, expert_count = body.get("recording"), body.get("expert_count")
     is_count = type(expert_count) is int and 1 <= expert_count <= MAX_NUMBER + 1
     return Origin(
-        format=_text(body, "format"),
-        name=_text(body, "name"),
-        unknown=_unknown(body["unknown"]),
-        model=None if body["model"] is None else _text(body, "model"),
-        token_count=_number(body, "token_count", 0, MAX_COUNT),
-        expert_counts=_expert_counts(body["expert_counts"]),
-        experts_used=_number(body, "experts_used", 1, MAX_NUMBER + 1),
+        format=fields.typed("format", str),
+        name=fields.typed("name", str),
+        unknown=_unknown(fields),
+        model=fields.nullable("model", str),
+        token_count=_number(fields, "token_count", 0, MAX_COUNT),
+        expert_counts=_expert_counts(fields),
+        experts_used=_number(fields, "experts_used", 1, MAX_NUMBER + 1),
         recording=recording if isinstance(recording, str) else None,
         expert_count=expert_count if is_count else None,
     )
 
 
-def _text(body: Mapping[str, Any], key: str) -> str:
-    text = body[key]
-    if not isinstance(text, str):
-        raise wrong(f'"{key}" is not text', actual=ascii(text))
-    return text
+def _number(fields: Fields, key: str, least: int, most: int) -> int | None:
+    return None if fields.nullable(key, int) is None else fields.number(key, least, most)
 
 
-def _number(body: Mapping[str, Any], key: str, least: int, most: int) -> int | None:
-    number = body[key]
-    if number is None or (type(number) is int and least <= number <= most):
-        return number
-    raise wrong(f'"{key}" out of bounds', f"{least} to {most}, or null", number)
-
-
-def _unknown(words: Any) -> frozenset[Unknown]:
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise wrong('"unknown" is not a list of words', actual=words)
+def _unknown(fields: Fields) -> frozenset[Unknown]:
+    words = fields.typed("unknown", list)
     for word in words:
-        if word not in set(Unknown) or words.count(word) > 1:
-            raise wrong('"unknown" has a word that is not known, or one twice', actual=word)
+        if not isinstance(word, str) or word not in set(Unknown) or words.count(word) > 1:
+            fields.fail("unknown", "a word that is not known, or one twice", actual=word)
     return frozenset(map(Unknown, words))
 
 
-def _expert_counts(body: Any) -> dict[int, int] | None:
+def _expert_counts(fields: Fields) -> dict[int, int] | None:
+    body = fields.nullable("expert_counts", dict)
     if body is None:
         return None
-    if not isinstance(body, dict) or not body:
-        raise wrong('"expert_counts" has no layers', actual=body)
-    for layer, count in body.items():
-        if not (layer.isascii() and layer.isdecimal() and len(layer) <= 5) or (
-            str(int(layer)) != layer or int(layer) > MAX_NUMBER
-        ):
-            raise wrong('"expert_counts" has a layer that is none', f"0 to {MAX_NUMBER}", layer)
-        if type(count) is not int or not 1 <= count <= MAX_NUMBER + 1:
-            expected = f"1 to {MAX_NUMBER + 1}"
-            raise wrong(f'"expert_counts" of layer {layer} out of bounds', expected, count)
-    return {int(layer): count for layer, count in body.items()}
+    if not body:
+        fields.fail("expert_counts", "no layers")
+    counts = Fields(body, "expert_counts", "", TraceError)
+    for layer in body:
+        is_number = layer.isascii() and layer.isdecimal() and len(layer) <= 5
+        if not is_number or str(int(layer)) != layer or int(layer) > MAX_NUMBER:
+            counts.fail(layer[:40], "a layer that is none", f"0 to {MAX_NUMBER}")
+    return {int(layer): counts.number(layer, 1, MAX_NUMBER + 1) for layer in body}
 
 
 def _decode_tokens(payload: bytes) -> Tokens:
     token_count, count = _head(payload)
-    _expect_length(payload, _COUNTS.size + 9 * token_count + 4 * count)
+    columns = ("<u4", token_count), ("<u4", token_count), ("u1", token_count), ("u1", 4 * count)
+    request, lengths, phase, planes = _columns(payload, *columns)
     if not token_count:
         raise wrong("tokens without any")
-    at = _COUNTS.size
-    request = np.frombuffer(payload, "<u4", token_count, at).astype(np.int64)
-    lengths = np.frombuffer(payload, "<u4", token_count, at + 4 * token_count).astype(np.int64)
-    phase = np.frombuffer(payload, np.uint8, token_count, at + 8 * token_count)
-    starts = np.concatenate(([0], np.cumsum(lengths)))
+    starts = np.append(0, np.cumsum(lengths, dtype=np.int64))
     if not lengths.all():
         raise wrong("a token without selections")
     if starts[-1] != count:
         raise wrong("the selections of its tokens do not add up", count, starts[-1])
     if np.any(phase > max(Phase)):
         raise wrong("a phase that is none", f"0 to {max(Phase)}", phase.max())
+    request = request.astype(np.int64)
     if np.any(np.diff(request) < 0):
         raise wrong("requests that fall")
-    planes = np.frombuffer(payload, np.uint8, 4 * count, at + 9 * token_count).reshape(4, count)
-    low_layer, high_layer, low_expert, high_expert = planes.astype(np.uint16)
+    low_layer, high_layer, low_expert, high_expert = planes.reshape(4, count).astype(np.uint16)
     layer = (low_layer | high_layer << 8).astype(np.uint16)
     expert = (low_expert | high_expert << 8).astype(np.uint16)
     tokens = Tokens(request, phase, starts, layer, expert)
@@ -288,27 +177,36 @@ def _decode_tokens(payload: bytes) -> Tokens:
 
 def _decode_counts(payload: bytes) -> Counts:
     phase, count = _head(payload)
-    _expect_length(payload, _COUNTS.size + 12 * count)
+    layer, expert, counts = _columns(payload, ("<u2", count), ("<u2", count), ("<u8", count))
     if not count:
         raise wrong("counts without any")
     if phase > max(Phase):
         raise wrong("a phase that is none", f"0 to {max(Phase)}", phase)
-    layer = np.frombuffer(payload, "<u2", count, _COUNTS.size).astype(np.uint16)
-    expert = np.frombuffer(payload, "<u2", count, _COUNTS.size + 2 * count).astype(np.uint16)
-    counts = np.frombuffer(payload, "<u8", count, _COUNTS.size + 4 * count)
     beyond = counts[(counts == 0) | (counts > MAX_COUNT)]
     if len(beyond):
         raise wrong("a count out of bounds", f"1 to {MAX_COUNT}", beyond[0])
+    layer, expert = layer.astype(np.uint16), expert.astype(np.uint16)
     return Counts(Phase(phase), layer, expert, counts.astype(np.int64))
 
 
 def _head(payload: bytes) -> tuple[int, int]:
-    if len(payload) < _COUNTS.size:
-        raise wrong("too short", f">= {_COUNTS.size}", len(payload))
-    first, second = _COUNTS.unpack_from(payload)
+    if len(payload) < _HEAD.size:
+        raise wrong("too short", f">= {_HEAD.size}", len(payload))
+    first, second = _HEAD.unpack_from(payload)
     return int(first), int(second)
 
 
-def _expect_length(payload: bytes, length: int) -> None:
+def _columns(payload: bytes, *columns: tuple[str, int]) -> list[NDArray[Any]]:
+    """Return the columns behind the head of a payload, by their types and lengths."""
+    starts = list(
+        accumulate([np.dtype(kind).itemsize * n for kind, n in columns], initial=_HEAD.size)
+    )
+    expect_length(payload, starts[-1])
+    pairs = zip(columns, starts, strict=False)
+    return [np.frombuffer(payload, kind, count, start) for (kind, count), start in pairs]
+
+
+def expect_length(payload: bytes, length: int) -> None:
+    """Raise TraceError if a payload has another length."""
     if len(payload) != length:
         raise wrong("the payload has another length", f"{length:,}", f"{len(payload):,}")

@@ -10,14 +10,13 @@ import numpy as np
 
 from moepack.common.errors import MachineError, RequestError, TraceError
 from moepack.storage.atomic import publish, refuse_existing
-from moepack.storage.lock import try_lock
+from moepack.storage.folders import try_lock
 from moepack.storage.regular_file import open_regular
-from moepack.traces import file_frames, file_records
+from moepack.traces import file_records
 from moepack.traces.compressed import TraceStream
-from moepack.traces.file import RECORDED, FileReader, read
-from moepack.traces.file_frames import Kind
-from moepack.traces.file_records import Position
-from moepack.traces.model import Item, Items, Origin, Tokens, selected
+from moepack.traces.file import HEADER_DATA, RECORDED, FileReader, Position, encode_record, read
+from moepack.traces.file_records import Kind
+from moepack.traces.model import Counts, Item, Items, Origin, Tokens, join, selected
 from moepack.traces.validation import Checks
 
 _RECORD_SELECTIONS = 1 << 18
@@ -75,7 +74,7 @@ class Writer:
             )
         with self._machine_errors():
             self._file.truncate(0)
-            self._file.write(file_frames.HEADER_DATA)
+            self._file.write(HEADER_DATA)
 
     def _continue(self) -> None:
         """Read an existing file to find the position of the next record."""
@@ -125,8 +124,10 @@ class Writer:
         if isinstance(item, Origin):
             self._write(item)
             return
-        for part in file_records.parts_of_counts(item, _RECORD_SELECTIONS):
-            self._write(part)
+        places = np.flatnonzero(item.counts)
+        for start in range(0, len(places), _RECORD_SELECTIONS):
+            part = places[start : start + _RECORD_SELECTIONS]
+            self._write(Counts(item.phase, item.layer[part], item.expert[part], item.counts[part]))
 
     def keep(self) -> None:
         """Write all items so far, so that they outlive this process, and an exception."""
@@ -166,13 +167,13 @@ class Writer:
     def _write_waiting(self) -> None:
         waiting, self._waiting, self._waiting_count = self._waiting, [], 0
         if waiting:
-            for part in file_records.parts(file_records.join(waiting), _RECORD_SELECTIONS):
+            for part in _parts(join(waiting)):
                 self._write(part)
 
     def _write(self, item: Item) -> None:
         """Write a record in place of the end."""
-        head, length = self._put(*file_records.encode(item))
-        self._position = self._position.after(head, length, item)
+        head = self._put(*file_records.encode(item))
+        self._position = self._position.after(head, item)
 
     def _write_end(self) -> None:
         """Write the end, which the next record replaces."""
@@ -180,16 +181,16 @@ class Writer:
             self._put(Kind.END, self._position.encode_end())
             self._kept, self._has_end = self._position, True
 
-    def _put(self, kind: Kind, payload: bytes) -> tuple[bytes, int]:
-        """Write a record, the last of the file; return its header and its length."""
-        head, stored = file_frames.encode_record(kind, payload)
+    def _put(self, kind: Kind, payload: bytes) -> bytes:
+        """Write a record, the last of the file; return its header."""
+        head, stored = encode_record(kind, payload)
         self._has_end, self._has_changed = False, True
         with self._machine_errors():
             self._file.seek(self._position.offset)
             self._file.truncate()
             self._file.write(head + stored)
             self._file.flush()
-        return head, len(head) + len(stored)
+        return head
 
     @contextlib.contextmanager
     def _machine_errors(self) -> Iterator[None]:
@@ -206,6 +207,24 @@ def check_target(path: str, *, append: bool, force: bool) -> None:
         problem = "not a file: a trace appears under its name when it is whole"
         raise RequestError(problem, path=path)
     refuse_existing(path, force=force, append=append)
+
+
+def _parts(tokens: Tokens) -> Iterator[Tokens]:
+    """Cut many tokens into some that fit into a record."""
+    first, count = 0, len(tokens.request)
+    while first < count:
+        most = int(tokens.starts[first]) + 8 * _RECORD_SELECTIONS
+        last = max(int(np.searchsorted(tokens.starts, most, "right")) - 1, first + 1)
+        last = min(last, first + _RECORD_SELECTIONS)
+        start, end = int(tokens.starts[first]), int(tokens.starts[last])
+        yield Tokens(
+            tokens.request[first:last],
+            tokens.phase[first:last],
+            tokens.starts[first : last + 1] - start,
+            tokens.layer[start:end],
+            tokens.expert[start:end],
+        )
+        first = last
 
 
 def _open_or_create(path: str, flags: int) -> int:

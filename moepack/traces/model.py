@@ -5,7 +5,7 @@ handled in pieces, so that one of any length needs little memory. Facts that a f
 are unknown here, and never guessed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
@@ -141,6 +141,13 @@ def selected(tokens: Tokens, kept: NDArray[np.bool_]) -> Tokens:
     return Tokens(tokens.request[filled], tokens.phase[filled], starts, *columns)
 
 
+def join(pieces: Sequence[Tokens]) -> Tokens:
+    """Put tokens one after another."""
+    request, phase, _, layer, expert = map(np.concatenate, zip(*pieces, strict=True))
+    lengths = np.concatenate([np.diff(piece.starts) for piece in pieces])
+    return Tokens(request, phase, np.append(0, np.cumsum(lengths)), layer, expert)
+
+
 def layers_fall(tokens: Tokens) -> bool:
     """Return whether any token has a layer before a lower one."""
     falls = tokens.layer[1:] < tokens.layer[:-1]
@@ -168,6 +175,14 @@ def split_keys(keys: Ints) -> tuple[Shorts, Shorts]:
     return (keys >> 16).astype(np.uint16), (keys & MAX_NUMBER).astype(np.uint16)
 
 
+def repeated(keys: Ints, most: int = 1) -> Ints:
+    """Return the indices of the keys that occurred `most` times before."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    indices: Ints = order[most:][ordered[most:] == ordered[:-most]]
+    return indices
+
+
 def changes(*columns: NDArray[Any]) -> NDArray[np.bool_]:
     """Return whether each row differs from the one before; the first does."""
     begins = np.zeros(len(columns[0]), np.bool_)
@@ -175,3 +190,29 @@ def changes(*columns: NDArray[Any]) -> NDArray[np.bool_]:
     for column in columns:
         begins[1:] |= column[1:] != column[:-1]
     return begins
+
+
+def tokens_of(layers: Mapping[int, NDArray[Any]], request: int, phase: Phase) -> Iterator[Tokens]:
+    """Yield the tokens of a call; `layers` are the selected experts by layer [tokens, experts].
+
+    A layer that computed fewer tokens computed the last ones.
+    """
+    layers = dict(sorted(layers.items()))
+    end = max(map(len, layers.values()))
+    starts = sorted({end - len(rows) for rows in layers.values()})
+    for start, stop in zip(starts, [*starts[1:], end], strict=True):
+        parts = {
+            layer: rows[start - end : stop - end or None]
+            for layer, rows in layers.items()
+            if end - len(rows) <= start
+        }
+        layer = np.repeat(list(parts), [rows.shape[1] for rows in parts.values()])
+        expert = np.concatenate(list(parts.values()), axis=1)
+        count = len(expert)
+        yield Tokens(
+            np.full(count, request, np.int64),
+            np.full(count, phase, np.uint8),
+            np.arange(count + 1, dtype=np.int64) * len(layer),
+            np.tile(layer.astype(np.uint16), count),
+            expert.astype(np.uint16).ravel(),
+        )

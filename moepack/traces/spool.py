@@ -101,7 +101,9 @@ class SpooledTrace(Closing):
 
     def feed(self, *consumers: Callable[[Item], object]) -> Counter[str]:
         """Hand each piece to all consumers, and return the warnings. Raises what they raise."""
-        for item in self._items():
+        tokens = map(Tokens._make, self._spool)
+        for other in self._others:
+            item = next(tokens) if other is None else other
             for consume in consumers:
                 consume(item)
         return Counter(self.warnings)
@@ -111,8 +113,3 @@ class SpooledTrace(Closing):
         if shape is not None and shape != self.shape:
             problem = "the trace was read for another model"
             raise RequestError(problem, path=self.paths[0], expected=shape, found=self.shape)
-
-    def _items(self) -> Iterator[Item]:
-        tokens = map(Tokens._make, self._spool)
-        for other in self._others:
-            yield next(tokens) if other is None else other

@@ -2,15 +2,29 @@
 
 A step is one call: all tokens of a prefill, or one token of a decode. Requests are numbered here
 over all files of a trace, and phases are selected here, so that counters of selections, windows and
-cache hits all see the same tokens.
+cache hits all see the same tokens; so are the totals of a trace.
 """
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moepack.traces.model import Bytes, Ints, Item, Origin, Phase, Shorts, Tokens, changes, selected
+from moepack.traces.model import (
+    Bytes,
+    Counts,
+    Ints,
+    Item,
+    Origin,
+    Phase,
+    Shorts,
+    Tokens,
+    Unknown,
+    changes,
+    selected,
+)
 
 Truths = NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -77,7 +91,9 @@ class StepStream:
         tokens = self._of_phases(item)
         if not len(tokens.request):
             return None
-        is_first = self._begins_request(tokens.request)
+        is_first = changes(tokens.request)  # numbers begin again in each file
+        is_first[0] = (self._origin_count, int(tokens.request[0])) != self._last_request
+        self._last_request = (self._origin_count, int(tokens.request[-1]))
         request = self.request_count - 1 + np.cumsum(is_first)
         self.request_count += int(np.count_nonzero(is_first))
         self.token_count += len(request)
@@ -93,9 +109,69 @@ class StepStream:
             kept &= np.cumsum(kept) <= self._most_tokens - self.token_count
         return tokens if kept.all() else selected(tokens, np.repeat(kept, np.diff(tokens.starts)))
 
-    def _begins_request(self, request: Ints) -> Truths:
-        """Return whether each token begins a request: numbers begin again in each file."""
-        is_first = changes(request)
-        is_first[0] = (self._origin_count, int(request[0])) != self._last_request
-        self._last_request = (self._origin_count, int(request[-1]))
-        return is_first
+
+class TraceTotals(NamedTuple):
+    """Totals of a trace; `counted_selection_count` are selections of unknown tokens."""
+
+    token_count: int
+    request_count: int
+    selection_count: int
+    counted_selection_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """A trace file: its totals, the `unknown` facts, and the totals of the `added` items.
+
+    `warnings` counts items left out, by problem.
+    """
+
+    path: str
+    token_count: int
+    request_count: int
+    selection_count: int
+    counted_selection_count: int
+    unknown: tuple[Unknown, ...]
+    origins: tuple[Origin, ...]
+    added: TraceTotals
+    warnings: Counter[str] = field(default_factory=Counter)
+
+
+class TraceCounter:
+    """Counts tokens, requests and selections, piece by piece."""
+
+    def __init__(self) -> None:
+        self._steps = StepStream(ALL_PHASES)
+        self._selection_count = self._counted_selection_count = 0
+        self._has_unknown_phases = False
+        self.origins: list[Origin] = []
+
+    def add(self, item: Item) -> None:
+        """Count the next piece."""
+        if isinstance(item, Origin):
+            self.origins.append(item)
+        elif isinstance(item, Counts):
+            self._counted_selection_count += sum(item.counts.tolist())  # may pass 64 bits
+        else:
+            self._selection_count += len(item.layer)
+            self._has_unknown_phases |= bool(np.any(item.phase == Phase.UNKNOWN))
+        self._steps.add(item)
+
+    @property
+    def totals(self) -> TraceTotals:
+        """The totals so far."""
+        return TraceTotals(
+            self._steps.token_count,
+            self._steps.request_count,
+            self._selection_count,
+            self._counted_selection_count,
+        )
+
+    def summary(self, path: str, added: TraceTotals, warnings: Counter[str]) -> TraceSummary:
+        """Return the summary of a file of all counted items."""
+        words = {word for origin in self.origins for word in origin.unknown}
+        if self._has_unknown_phases:
+            words.add(Unknown.PHASES)
+        return TraceSummary(
+            path, *self.totals, tuple(sorted(words)), tuple(self.origins), added, warnings
+        )

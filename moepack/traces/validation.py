@@ -20,6 +20,7 @@ from moepack.traces.model import (
     Tokens,
     in_layer_order,
     layers_fall,
+    repeated,
     selected,
 )
 
@@ -42,11 +43,13 @@ class Checks:
         self.warnings: Counter[str] = Counter()
         self.stated: Dimensions | None = None
         """The model that the file stated so far."""
-        self._layer_bound = self._expert_bound = MAX_NUMBER + 1
         self.expert_counts = {} if shape is None else shape.expert_counts
-        self._shape_limits = None if shape is None else _limits(self.expert_counts)
+        self._layer_bound = self._expert_bound = MAX_NUMBER + 1
+        self._shape_limits = np.full(MAX_NUMBER + 1, MAX_NUMBER + 1)
+        """By layer, the bound of its experts."""
+        if shape is not None:
+            self._shape_limits = _limits(self.expert_counts)
         self._limits = self._shape_limits
-        """By layer, the bound of its experts; None without a model."""
 
     def error(
         self,
@@ -94,14 +97,13 @@ class Checks:
 
         Raises TraceError, lenient or not, if the shape differs.
         """
-        self._limits = self._shape_limits
         self._set_bounds(Dimensions(None, origin.expert_count, origin.experts_used))
         self._expect_shape(Dimensions(expert_count=origin.expert_count), place)
         counts = origin.expert_counts
         if counts is not None:
             self.expect_experts(counts, place)
             self.stated = Dimensions(max(counts) + 1, max(counts.values()), origin.experts_used)
-            self._limits = _limits(counts)
+            self._limits = np.minimum(_limits(counts), self._expert_bound)
 
     def expect_experts(self, expert_counts: Mapping[int, int], place: str | None) -> None:
         """Compare the experts of layers with the shape.
@@ -121,6 +123,8 @@ class Checks:
         self.stated = dimensions
         self._layer_bound = dimensions.layer_count or MAX_NUMBER + 1
         self._expert_bound = dimensions.expert_count or MAX_NUMBER + 1
+        self._limits = np.minimum(self._shape_limits, self._expert_bound)
+        self._limits[self._layer_bound :] = 0
 
     def _expect_shape(self, dimensions: Dimensions, place: str | None) -> None:
         """Compare layers and experts; users let engines use fewer experts than the model does."""
@@ -147,31 +151,26 @@ class Checks:
 
         `place_of` names the place of a selection for a message, by its index.
         """
-        if self._limits is None and not (
-            _any_beyond(layer, self._layer_bound) or _any_beyond(expert, self._expert_bound)
-        ):
+        is_layer = (layer >= 0) & (layer <= MAX_NUMBER)
+        right: NDArray[np.bool_] = is_layer & (expert >= 0)
+        right &= expert < self._limits[np.where(is_layer, layer, 0)]
+        if right.all():
             return None
-        beyond = (layer < 0) | (layer >= self._layer_bound)
-        beyond |= (expert < 0) | (expert >= self._expert_bound)
-        wrong = beyond
-        if self._limits is not None:
-            wrong = beyond | (expert >= self._limits[np.where(beyond, 0, layer)])
-        if not wrong.any():
-            return None
-        first, count = int(np.argmax(wrong)), int(np.count_nonzero(wrong))
+        first = int(np.argmin(right))
+        one, other = int(layer[first]), int(expert[first])
+        is_beyond = not (0 <= one < self._layer_bound and 0 <= other < self._expert_bound)
         expected: object
-        if self.shape is not None and not (beyond[first] and self.stated):
+        if self.shape is not None and not (is_beyond and self.stated):
             problem, expected, hint = "the model has no such expert", self.shape, _ANOTHER_MODEL
-        elif self.stated is None or max(layer[first], expert[first]) > MAX_NUMBER:
+        elif self.stated is None or max(one, other) > MAX_NUMBER:
             problem, expected, hint = "out of bounds", _ANY, None
         else:
             problem, expected = "not of the model that the file says it is of", self.stated
-            if self._limits is not None and not beyond[first]:
-                expected = f"{self._limits[layer[first]]} experts in layer {layer[first]}"
+            if not is_beyond:
+                expected = f"{self._limits[one]} experts in layer {one}"
             hint = "is it damaged, or were files of several models joined?"
-        pair = f"layer {layer[first]} expert {expert[first]}"
+        count, pair = int(np.count_nonzero(~right)), f"layer {one} expert {other}"
         self.fault(problem, place_of(first), count, expected=expected, found=pair, hint=hint)
-        right: NDArray[np.bool_] = ~wrong
         return right
 
     def tokens(self, tokens: Tokens, place_of: Callable[[int], str]) -> Tokens:
@@ -185,13 +184,13 @@ class Checks:
             return tokens
         keys = np.repeat(np.arange(len(tokens.request)), np.diff(tokens.starts)) << 16
         keys |= tokens.layer
-        again = _repeated(keys << 16 | tokens.expert, 1)
+        again = repeated(keys << 16 | tokens.expert)
         if len(again):
             problem, expected = "an expert twice in one layer of a token", "each expert once"
             hint = "were the borders of tokens lost? `lenient=True` counts such experts once"
             kept = self._without(tokens, again, place_of, problem, expected=expected, hint=hint)
             return self.tokens(kept, place_of)  # lenient: no place will be asked for again
-        more = _repeated(keys, used or MAX_NUMBER + 1)
+        more = repeated(keys, used or MAX_NUMBER + 1)
         if len(more):
             problem = "more experts in one layer of a token than the file says"
             tokens = self._without(tokens, more, place_of, problem, expected=f"<= {used}")
@@ -231,10 +230,6 @@ def _limits(expert_counts: Mapping[int, int]) -> Ints:
     return limits
 
 
-def _any_beyond(numbers: Ints, bound: int) -> bool:
-    return int(numbers.min(initial=0)) < 0 or int(numbers.max(initial=0)) >= bound
-
-
 def _is_plain(tokens: Tokens, most: int) -> bool:
     """Return whether the experts of each token's layer stand together, are few, and surely differ.
 
@@ -251,14 +246,6 @@ def _is_plain(tokens: Tokens, most: int) -> bool:
         return False
     pairs = layer.astype(np.uint32) << 16 | tokens.expert
     return not any(np.any(pairs[far:] == pairs[:-far]) for far in range(1, longest))
-
-
-def _repeated(keys: Ints, most: int) -> NDArray[np.intp]:
-    """Return the indices of the keys that occurred `most` times before."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    repeated: NDArray[np.intp] = order[most:][ordered[most:] == ordered[:-most]]
-    return repeated
 
 
 def shorts(numbers: Ints) -> Shorts:

@@ -32,7 +32,7 @@ from moepack.common.errors import MachineError, RequestError, SourceError
 from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.model import footprint_of
-from moepack.report import speed_text
+from moepack.report import measure_text
 from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.storage import page_cache
 from tests.support.gguf_builder import moe
@@ -88,7 +88,7 @@ def test_all_ways_give_the_same_text_and_are_compared(
     assert (ours.prompt.read_length or 0) > 0
     assert (mapped.prompt.misses, mapped.decode.hit_rate, mapped.decode.read_share) == (None,) * 3
     assert mapped.prompt.read_length is not None
-    text = str(speed_text.text(speed))
+    text = str(measure_text.speed(speed))
     assert "All gave the same text." in text
     assert f"a prompt of 40 tokens, {speed.micro_batch} at once" in text
     assert text.splitlines()[-3].startswith("llama.cpp, defaults")
@@ -143,9 +143,7 @@ def test_the_command_prints_it(packs: dict[str, Path], monkeypatch: pytest.Monke
         CliRunner().invoke(bench, [words[0], *words[2:]], catch_exceptions=False)
 
 
-def test_experts_get_what_programs_dense_tensors_and_the_context_leave(
-    pack: Pack,
-) -> None:
+def test_experts_get_what_programs_dense_tensors_and_the_context_leave(pack: Pack) -> None:
     memory = divide_memory(pack, 1 << 30, context=512, pinned=0)
     longer = divide_memory(pack, 1 << 30, context=1024, pinned=0, micro_batch=512)
     dense = sum(tensor.length for tensor in pack.dense())
@@ -227,24 +225,25 @@ def test_too_small_a_limit_is_refused_with_what_there_is_to_hold(packs: dict[str
 
 @needs_llama
 def test_a_program_that_fails_is_an_error_with_its_words() -> None:
-    request = RunRequest("a", 1, 64, 1)
+    request = RunRequest("a", 1, 64, 1, RunMemory(4096, 1))
     with pytest.raises(MachineError, match="/no/such/pack: no such file"):
-        engine_runs.run_moepack(["/no/such/pack"], request, RunMemory(4096, 1), 0, None)
+        engine_runs.run_moepack(["/no/such/pack"], request, None)
     with pytest.raises(SourceError, match="cannot read the model"):
-        engine_runs.run_alone("/no/such.gguf", MAPPED, request, 1, None)
+        engine_runs.run_alone("/no/such.gguf", MAPPED, request, None)
 
 
 @needs_llama
 def test_programs_that_the_limit_is_too_small_for_were_killed() -> None:
     """A whole Python does not fit: neither the server's alone, nor that of the pager."""
-    request, shards = RunRequest("a", 1, 64, 1), shards_of("qwen3moe")
+    request = RunRequest("a", 1, 64, 1, RunMemory(1 << 20, 1))
+    shards = shards_of("qwen3moe")
     with control_group(12 * MIB) as group:
         if group is None:
             pytest.skip("no control group can be made here")
-        assert engine_runs.run_alone(shards[0], READ, request, 1, group) is None
+        assert engine_runs.run_alone(shards[0], READ, request, group) is None
         count = kill_count(group.folders)
         assert count
-        assert engine_runs.run_moepack(shards, request, RunMemory(1 << 20, 1), 0, group) is None
+        assert engine_runs.run_moepack(shards, request, group) is None
         assert kill_count(group.folders) > count
     assert not list(Path("/sys/fs/cgroup").rglob(f"moepack-bench-{os.getpid()}"))
 

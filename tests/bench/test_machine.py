@@ -1,5 +1,6 @@
 """A machine, measured: what is read, from where, and what is said of it."""
 
+import itertools
 import math
 import subprocess
 import sys
@@ -7,21 +8,22 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moepack.bench import drive
 from moepack.bench import machine as measuring
-from moepack.bench.drive import LEAST_LENGTH, Point, measure_in_rounds, scratch_file
+from moepack.bench.drive import LEAST_LENGTH, Point, Usage, measure_in_rounds, scratch_file
 from moepack.bench.machine import (
     DEPTHS,
     LENGTHS,
     ROUNDS,
     find_reads,
+    measure_bandwidth,
     measure_machine,
     most_read_lengths,
 )
-from moepack.bench.timed_reads import Usage
 from moepack.common.errors import MachineError, RequestError
 from moepack.host.gpus import NvidiaGpu
 from moepack.pack.reading.expert_read import FileRead
@@ -71,10 +73,7 @@ def test_whatever_happens_the_scratch_file_is_removed(
 
 def test_the_scratch_file_is_shorter_where_the_disk_is_nearly_full(tmp_path: Path) -> None:
     length = 2 * LEAST_LENGTH + 32 * MIB
-    with (
-        mounted("tmpfs", tmp_path / "disk", length) as disk,
-        scratch_file(disk, 1 << 30) as path,
-    ):
+    with mounted("tmpfs", tmp_path / "disk", length) as disk, scratch_file(disk, 1 << 30) as path:
         assert path.stat().st_size == length // 2
 
 
@@ -87,11 +86,6 @@ def test_without_space_nothing_is_written(tmp_path: Path) -> None:
         pass
     assert "not enough space for a file to read from, expected 512.0 MiB" in str(refused.value)
     assert "name a model on the drive" in (refused.value.hint or "")
-
-
-def test_where_no_folder_is_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="no such folder"), scratch_file(tmp_path / "no", MIB):
-        pass
 
 
 @pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss"])
@@ -218,31 +212,57 @@ def test_where_there_are_no_direct_reads_a_note_says_so(
     assert said in measured.notes
 
 
-@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
-def test_a_time_has_to_be_one(seconds: float) -> None:
-    with pytest.raises(RequestError, match="not a time in seconds"):
-        measure_machine(seconds=seconds)
-
-
-def test_a_model_has_its_own_folder(packs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="a model and a directory at once"):
-        measure_machine(packs["qwen3moe"], directory=tmp_path)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"seconds": value}, "not a time in seconds") for value in (-1.0, math.nan, math.inf)),
+        ({"directory": "/no"}, "no such folder"),
+        ({"model": first_shard("qwen3moe"), "directory": "/"}, "a model and a directory at once"),
+    ],
+)
+def test_impossible_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        measure_machine(**options)
 
 
 def test_a_spread_is_worth_a_word() -> None:
     steady = Figure(1.2e9, "measured", 1e9, 1.5e9)
     unsteady = Figure(1.2e9, "measured", 1e9, 2.5e9)
     reads = [ReadSpeed(4096, depth, steady) for depth in (1, 2, 4)]
-    assert measuring._drive_notes(Drive(None, None, tuple(reads))) == []
+    assert list(measuring._notes(Drive(None, None, tuple(reads)), steady)) == []
     reads.append(ReadSpeed(4096, 8, unsteady))
-    assert measuring._drive_notes(Drive(None, None, tuple(reads))) == [
+    assert list(measuring._notes(Drive(None, None, tuple(reads)), unsteady)) == [
         "the drive is shared or throttled: the same reads took up to 2.5 times as long as before "
-        "(more than 1.5 times for 1 of 4 kinds of reads)"
+        "(more than 1.5 times for 1 of 4 kinds of reads)",
+        "the memory is busy: reading it took up to 2.5 times as long as before",
     ]
-    assert measuring._memory_notes(steady) == []
-    assert measuring._memory_notes(unsteady) == [
-        "the memory is busy: reading it took up to 2.5 times as long as before"
-    ]
-    assert measuring._memory_notes(None) == [
+    assert list(measuring._notes(None, None)) == [
         "the bandwidth of memory was not measured: too little memory is free"
     ]
+
+
+def test_a_round_is_all_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which each round takes 10 ms."""
+    monkeypatch.setattr(measuring, "buffer_length", lambda *_: 4 * MIB)
+    monkeypatch.setattr(measuring, "cpu_count", lambda: 2)
+    ticks = itertools.count()
+    rounds: list[None] = []
+    figure = measure_bandwidth(
+        0.5, clock=lambda: next(ticks) / 100, progress=lambda: rounds.append(None)
+    )
+    speed = 400 * MIB
+    assert figure == Figure(speed, "measured", speed, speed)
+    assert len(rounds) >= 3 + 3 + 5
+    assert 50 <= next(ticks) <= 55, "until the time is over"
+
+
+def test_without_memory_there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "available_memory", lambda: 100 * MIB)
+    assert measure_bandwidth(0) is None
+
+
+def test_the_memory_of_this_machine_is_slower_than_its_caches_and_faster_than_drives() -> None:
+    figure = measure_bandwidth(0)
+    if figure is None:
+        pytest.skip("there is too little memory here")
+    assert 0.5e9 < (figure.lowest or 0) <= figure.value <= (figure.highest or 0) < 20e12

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 import moepack
-from moepack.bench import comparison, drive, layouts, run, workload
-from moepack.bench.layouts import Groups
+from moepack.bench import comparison, drive, run, workload
+from moepack.bench.drive import Usage, in_flight
 from moepack.bench.measuring import Meter
-from moepack.bench.timed_reads import Usage, in_flight
-from moepack.bench.workload import RoutedLayer
+from moepack.bench.workload import Groups, RoutedLayer
 from moepack.common.errors import MachineError, RequestError, TraceError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
+from moepack.pack.opening.open_model import open_shards
 from moepack.pack.reading.expert_read import FileRead
-from moepack.report import bench_text
-from moepack.source.shards import open_source
+from moepack.report import measure_text
 from moepack.storage.threaded import ThreadedBackend
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, on_disk, pack_model
 from tests.support.needs import require_disk
@@ -46,11 +45,10 @@ def contents(groups: Groups) -> list[list[bytes]]:
 def test_slices_are_the_bytes_of_the_same_experts_as_blobs(
     model: str, packs: dict[str, Path]
 ) -> None:
-    source = open_source([first_shard(model)])
-    with moepack.open(packs[model]) as pack:
+    with moepack.open(packs[model]) as pack, open_shards(first_shard(model)) as source:
         layers = [RoutedLayer(layer, (3, 0, 1)) for layer in pack.layers]
-        slices = layouts.slices(source, pack, layers)
-        blobs = layouts.blobs(pack, layers)
+        slices = workload.slices(source, pack, layers)
+        blobs = workload.blobs(pack, layers)
     for (blob,), expert in zip(contents(blobs), contents(slices), strict=True):
         assert len(expert) > 1
         assert len(blob) >= sum(map(len, expert))
@@ -58,16 +56,15 @@ def test_slices_are_the_bytes_of_the_same_experts_as_blobs(
 
 
 def test_the_source_of_another_pack_is_refused(pack: moepack.Pack) -> None:
-    other = open_source([first_shard("mixtral")])
-    with pytest.raises(RequestError) as refused:
-        layouts.slices(other, pack, [RoutedLayer(0, (1,))])
+    with open_shards(first_shard("mixtral")) as other, pytest.raises(RequestError) as refused:
+        workload.slices(other, pack, [RoutedLayer(0, (1,))])
     assert re.search("layer 0.*expected ffn_.*_exps.weight of [^[]*, found", str(refused.value))
 
 
 def test_portions_are_whole_layers_and_a_short_rest_goes_to_the_last(
     pack: moepack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups = layouts.blobs(pack, [RoutedLayer(0, (0,))] * 7)
+    groups = workload.blobs(pack, [RoutedLayer(0, (0,))] * 7)
     assert comparison.cut(groups) == [slice(0, 7)]
     monkeypatch.setattr(comparison, "PORTION_LENGTH", 2 * groups[0][0].length)
     assert comparison.cut(groups) == [slice(0, 2), slice(2, 4), slice(4, 7)]
@@ -76,7 +73,6 @@ def test_portions_are_whole_layers_and_a_short_rest_goes_to_the_last(
 def test_both_sides_of_a_pair_read_the_same_and_begin_equally_often(
     packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = open_source([first_shard("qwen3moe")])
     visits: list[tuple[bool, slice]] = []
     read = comparison._read
 
@@ -86,11 +82,11 @@ def test_both_sides_of_a_pair_read_the_same_and_begin_equally_often(
 
     monkeypatch.setattr(comparison, "_read", watched)
     monkeypatch.setattr(comparison, "PORTION_LENGTH", 1)
-    with moepack.open(packs["qwen3moe"]) as pack:
+    with moepack.open(packs["qwen3moe"]) as pack, open_shards(first_shard("qwen3moe")) as source:
         layers = [RoutedLayer(0, (number,)) for number in range(3)]
         sides = {
-            "blobs": layouts.blobs(pack, layers),
-            "slices": layouts.slices(source, pack, layers),
+            "blobs": workload.blobs(pack, layers),
+            "slices": workload.slices(source, pack, layers),
         }
         meter = Meter(0.2, None)
         rounds, portions, _ = comparison.compare(pack, sides, "direct", (1, 4), 0.2, meter)
@@ -145,7 +141,7 @@ def test_the_meter_tells_milliseconds_and_the_rest_at_the_end(
     assert reports == [(500, 3000), (3000, 3500)]
 
 
-def test_a_trace_with_several_experts_a_line_is_read_token_by_token() -> None:
+def test_traces_are_read_token_by_token(tmp_path: Path) -> None:
     reads = workload.from_trace(str(TRACE), shape_of_counts({0: 16, 1: 16}), 3)
     lines = [line.split(",") for line in TRACE.read_text().splitlines()[1:]]
     tokens = list(dict.fromkeys((line[0], line[1]) for line in lines))[:3]
@@ -155,16 +151,10 @@ def test_a_trace_with_several_experts_a_line_is_read_token_by_token() -> None:
         for line in sorted(lines, key=lambda line: int(line[2]))
         if (line[0], line[1]) == token
     ]
-    assert reads.layers == expected
-    assert reads.token_count == 3
-
-
-def test_a_trace_with_one_expert_a_line_is_read_token_by_token(tmp_path: Path) -> None:
-    path = tmp_path / "route.csv"
-    path.write_text(BIG_MOE)
-    reads = workload.from_trace(str(path), shape_of_counts({0: 16, 1: 16}), 10)
-    assert reads.layers == [(0, (5, 3)), (1, (15,)), (0, (5,))]
-    assert reads.token_count == 2
+    assert (reads.layers, reads.token_count) == (expected, 3)
+    (tmp_path / "route.csv").write_text(BIG_MOE)  # with one expert a line
+    reads = workload.from_trace(str(tmp_path / "route.csv"), shape_of_counts({0: 16, 1: 16}), 10)
+    assert (reads.layers, reads.token_count) == ([(0, (5, 3)), (1, (15,)), (0, (5,))], 2)
 
 
 @pytest.mark.parametrize(
@@ -193,13 +183,9 @@ def test_drawn_experts_follow_the_counts_and_are_different() -> None:
     assert hot >= 390
     assert all(expert <= 2 for routed in drawn.layers for expert in routed.experts)
     assert workload.from_counts(counts, shape_of_counts({0: 8}), 2, 200, "") == drawn
-
-
-def test_without_counts_all_experts_are_drawn_alike() -> None:
-    drawn = workload.from_counts({}, shape_of_counts({5: 4}), 2, 1000, "")
-    times = [sum(expert in routed.experts for routed in drawn.layers) for expert in range(4)]
-    assert all(430 <= count <= 570 for count in times)
-    assert {routed.layer for routed in drawn.layers} == {5}
+    alike = workload.from_counts({}, shape_of_counts({5: 4}), 2, 1000, "").layers
+    times = [sum(expert in routed.experts for routed in alike) for expert in range(4)]
+    assert all(430 <= count <= 570 for count in times), "without counts"
 
 
 def test_the_layers_that_fit_are_whole_and_at_least_one(pack: moepack.Pack) -> None:
@@ -313,7 +299,7 @@ def test_bench_of_a_model_measures_its_shards_and_compares_nothing() -> None:
     assert (report.gains, report.outcome) == ((), None)
     assert report.verdict.startswith("No verdict: without a pack")
     assert {reads.layout for reads in report.readings} == {"slices"}
-    text = str(bench_text.text(report))
+    text = str(measure_text.bench(report))
     assert re.search("^shards +1 ", text, re.MULTILINE)
     assert not re.search("^pack ", text, re.MULTILINE)
     with pytest.raises(RequestError, match="not a pack, and nothing to compare") as caught:

@@ -5,9 +5,8 @@ from collections import Counter
 
 import pytest
 
-from moepack.bench.comparison import Round
-from moepack.bench.timed_reads import Usage
-from moepack.bench.verdict import MIN_ROUNDS, judge, notes, verdict
+from moepack.bench.comparison import MIN_ROUNDS, Round, judge, notes, verdict
+from moepack.bench.drive import Usage
 
 GAIN, LOSS, NONE = "Pack faster", "Shards faster", "No difference shown"
 
@@ -16,7 +15,7 @@ def rounds_of(*ratios: float, is_disturbed: bool = False) -> list[Round]:
     """Make rounds in which the slices took so many times as long as the blobs, at depth 4."""
     return [
         Round(
-            {4: 0},
+            {4: slice(1)},
             {("blobs", 4): Usage(1, 0, 1, 1), ("slices", 4): Usage(ratio, 0, 3, 1)},
             is_disturbed,
         )
@@ -73,7 +72,7 @@ def test_the_verdict_is_about_the_depth_at_which_shards_are_read_fastest() -> No
         ("blobs", 4): Usage(1, 0, 1, 1),
         ("slices", 4): Usage(1, 0, 3, 1),
     }
-    rounds = [Round({1: 0, 4: 1}, usages, False)] * MIN_ROUNDS
+    rounds = [Round({1: slice(1), 4: slice(1, 2)}, usages, False)] * MIN_ROUNDS
     assert verdict(judge(rounds, [1, 4]), rounds, "uring", True) == (
         "none",
         "No difference shown: at depth 4, where moepack reads the shards fastest, it reads the "

@@ -11,7 +11,7 @@ import pytest
 
 import moepack
 from tests.support.c_compiler import compiled
-from tests.support.c_readers import Verdict, c_says, python_says
+from tests.support.c_readers import Verdict, c_says, output_of, python_says
 from tests.support.gguf_builder import moe
 from tests.support.models import REAL_MODELS, flip, pack_model
 from tests.support.packs import ranked_meanwhile
@@ -114,28 +114,23 @@ def test_layers_with_gaps_and_large_numbers_are_found(tmp_path: Path, program: P
 
 
 def test_ranges_are_rounded_outwards(program: Path) -> None:
-    run = subprocess.run([program, "round"], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (0, "")
+    output_of(program, "round")
 
 
 def test_what_the_pack_does_not_hold_is_said_so(tiny: Path, program: Path) -> None:
-    run = subprocess.run([program, "misuse", tiny], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert "SYSTEM experts-00000.bin: cannot read: Bad file descriptor" in run.stdout
-    assert "NO_SUCH index.bin: layer 0: ffn_exps has 2 experts, not number 2" in run.stdout
-    assert "NO_SUCH index.bin: there are no experts in layer 4096" in run.stdout
-    assert f"path {tiny / 'experts-00000.bin'}\n" in run.stdout
+    output = output_of(program, "misuse", tiny)
+    assert "SYSTEM experts-00000.bin: cannot read: Bad file descriptor" in output
+    assert "NO_SUCH index.bin: layer 0: ffn_exps has 2 experts, not number 2" in output
+    assert "NO_SUCH index.bin: there are no experts in layer 4096" in output
+    assert f"path {tiny / 'experts-00000.bin'}\n" in output
 
 
 def test_a_call_that_fails_is_an_error_and_leaves_nothing_behind(
     either: Path, program: Path
 ) -> None:
     """Memory, a descriptor or a mapping that stayed would be noticed."""
-    run = subprocess.run([program, "starve", either], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert [
-        line.partition(" cannot ")[2].partition(":")[0] for line in run.stdout.splitlines()
-    ] == [
+    lines = output_of(program, "starve", either).splitlines()
+    assert [line.partition(" cannot ")[2].partition(":")[0] for line in lines] == [
         *("allocate memory", "open", "prepare", "prepare", "allocate memory"),
         *("open", "prepare", "prepare", "map", "allocate memory", "allocate memory"),
         *(("open", "prepare", "prepare") * 2 if either.name == "index" else ()),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from moepack.common import digest, strict_json
+from moepack.common import digest
+from moepack.common.fields import parse_strictly
 from moepack.pack.format import manifest
 from moepack.pack.format.names import is_index_name
 from tests.support.broken_packs import BAD_NAMES
@@ -170,7 +171,7 @@ def test_c_and_python_agree_on_damage_to_the_manifest(tiny: Path, check: Check) 
 def problem_with(text: bytes) -> str:
     """Return what keeps a manifest from being JSON that names an index; empty for nothing."""
     try:
-        name = strict_json.parse(text)["index"]["name"]
+        name = parse_strictly(text)["index"]["name"]
     except (ValueError, KeyError, TypeError) as error:
         return str(error) or "no name"
     return "" if isinstance(name, str) and is_index_name(name) else "not a plain name"

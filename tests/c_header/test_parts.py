@@ -2,13 +2,11 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.c_readers import c_says, python_says
-from tests.support.children import PATIENCE
+from tests.support.c_readers import c_says, output_of, python_says
 from tests.support.gguf_builder import F32, moe
 from tests.support.models import REAL_MODELS, pack_model
 
@@ -23,27 +21,16 @@ def paged(tmp_path: Path) -> Path:
     return tmp_path / "pack"
 
 
-def reads_of(program: Path, pack: Path) -> list[str]:
-    command = [str(program), "parts", str(pack)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert (run.returncode, run.stderr) == (0, "")
-    return run.stdout.splitlines()
-
-
 def test_an_expert_of_whole_pages_is_one_read(paged: Path, vectored: Path, program: Path) -> None:
     experts = [(layer, expert) for layer in (0, 1) for expert in range(3)]
-    assert reads_of(vectored, paged) == [f"{layer} {expert}: 1" for layer, expert in experts]
-    # Without preadv each part is one.
-    assert reads_of(program, paged) == [f"{layer} {expert}: 3" for layer, expert in experts]
+    for reader, count in ((vectored, 1), (program, 3)):  # without preadv each part is one
+        lines = [f"{layer} {expert}: {count}" for layer, expert in experts]
+        assert output_of(reader, "parts", paged).splitlines() == lines
 
 
 def test_parts_that_lie_apart_are_a_read_each(vectored: Path) -> None:
-    assert set(reads_of(vectored, PACKS / "over-shards")) == {
-        "0 0: 3",
-        "0 1: 3",
-        "1 0: 3",
-        "1 1: 3",
-    }
+    output = output_of(vectored, "parts", PACKS / "over-shards")
+    assert set(output.splitlines()) == {"0 0: 3", "0 1: 3", "1 0: 3", "1 1: 3"}
 
 
 def test_parts_are_the_same_at_separate_addresses(
@@ -64,17 +51,10 @@ def test_valgrind_finds_nothing(paged: Path, plain: Path) -> None:
     """What sanitizers do not see: bytes that were never written, down to the system calls."""
     if shutil.which("valgrind") is None:
         pytest.skip("there is no valgrind here")
-    command = ["valgrind", "-q", "--error-exitcode=9", "--leak-check=full", str(plain)]
+    options = ("-q", "--error-exitcode=9", "--leak-check=full")
     for mode, path in (("list", paged), ("list", PACKS / "over-shards"), ("headers", paged)):
-        run = subprocess.run(
-            [*command, mode, str(path)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        assert (run.returncode, run.stderr) == (0, "")
-        assert run.stdout.endswith("\nsound\n")
+        output = output_of(Path("valgrind"), *options, plain, mode, path)
+        assert output.endswith("\nsound\n")
 
 
 @pytest.mark.parametrize("length", [10, 5000, 12287])
@@ -83,8 +63,5 @@ def test_a_vectored_read_of_a_file_that_ends_too_early_is_short(
 ) -> None:
     path = Path(shutil.copytree(paged, tmp_path / "cut"))
     os.truncate(path / "experts-00000.bin", length)
-    command = [str(vectored), "cut", str(path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (0, "")
     found = f"expected 12288 bytes at 0, found {length}"
-    assert run.stdout == f"SHORT_READ experts-00000.bin: {found}\n"
+    assert output_of(vectored, "cut", path) == f"SHORT_READ experts-00000.bin: {found}\n"

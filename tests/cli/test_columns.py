@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moepack.cli import main
-from moepack.report.widths import text_width
+from moepack.report.page import text_width
 from tests.support.children import MOEPACK
 from tests.support.machines import write_machine
 from tests.support.models import FIXTURES

@@ -28,11 +28,9 @@ SMALL = ("--context", "256", "--threads", "1", "--temperature", "0")
 
 @pytest.fixture
 def hub(chat_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    folder = tmp_path / "hub" / REPOSITORY
-    folder.mkdir(parents=True)
-    shutil.copy(chat_path, folder / "chat-Q4_K_M.gguf")
+    model = shutil.copy(chat_path, tmp_path / "chat-Q4_K_M.gguf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with hub_of(tmp_path / "hub", monkeypatch) as server:
+    with hub_of(tmp_path / "hub", monkeypatch, [model]) as server:
         yield server
 
 

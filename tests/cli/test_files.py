@@ -37,6 +37,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "verify": ("verify", "{pack}", "--junit"),
     "trace concentration": ("trace", "concentration", str(TRACE), "--plot"),
     "bench": (*BRIEF_BENCH, "--plot"),
+    "report": ("report", str(first_shard("mixtral")), "-o"),
 }
 """What writes a file, up to its name. Recording is in test_trace.py: it needs llama.cpp."""
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from moepack.cli.run import _split_prompt, run
-from moepack.cli.running.request_fields import split_fields
-from moepack.cli.serve import serve
-from moepack.cli.words.llama_spellings import RUN, SERVE, Translation, check_rest
+from moepack.cli.run import _split_prompt, run, serve
+from moepack.cli.words.llama_command import RUN, SERVE, Translation, check_rest, split_fields
 from moepack.common.errors import RequestError
 from tests.support.needs import needs_llama
 
@@ -23,11 +21,8 @@ from tests.support.needs import needs_llama
         ("-m m.gguf -p -ngl", "m.gguf -p -ngl", ""),
         ("--model=m.gguf", "m.gguf", ""),
         ("m --ctx-size 8 --n-predict=3 --predict 4", "m --context 8 --tokens 3 --tokens 4", ""),
-        (
-            "m -sys a --system-prompt b --ubatch-size 9",
-            "m --system a --system b --micro-batch 9",
-            "",
-        ),
+        ("m -sys a --system-prompt b", "m --system a --system b", ""),
+        ("m --ubatch-size 9", "m --micro-batch 9", ""),
         ("m -no-cnv --temp 0 --seed -1", "m --raw --temp 0 --seed -1", ""),
         ("m -fa -ctk q8_0", "m", "-fa on -ctk q8_0"),
         ("m -fa off --ignore-eos -q", "m -q", "-fa off --ignore-eos"),
@@ -60,16 +55,8 @@ def test_serve_understands_what_is_typed(typed: str, words: str, passed_on: str)
 @pytest.mark.parametrize(
     ("typed", "problem", "hint"),
     [
-        (
-            "-ngl 99 m.gguf",
-            "-ngl: moepack's own llama.cpp",
-            "moepack run m.gguf -- llama-server -m {} -ngl 99",
-        ),
-        (
-            "m --n-cpu-moe=3",
-            "--n-cpu-moe: moepack's own llama.cpp",
-            "llama-server -m {} --n-cpu-moe 3",
-        ),
+        ("-ngl 99 m", "-ngl: moepack's own", "moepack run m -- llama-server -m {} -ngl 99"),
+        ("m --n-cpu-moe=3", "--n-cpu-moe: moepack's own", "llama-server -m {} --n-cpu-moe 3"),
         ("m -ot exps=CPU", "-ot: moepack's own llama.cpp", "-ot exps=CPU"),
         ("m -cmoe", "-cmoe: moepack's own llama.cpp", "llama-server -m {} -cmoe"),
         ("m --mlock", "--mlock: llama.cpp would read or lock the whole model", "--memory"),

@@ -1,12 +1,15 @@
-"""The command line: what it prints, its JSON, its exit codes."""
+"""The command line: what it prints, its JSON, its exit codes, and sizes as they are typed."""
 
 import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from moepack.cli import main
+from moepack.host.memory_limits import read_memory
 from tests.support.gguf_builder import moe
 from tests.support.models import first_shard
 from tests.support.warm_command import Run
@@ -84,3 +87,11 @@ def test_bench_says_early_that_nothing_is_compared(
     assert run.returncode == 0, run.stderr
     assert "2 experts a layer" in run.stdout
     assert ("nothing to compare the pack with" in run.stderr) != has_source
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "bench"])
+def test_half_of_memory_is_half_of_what_programs_may_have(command: str) -> None:
+    (length,) = (one.type for one in main.cli.commands[command].params if one.name == "memory")
+    context = click.Context(main.cli.commands[command])
+    assert length.convert("50%", None, context) == read_memory() // 2
+    assert length.convert("8g", None, context) == length.convert("8 GiB", None, context) == 8 << 30

@@ -1,4 +1,4 @@
-"""The commands that make packs and what is made of them: options, words, exit codes."""
+"""The commands that make packs, and what is made of them: options, words, exit codes."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ import pytest
 
 import moepack
 from moepack.cli import main
-from tests.support.models import first_shard, shards_of
+from tests.support.models import first_shard, flip, shards_of
 from tests.support.packs import same_bytes
 from tests.support.warm_command import Run
 
@@ -89,3 +89,105 @@ def test_what_cannot_be_done_in_place_is_refused(
     assert main.run([*words, *option.split()]) == 2
     assert problem in capsys.readouterr().err
     assert not (tmp_path / "pack").exists()
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """Run a command; return its code and what it prints."""
+    code = main.run([str(word) for word in words])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_a_plan_is_printed_and_nothing_written(
+    packs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out"
+    words = ("export", "moe-flash", packs["mixtral"], "-o", target, "--alignment", "4KiB")
+    code, out, err = run(capsys, *words, "--dry-run")
+    assert (code, err, target.exists()) == (0, "", False)
+    first, takes, free, then = out.splitlines()
+    assert first.startswith(f"{target}: 6 tensors in ")
+    assert (takes[:11], free[:11]) == ("  takes    ", "  free     ")
+    assert then.startswith("  then      LLAMA_FLASH_MOE_ENABLED=1 ")
+    code, out, err = run(capsys, *words)
+    assert code == 0
+    assert "every part had its digest\n" in out
+    assert out.splitlines()[-1].startswith("next: LLAMA_FLASH_MOE_ENABLED=1 ")
+    assert json.loads((target / "manifest.json").read_bytes())["alignment"] == 4096
+
+
+def test_an_export_is_verified_with_the_code_for_differences(
+    packs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out"
+    assert run(capsys, "export", "moe-stream-dir", packs["mixtral"], "-o", target)[0] == 0
+    verify = ("verify", "--as", "moe-stream-dir", target)
+    for reference in (("--pack", packs["mixtral"]), ("--source", first_shard("mixtral"))):
+        code, out, err = run(capsys, *verify, *reference)
+        assert (code, err) == (0, "")
+        words = "the pack" if reference[0] == "--pack" else "the source"
+        assert f"{target}: sound. 16 blobs, 48 parts, " in out
+        assert out.endswith(f" compared with {words}\n")
+    flip(target / "layer_01.down.bin", 77)
+    code, out, err = run(capsys, *verify, "--pack", packs["mixtral"])
+    assert code == 5
+    assert "layer 1 expert 0 ffn_down_exps.weight in layer_01.down.bin at byte 77: " in out
+    code, out, err = run(capsys, *verify, "--pack", packs["mixtral"], "--json")
+    assert json.loads(out)["findings"][0]["offset"] == 77
+    report = tmp_path / "report.xml"
+    assert run(capsys, *verify, "--pack", packs["mixtral"], "--junit", report)[0] == 5
+    assert b"failure" in report.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--layers", "0"), "--layers is for packs, not for exports"),
+        (("--with-gguf-py",), "--with-gguf-py is for packs, not for exports"),
+    ],
+)
+def test_options_for_packs_are_no_options_for_exports(
+    words: tuple[str, ...],
+    message: str,
+    packs: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(capsys, "export", "gguf", packs["mixtral"], "-o", tmp_path / "m.gguf")
+    verify = ("verify", tmp_path / "m.gguf", "--as", "gguf", "--pack", packs["mixtral"])
+    code, _, err = run(capsys, *verify, *words)
+    assert (code, err.splitlines()[0]) == (2, f"error: {message}")
+
+
+def test_a_pack_to_compare_with_is_for_exports(
+    packs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "verify", packs["mixtral"], "--pack", packs["mixtral"])
+    assert (code, "name their format with --as" in err) == (2, True)
+
+
+def test_needs_and_their_remedy_are_said_in_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moepack.pack_model(first_shard("gpt-oss"), tmp_path / "pack", experts_only=True)
+    code, _, err = run(capsys, "export", "sglang", tmp_path / "pack", "-o", tmp_path / "out")
+    assert code == 2
+    assert "SGLang cannot read this: it needs a GGUF beside the experts: " in err
+    assert "hint: name one with --gguf\n" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("model.moepack",), "moepack export --help"),
+        (("vllm", "model.moepack"), "moepack export --help"),
+        (("sglan", "model.moepack"), "moepack export sglang model.moepack"),
+    ],
+)
+def test_an_unknown_format_is_answered(
+    words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "export", *words)
+    assert code == 2
+    assert f"hint: {hint}" in err

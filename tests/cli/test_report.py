@@ -22,24 +22,7 @@ def test_a_page_is_written_and_summed_up(cli: Run, tmp_path: Path) -> None:
     assert ", 1 section, " in first
     assert "what the hottest experts cover" in second
     assert output.read_text().startswith("<!doctype html>")
-
-
-def test_an_existing_page_is_replaced_only_on_request(cli: Run, tmp_path: Path) -> None:
-    output = tmp_path / "report.html"
-    output.write_text("mine")
-    run = cli("report", MODEL, "-o", output)
-    assert run.returncode == 2
-    assert "--force" in run.stderr
-    assert output.read_text() == "mine"
-    assert cli("report", MODEL, "-o", output, "--force").returncode == 0
-
-
-def test_a_page_goes_to_standard_output(cli: Run) -> None:
-    run = cli("report", MODEL, "-o", "-")
-    assert run.returncode == 0
-    assert run.stdout.startswith("<!doctype html>")
-    assert run.stdout.endswith("</html>\n")
-    assert run.stderr.startswith("-: ")
+    assert output.read_text().endswith("</html>\n")
 
 
 def test_the_summary_is_json_too(cli: Run, packs: dict[str, Path], tmp_path: Path) -> None:

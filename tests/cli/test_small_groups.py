@@ -1,5 +1,7 @@
 """Running models within a control group that is hardly large enough for them, or not."""
 
+import json
+import random
 import re
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import httpx
 import pytest
 
 from moepack.bench.control_group import control_group
-from moepack.cli.running.program import say_memory
+from moepack.cli.running.models import say_memory
 from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.pager import Pager, PagerOptions
 from tests.support import architectures
@@ -19,6 +21,7 @@ from tests.support.children import MOEPACK, PATIENCE, Piped, run_command
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.own_groups import lay_groups
+from tests.support.pagers import ROOT
 
 pytestmark = [pytest.mark.long, needs_llama]
 MIB = 1 << 20
@@ -35,12 +38,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return architectures.write("qwen3moe", path, block_count=8, context_length=CONTEXT, **attention)
 
 
-def within(length: int, *command: str | int | Path) -> subprocess.CompletedProcess[str]:
+def within(
+    length: int, *command: str | int | Path, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run a command within a limit of memory."""
     with control_group(length) as group:
         if group is None:
             pytest.skip("no control group can be made here")
-        return run_command(*group.command([*map(str, command)]))
+        return run_command(*group.command([*map(str, command)]), **options)
 
 
 def test_where_no_memory_is_free_the_least_is_taken() -> None:
@@ -105,3 +110,25 @@ def test_a_program_that_is_killed_for_memory_is_said_to_be(
     assert "was killed, out of memory: its control group allows 300.0 MiB" in end.stderr
     assert "\nhint: less " in end.stderr
     assert end.returncode in (6, -9, 137)
+
+
+LIMIT = 640 << 20
+"""Of it, 512 MiB are the margin that is left to all else."""
+SIZES: dict[str, Any] = {
+    **{"block_count": 12, "expert_count": 48, "embedding_length": 512},
+    **{"expert_feed_forward_length": 768, "expert_used_count": 12, "context_length": 1024},
+}
+"""Of a model with 890 MiB of experts, which are holes in its file."""
+QUESTION = f"[{random.Random(1).choices(range(3, 250), k=120)}]\n"
+"""It needs so many experts that with all of those in memory the group is killed."""
+
+
+def test_a_model_that_is_bigger_runs_to_its_end(tmp_path: Path) -> None:
+    model = architectures.write("qwen3moe", tmp_path / "m.gguf", has_experts=False, **SIZES)
+    assert model.stat().st_size > LIMIT
+    program = [sys.executable, "-m", "tests.support.llama_program", "{}"]
+    end = within(LIMIT, *MOEPACK, "run", model, "--", *program, input=QUESTION, cwd=ROOT)
+    assert end.returncode == 0, end.stderr
+    ready, answers = end.stdout.splitlines()
+    assert (ready, len(json.loads(answers))) == ("ready", 1)
+    assert "lookups hit" in end.stderr

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moepack.common import escaping
 from moepack.pack.verifying.report import Finding
-from moepack.report.printable import printable
+from moepack.report.facts import printable
 
 CHARACTERS = [
     *map(chr, range(0x20000)),  # nearly all that Unicode has; planes above: a sample, and the tags
@@ -79,8 +79,3 @@ def test_facts_keep_their_form_and_lose_what_is_not_printable(one: str, other: s
     assert escaped == Row(
         texts[0], Path(escaping.one_line(str(row.path))), (finding,), {texts[0]: [texts[1]]}
     )
-
-
-def test_facts_that_need_no_escapes_are_the_same() -> None:
-    row = Row("name", Path("path"), (Finding("kind", "message"),), {"a": ["b"]})
-    assert printable(row) is row

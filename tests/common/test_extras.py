@@ -107,10 +107,7 @@ COMMANDS = {
     "trace record --model PACK --prompts PROMPTS -o NEW": ["run"],
 }
 """Commands, with the extras that each needs."""
-PACKAGES = {
-    "remote": ["huggingface_hub", "obstore"],
-    "run": ["prompt_toolkit", "xllamacpp"],
-}
+PACKAGES = {"remote": ["huggingface_hub", "obstore"], "run": ["prompt_toolkit", "xllamacpp"]}
 EACH_COMMAND = """
 import sys
 from moepack.__main__ import main

@@ -20,7 +20,7 @@ from moepack.packing.in_place import units
 from moepack.packing.in_place.unit_files import FileSet
 from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.restore import restore
-from moepack.storage import holes
+from moepack.storage import blocks
 from tests.support import gguf_builder
 from tests.support.interruptions import before_each
 from tests.support.loop_disk import LoopDisk, copy_sparse
@@ -30,7 +30,7 @@ from tests.support.models import contents
 UNIT_LENGTH = 64 << 10
 STEPS = (
     *((os, name) for name in ("fsync", "rename", "replace", "unlink", "ftruncate")),
-    (holes, "punch"),
+    (blocks, "punch"),
 )
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.pack.reading.open_work import close_orphans
+from moepack.pack.reading.in_flight import close_dropped
 from moepack.pack.reading.pack import Pack
 from tests.support.children import PATIENCE, in_threads, run_child, within
 from tests.support.faulty_backend import (
@@ -36,7 +36,7 @@ HINT_EIO = "the drive or its connection fails: see the kernel's log, then run `m
 def open_descriptors() -> set[str]:
     """Return the open descriptors, without those of other tests' dropped readers."""
     gc.collect()
-    close_orphans()
+    close_dropped()
     return descriptors()
 
 
@@ -516,3 +516,16 @@ def test_dropping_what_is_in_flight_waits_for_nothing(pack: Pack, name: str, how
         assert reader.statistics.in_flight_count == 0
         assert pool.free_count == 4
         assert backend.open_queues == 0
+
+
+def test_a_reader_and_a_batch_that_the_collector_finds_are_closed(pack: Pack, name: str) -> None:
+    """In a circle of references both are finalised, in any order, with reads in flight."""
+    before = open_descriptors()
+    for count in (0, 3, 32):
+        holder: list[object] = []
+        reader = pack.reader(backend=name, depth=4)
+        batch = reader.submit(keys_of(pack))
+        list(itertools.islice(batch.completions(), count))
+        holder += [holder, reader, batch]
+        del holder, reader, batch
+    assert open_descriptors() == before

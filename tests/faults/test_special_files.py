@@ -12,7 +12,7 @@ import pytest
 
 import moepack
 from moepack.pack.opening.open_model import open_model
-from moepack.traces.hotness.learned_store import LearnedStore
+from moepack.traces.hotness.learned import LearnedStore
 from tests.support.children import run_command
 from tests.support.models import FIXTURES, first_shard, shards_of
 from tests.support.warm_command import Run
@@ -68,7 +68,7 @@ def desks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             words = (sys.executable, "-c", KILLED, model, pack, name, 0.6)
             assert run_command(*words).returncode == -9
         elif name == "parts":
-            moepack.pack_model(model, pack, part="1/2")
+            moepack.SharedPack(model, pack).write_part("1/2")
         else:
             moepack.pack_model(model, pack)
         if name == "mirrored":

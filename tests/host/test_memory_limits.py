@@ -133,11 +133,7 @@ print(memory_limits.available_memory(), memory_limits.read_memory())
     ],
 )
 def test_kills_are_those_of_the_group_or_of_the_system(
-    groups: str,
-    files: dict[str, str],
-    count: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    groups: str, files: dict[str, str], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_limits, "_SYSTEM_EVENTS", tmp_path / "vmstat")
     (tmp_path / "vmstat").write_text("nr_free_pages 1\noom_kill 7\n")

@@ -479,13 +479,13 @@ def slices(source_experts: experts.Experts) -> dict[tuple[int, str], Comparable]
     result = {}
     for family in source_experts.families:
         for part in family.parts:
-            starts = tuple(part.slices.at(expert)[1] for expert in range(family.expert_count))
+            starts = tuple(part.at(expert)[1] for expert in range(family.expert_count))
             result[family.layer, part.name] = (part.type_id, part.shape, part.length, starts)
     return result
 
 
 def _comparable(theirs: witness.PartSlices) -> Comparable:
-    return theirs.type_id, theirs.shape, theirs.length, tuple(theirs.starts)
+    return theirs.type_id, theirs.shape, theirs.length, tuple(start for _, start in theirs.places)
 
 
 def assert_disjoint(parts: dict[tuple[int, str], Comparable], file_length: int) -> None:

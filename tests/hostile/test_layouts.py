@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moepack.common import installed
+from moepack.common import extras
 from moepack.common.errors import RequestError
 from moepack.packing.plan import layout
 from tests.support.hostile_input import EFFORTS, assert_cheap, assert_clear, filled, mutants
 
 SHIPPED = {
-    name: (installed.folder("layouts") / f"{name}.toml").read_bytes() for name in layout.names()
+    name: (extras.folder("layouts") / f"{name}.toml").read_bytes() for name in layout.names()
 }
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import moepack
 from moepack.common.errors import RequestError, SourceError
-from moepack.report.json_text import JsonValue, to_json
-from moepack.report.text import source as source_text
+from moepack.report.facts import JsonValue, to_json
+from moepack.report.model_text import source as source_text
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
 from tests.support.gguf_builder import F32, Q8_0, GgufBuilder, moe

@@ -20,7 +20,7 @@ from moepack.inspection.describe import describe_pack
 from moepack.pack.format import manifest, records, sections
 from moepack.pack.format.dense import DenseTensor
 from moepack.pack.verifying.verifier import verify
-from moepack.report.json_text import json_text
+from moepack.report.facts import json_text
 from tests.support.amounts import amounts
 from tests.support.broken_manifests import BAD_ENTRIES, change
 from tests.support.broken_packs import INDEX_RULES

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from conformance import make_traces
 from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.hotness import file
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.model import MAX_COUNT
@@ -80,7 +80,7 @@ def test_each_rule_of_a_hotness_file_has_an_error(name: str, tmp_path: Path) -> 
     path = tmp_path / "hot.csv"
     path.write_bytes(data)
     with pytest.raises(TraceError) as caught:
-        file.load(str(path))
+        file.decode(path.read_bytes(), str(path))
     assert_clear(caught.value, path)
     assert words in str(caught.value)
 
@@ -88,7 +88,7 @@ def test_each_rule_of_a_hotness_file_has_an_error(name: str, tmp_path: Path) -> 
 def loaded(folder: Path, data: bytes) -> Hotness:
     path = folder / "hot.csv"
     path.write_bytes(data)
-    return file.load(str(path))
+    return file.decode(path.read_bytes(), str(path))
 
 
 def test_what_hotness_files_may_look_like(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_any_hotness_file_is_read_or_refused(
     path = tmp_path_factory.getbasetemp() / "any.csv"
     path.write_bytes(data)
     try:
-        hotness = file.load(str(path))
+        hotness = file.decode(path.read_bytes(), str(path))
     except TraceError as error:
         assert_clear(error, path)
         return
@@ -144,7 +144,7 @@ def test_any_hotness_file_is_read_or_refused(
 
 # Giants: seconds and 100 MB, in a process of its own.
 
-LOAD = ("from moepack.traces.hotness import file", "file.load(path)")
+LOAD = ("from moepack.traces.hotness import file", "file.decode(open(path, 'rb').read(), path)")
 LENGTH = 8 << 20
 
 

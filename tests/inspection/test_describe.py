@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from moepack.inspection import describe
-from moepack.inspection.facts import PackFacts, SourceFacts
-from moepack.report import text
-from moepack.report.json_text import to_json
+from moepack.inspection.describe import PackFacts, SourceFacts
+from moepack.report import model_text
+from moepack.report.facts import to_json
 from tests.support.gguf_builder import moe
 from tests.support.pack_draft import Draft
 from tests.support.warm_command import Run
@@ -32,7 +32,7 @@ def test_nonsense_in_a_manifest_is_shown_as_it_is_and_no_mistake(
     pack = describe.inspect(pack_copy)
     assert isinstance(pack, PackFacts)
     assert to_json(getattr(pack, key)) == value
-    assert str(text.pack(pack))
+    assert str(model_text.pack(pack))
 
 
 def test_what_a_manifest_does_not_say_is_a_dash_for_people_and_null_for_programs(
@@ -45,7 +45,7 @@ def test_what_a_manifest_does_not_say_is_a_dash_for_people_and_null_for_programs
     draft.save_manifest()
     facts = describe.inspect(pack_copy)
     assert isinstance(facts, PackFacts)
-    lines = str(text.pack(facts)).splitlines()
+    lines = str(model_text.pack(facts)).splitlines()
     assert lines[0].startswith("a model without a name (–), packed by moepack ")
     assert lines[0].endswith(" from 6 shards")
     assert lines[1] == "  layout     –: blobs aligned to 4.0 KiB, weights to 4.0 KiB"
@@ -61,7 +61,7 @@ def test_what_a_file_puts_into_a_name_cannot_move_the_cursor(pack_copy: Path) ->
     draft.save_manifest()
     facts = describe.inspect(str(pack_copy))
     assert isinstance(facts, PackFacts)
-    first = str(text.pack(facts)).splitlines()[0]
+    first = str(model_text.pack(facts)).splitlines()[0]
     assert first.isprintable()
     assert len(first) < 400
 
@@ -83,4 +83,4 @@ def test_metadata_of_another_kind_is_not_known(tmp_path: Path) -> None:
     facts = describe.inspect(builder.write(tmp_path / "m.gguf"))
     assert isinstance(facts, SourceFacts)
     assert (facts.name, facts.experts_used, facts.parameters.active) == (None, None, None)
-    assert "experts per token     –\n" in str(text.source(facts))
+    assert "experts per token     –\n" in str(model_text.source(facts))

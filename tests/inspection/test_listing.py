@@ -14,7 +14,7 @@ import moepack
 from moepack.common.errors import RequestError
 from moepack.common.sizes import size_text
 from moepack.inspection.listing import BlobRow, Row, TensorRow, list_pack
-from moepack.report import listing_text
+from moepack.report import model_text
 from tests.support.models import REAL_MODELS, first_shard, pack_model
 from tests.support.warm_command import Run
 
@@ -88,13 +88,13 @@ def test_an_index_over_shards_has_no_place_for_an_expert(tmp_path: Path) -> None
         for row in blobs(tmp_path / "index"):
             assert (row.path, row.offset) == (None, None)
             assert row.length == pack.hotness(row.layer, row.expert, family=row.family).length
-    heading, line = listing_text.table(blobs(tmp_path / "index")[:1])
+    heading, line = model_text.listing(blobs(tmp_path / "index")[:1])
     assert heading.split() == ["layer", "expert", "rank", "hotness", "length"]
     assert line.split() == ["2", "0", "0", "–", *size_text(row.length).split()]
 
 
 def test_experts_with_and_without_blobs_are_in_one_table() -> None:
-    heading, *lines = listing_text.table(blobs(CONFORMANCE / "both-kinds"))
+    heading, *lines = model_text.listing(blobs(CONFORMANCE / "both-kinds"))
     assert heading.split() == ["layer", "expert", "rank", "hotness", "length", "offset", "file"]
     assert [line.split() for line in lines] == [
         ["0", "0", "2", "5", "96", "B"],
@@ -121,8 +121,8 @@ def test_a_model_that_is_not_packed_is_listed_as_an_index_of_it_is(tmp_path: Pat
 
 def test_csv_and_json_say_the_same(hot_pack: Path) -> None:
     rows = list(list_pack(hot_pack))
-    table = list(csv.DictReader(io.StringIO("".join(listing_text.csv_text(rows)))))
-    body = json.loads("".join(listing_text.json_text(rows)))
+    table = list(csv.DictReader(io.StringIO("".join(model_text.listing_csv(rows)))))
+    body = json.loads("".join(model_text.listing_json(rows)))
     assert set(body) == {"blobs", "tensors"}
     objects = [("blob", one) for one in body["blobs"]] + [
         ("tensor", one) for one in body["tensors"]
@@ -133,18 +133,18 @@ def test_csv_and_json_say_the_same(hot_pack: Path) -> None:
         if kind == "tensor":
             cells["shape"] = "x".join(map(str, one["shape"]))
         texts = {name: "" if value is None else str(value) for name, value in cells.items()}
-        assert line == dict.fromkeys(listing_text.COLUMNS, "") | texts
+        assert line == dict.fromkeys(model_text.COLUMNS, "") | texts
 
 
 @pytest.mark.parametrize("kinds", [(), ("blob",), ("tensor",), ("blob", "tensor")])
 def test_the_json_has_both_lists_whatever_there_is(kinds: tuple[str, ...], hot_pack: Path) -> None:
     rows = [row for row in list_pack(hot_pack) if row.kind in kinds]
-    body = json.loads("".join(listing_text.json_text(rows)))
+    body = json.loads("".join(model_text.listing_json(rows)))
     assert (bool(body["blobs"]), bool(body["tensors"])) == ("blob" in kinds, "tensor" in kinds)
 
 
 @pytest.mark.parametrize(
-    "write", [listing_text.table, listing_text.csv_text, listing_text.json_text]
+    "write", [model_text.listing, model_text.listing_csv, model_text.listing_json]
 )
 def test_rows_are_written_while_they_come(
     write: Callable[[Iterator[Row]], Iterator[str]], hot_pack: Path

@@ -16,8 +16,8 @@ from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.plan import layout
 from moepack.packing.plan.pack_summary import PackSummary
 from moepack.packing.shard_index import index_model
-from moepack.report.json_text import to_json
-from moepack.traces.hotness.file import load
+from moepack.report.facts import to_json
+from moepack.traces.hotness.measure import load
 from moepack.traces.model import Origin
 from tests.support.gguf_builder import moe
 from tests.support.models import FIXTURES, contents, first_shard, hotness_of, shards_of

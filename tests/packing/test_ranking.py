@@ -16,7 +16,7 @@ from moepack.common.errors import MoepackError, PackError
 from moepack.pack.format import manifest
 from moepack.packing.plan.blob_hotness import load_hotness
 from moepack.packing.plan.layout import load
-from moepack.packing.writing.line_log import LineLog
+from moepack.packing.writing.lock_file import LockFile
 from moepack.storage.atomic import write_synced
 from tests.support.interruptions import CrashError, before_each, crash_after, record_calls
 from tests.support.models import FIXTURES, contents, first_shard, hotness_of, pack_model
@@ -116,7 +116,7 @@ def test_a_pack_that_is_ranked_while_it_is_opened_opens_with_the_new_ranking(
 
 
 def test_one_at_a_time(pack: Path) -> None:
-    lock = LineLog(pack / "pack.journal")
+    lock = LockFile(pack / "pack.journal")
     try:
         with pytest.raises(MoepackError, match="another moepack"):
             moepack.rank_pack(pack, HOTNESS)

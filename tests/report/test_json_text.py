@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from moepack.report.json_text import json_text, to_json
+from moepack.report.facts import json_text, to_json
 
 
 class Word(Enum):

@@ -1,36 +1,22 @@
-"""Summaries of packing, indexing, restoring and exporting."""
+"""Summaries of packing, indexing and restoring, and what may be said of digests."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from moepack.common.digest_counts import DigestCounts
-from moepack.pack.engines.exporting import ExportSummary
+from moepack.common.phases import DigestCounts
 from moepack.pack.format.tables import DataFile
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import RestoreSummary
 from moepack.packing.shard_index import index_model
-from moepack.report import export_text, pack_text
+from moepack.report import pack_text
 from tests.support.models import first_shard, hotness_of
 
 MIB = 1 << 20
 ALL = DigestCounts(known_length=MIB, compared_length=MIB)
 FILES = (DataFile("a", MIB), DataFile("b", MIB))
 RESTORED = RestoreSummary("out", FILES, 2 * MIB, 0, 0, 0, ALL)
-EXPORTED = ExportSummary(
-    engine="gguf",
-    path="m.gguf",
-    file_count=1,
-    tensor_count=1,
-    alignment=4096,
-    length=5 * MIB,
-    cloned_length=0,
-    kept_length=0,
-    is_copied=True,
-    digests=ALL,
-    command="llama-server -m m.gguf",
-    notes=(),
-)
 
 
 @pytest.mark.parametrize(
@@ -50,13 +36,6 @@ EXPORTED = ExportSummary(
 )
 def test_restoring_says_how_and_by_what_it_is_proven(summary: RestoreSummary, text: str) -> None:
     assert pack_text.restored(summary) == text
-
-
-def test_exporting_says_how() -> None:
-    assert (
-        str(export_text.exported(EXPORTED))
-        == "m.gguf: 1 tensor, 5.0 MiB; every part had its digest"
-    )
 
 
 def test_the_plan_says_what_was_not_given(tmp_path: Path) -> None:
@@ -82,3 +61,34 @@ def test_the_plan_says_how_much_the_hotness_covers(tmp_path: Path) -> None:
 def test_indexing_says_that_nothing_was_copied(tmp_path: Path) -> None:
     text = pack_text.indexed(index_model(first_shard("mixtral"), tmp_path / "i"))
     assert "in 4 shards, without digests; nothing was copied" in text
+
+
+PACKAGE = Path(pack_text.__file__).parents[1]
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        (DigestCounts(2 * MIB, 0, 2 * MIB), "every part had its digest"),
+        (DigestCounts(2 * MIB, 0, 0), "no part was read"),
+        (
+            DigestCounts(2 * MIB, 0, MIB),
+            "parts of 1.0 MiB were not read, every other part had its digest",
+        ),
+        (DigestCounts(0, MIB, 0), "digests are not known"),
+        (
+            DigestCounts(2 * MIB, MIB, 2 * MIB),
+            "digests of 1.0 MiB are not known, every other part had its digest",
+        ),
+        (DigestCounts(), "no digest was computed"),
+    ],
+)
+def test_only_what_was_computed_is_said(counts: DigestCounts, text: str) -> None:
+    assert pack_text.compared(counts) == text
+
+
+def test_one_module_says_it() -> None:
+    claims = re.compile(r"(part|parts|bytes) (had|have|has) (its|their) digest|has its digests")
+    places = [path.name for path in PACKAGE.rglob("*.py") if claims.search(path.read_text())]
+    assert places == ["pack_text.py"]

@@ -15,11 +15,6 @@ from tests.support.models import FIXTURES
 COMMIT, OLDER = "a" * 40, "b" * 40
 
 
-def test_a_pack_is_named_as_one(packs: dict[str, Path]) -> None:
-    with pytest.raises(SourceError, match="this is a pack, not a source"):
-        model_in(packs["qwen3moe"])
-
-
 def put_shards(folder: Path, prefix: str = "model") -> list[Path]:
     """Write a model of four shards into a new folder."""
     folder.mkdir(parents=True)
@@ -47,13 +42,11 @@ def set_main(repository: Path, commit: str) -> None:
     (repository / "refs" / "main").write_text(commit)
 
 
-def test_a_model_one_level_down_is_found(tmp_path: Path) -> None:
+def test_a_model_one_level_down_is_found_after_one_in_the_folder(tmp_path: Path) -> None:
+    """Hidden folders are left alone, as the one that downloads leave behind."""
+    put_shards(tmp_path / ".cache", "other")
     shards = put_shards(tmp_path / "Q4_K_M")
     assert find_shards(tmp_path) == shards
-
-
-def test_a_model_in_the_folder_comes_before_those_below(tmp_path: Path) -> None:
-    put_shards(tmp_path / "Q4_K_M")
     whole = moe().write(tmp_path / "model.gguf")
     assert find_shards(tmp_path) == [whole]
 
@@ -165,10 +158,3 @@ def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
     for named in (link, tmp_path):
         with pytest.raises(MachineError, match="Too many levels of symbolic links"):
             open_source(named)
-
-
-def test_a_hidden_folder_is_left_alone(tmp_path: Path) -> None:
-    """As the one that downloads leave behind."""
-    put_shards(tmp_path / ".cache", "other")
-    shards = put_shards(tmp_path / "Q4_K_M")
-    assert find_shards(tmp_path) == shards

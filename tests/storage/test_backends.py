@@ -25,8 +25,8 @@ from moepack.common.errors import MoepackError
 from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address
 from moepack.storage.backend import Backend, ReadQueue, ReadRequest
 from moepack.storage.buffers import allocate
-from moepack.storage.fallback_backend import FallbackBackend
 from moepack.storage.open_files import ANY, Alignment, open_direct
+from moepack.storage.routed_backend import FallbackBackend
 from moepack.storage.threaded import MAX_THREADS, ThreadedBackend
 
 if sys.platform != "linux":

@@ -1,13 +1,12 @@
 """Servers whose certificates an authority of one's own has signed: stores, web servers, the hub."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from moepack.common.errors import MachineError, MoepackError
-from moepack.common.remote_path import parse
+from moepack.common.paths import parse_address
 from moepack.packing.pack_model import pack_model
 from moepack.source.shards import open_source
 from moepack.storage.input_file import open_input
@@ -48,7 +47,7 @@ def test_a_server_that_nobody_vouches_for_is_refused_with_a_way_out(authority: A
     with file_server(FIXTURES, authority.context) as server:
         address = f"{server.url}/{first_shard(MODEL).name}"
         with pytest.raises(RemoteError, match="certificate of the server is not trusted") as error:
-            open_input(parse(address))
+            open_input(parse_address(address))
         assert "SSL_CERT_FILE" in str(error.value.hint)
         with pytest.raises(MoepackError, match="certificate of the server is not") as failure:
             open_source(address)
@@ -65,18 +64,14 @@ def test_a_file_without_certificates_is_named(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(MachineError, match="the store cannot be set up") as error:
-        open_input(parse("https://127.0.0.1:1/model.gguf"))
+        open_input(parse_address("https://127.0.0.1:1/model.gguf"))
     assert "SSL_CERT_FILE" in str(error.value.hint)
 
 
 def test_a_token_stays_with_a_hub_that_is_trusted(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "hub" / REPOSITORY
-    folder.mkdir(parents=True)
-    for shard in shards_of(MODEL):
-        shutil.copy(shard, folder)
-    with hub_of(tmp_path / "hub", monkeypatch, authority.context) as hub:
+    with hub_of(tmp_path / "hub", monkeypatch, shards_of(MODEL), "", authority.context) as hub:
         hub.private.add(REPOSITORY)
         hub.tokens.add("hf_secret")
         monkeypatch.setenv("HF_TOKEN", "hf_secret")

@@ -12,8 +12,8 @@ from moepack.pack.engines.checking import verify_export
 from moepack.pack.engines.exporting import export_gguf
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
+from moepack.storage.blocks import can_clone, clone_range
 from moepack.storage.extents import BLOCK
-from moepack.storage.sharing import can_clone, clone_range
 from tests.support import gguf_builder
 from tests.support.file_systems import free_length, mounted, shared_length
 from tests.support.gguf_builder import moe

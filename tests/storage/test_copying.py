@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moepack.common import digest
 from moepack.common.errors import MachineError, PackError
 from moepack.storage import extents as extents_module
-from moepack.storage import prefetched_inputs
+from moepack.storage import inputs
 from moepack.storage.copying import Copier
 from moepack.storage.extents import Extent, FinishedFile, NewFile, digests_of, is_whole
 from moepack.storage.inputs import Inputs
@@ -110,8 +110,8 @@ def test_files_are_the_models_however_they_are_cut(
     folder = tmp_path_factory.mktemp("copy") / "new"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moepack.storage.copying.BUFFER_LENGTH", 1000)
-        patch.setattr(prefetched_inputs, "RANGE_LENGTH", run_length)
-        patch.setattr(prefetched_inputs, "MAX_GAP", run_length // 10)
+        patch.setattr(inputs, "RANGE_LENGTH", run_length)
+        patch.setattr(inputs, "MAX_GAP", run_length // 10)
         patch.setattr(extents_module.runs, "__defaults__", (run_length,))
         _, written = copy(work, folder, threads=threads, by_input=by_input)
         check(work, folder, written)

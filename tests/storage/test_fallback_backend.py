@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from moepack.storage.backend import ReadRequest
-from moepack.storage.fallback_backend import FallbackBackend
 from moepack.storage.probe import choose, problem_with
+from moepack.storage.routed_backend import FallbackBackend
 from tests.support.faulty_backend import Fault, FaultyBackend, make
 from tests.support.reads import DATA
 

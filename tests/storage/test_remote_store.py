@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.common.remote_path import RemotePath, is_remote, parse
+from moepack.common.paths import RemotePath, is_remote, parse_address
 from moepack.storage.input_file import open_input
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteError, Store
@@ -33,7 +33,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServ
 
 @pytest.fixture
 def path(server: FileServer) -> RemotePath:
-    return parse(f"{server.url}/a folder/file")
+    return parse_address(f"{server.url}/a folder/file")
 
 
 def read(path: RemotePath, offset: int, length: int) -> bytes:
@@ -47,18 +47,18 @@ def test_addresses_are_taken_apart_and_put_together_again() -> None:
         "hf://o/n@abc/Q4/x-1.gguf",
         "gs://b",
     ):
-        path = parse(address)
+        path = parse_address(address)
         assert str(path) == os.fspath(path) == address
         assert is_remote(address)
         assert is_remote(path)
-    path = parse("hf://o/n@abc/Q4/x-1.gguf")
+    path = parse_address("hf://o/n@abc/Q4/x-1.gguf")
     assert (path.store, path.key, path.name, path.suffix) == (
         "hf://o/n@abc",
         "Q4/x-1.gguf",
         "x-1.gguf",
         ".gguf",
     )
-    assert path.parent / "y" == parse("hf://o/n@abc/Q4/y")
+    assert path.parent / "y" == parse_address("hf://o/n@abc/Q4/y")
     assert not any(
         is_remote(name) for name in ("/a/b", "C:/x", "s3:/bucket", "file:///x", Path("s3://x"))
     )
@@ -70,7 +70,7 @@ def test_addresses_are_taken_apart_and_put_together_again() -> None:
         "https://host/x?sig=1",
     ):
         with pytest.raises(ValueError, match="address"):
-            parse(wrong)
+            parse_address(wrong)
 
 
 def test_a_range_is_the_bytes_of_the_file_and_ends_where_that_ends(path: RemotePath) -> None:

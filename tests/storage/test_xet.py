@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from moepack.common.errors import SourceError
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.packing.pack_model import pack_model
 from moepack.storage.input_file import open_input
-from moepack.storage.remote import store as remote_store
 from moepack.storage.remote import stores, xet
 from moepack.storage.remote.store import RemoteError, RemoteStamp
 from moepack.storage.remote.stores import resolve, streams_of
@@ -42,14 +40,10 @@ def store_in_xet(hub: FakeHub, store: Path) -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr(remote_store, "PAUSES", (0.0,) * 3)
     monkeypatch.delenv("HF_HUB_DISABLE_XET", raising=False)
-    folder = tmp_path / "hub" / REPOSITORY
-    folder.mkdir(parents=True)
-    for shard in shards_of(MODEL):
-        shutil.copy(shard, folder)
-    (folder / "file.gguf").write_bytes(DATA)
-    with hub_of(tmp_path / "hub", monkeypatch) as server:
+    (tmp_path / "file.gguf").write_bytes(DATA)
+    files = [*map(Path, shards_of(MODEL)), tmp_path / "file.gguf"]
+    with hub_of(tmp_path / "hub", monkeypatch, files) as server:
         store_in_xet(server, tmp_path / "xet")
         yield server
 

@@ -51,9 +51,9 @@ class Tab:
         """Call a method of the protocol in this tab, and return its result."""
         return self._send(method, parameters, self._session)
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+    def open(self, path: Path, *, width: int = 1280, dark: bool = False) -> None:
         """Open a file in a window of so many pixels, and wait until it is loaded."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
@@ -102,10 +102,9 @@ class Tab:
         )
         return self.value(loop)
 
-    def picture(self, *, whole: bool = False) -> bytes:
-        """Return the window, or the whole page, as PNG."""
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        return base64.b64decode(data["data"])
+    def picture(self) -> bytes:
+        """Return the window as PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def printed(self) -> bytes:
         """Return the page as PDF."""

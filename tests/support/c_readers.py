@@ -51,6 +51,13 @@ def c_says(program: Path, mode: str, packs: list[Path]) -> list[Verdict]:
     return verdicts
 
 
+def output_of(program: Path, *arguments: str | Path) -> str:
+    """Return what the C program prints; any other words are a failure."""
+    run = run_command(program, *arguments)
+    assert (run.returncode, run.stderr) == (0, "")
+    return run.stdout
+
+
 def verdict_of(output: str) -> Verdict:
     _, *lines, last = output.splitlines()
     assert last == "sound" or last.startswith("refused "), last

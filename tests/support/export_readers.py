@@ -9,7 +9,6 @@ import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from gguf import GGUFReader
 
@@ -26,35 +25,6 @@ def read_gguf(path: Path) -> Slices:
             for expert in range(count):
                 slices[tensor.name, expert] = data[expert * size : (expert + 1) * size]
     return slices
-
-
-class SglangEntry(NamedTuple):
-    """An entry of the index of SGLANG-EXPERTPACK-v1, in the order of its fields."""
-
-    layer: int
-    expert: int
-    role: int
-    rank: int
-    dtype_id: int
-    dtype: bytes
-    tensor_name: bytes
-    tensor_offset: int
-    tensor_length: int
-    slice_offset: int
-    slice_length: int
-    offset: int
-    length: int
-    tensor_sha256: bytes
-    slice_sha256: bytes
-    sha256: bytes
-    ne0: int
-    ne1: int
-    ne2: int
-    ne3: int
-    scheme: bytes
-    transform: bytes
-    block_size: int
-    generation: int
 
 
 def read_sglang(path: Path) -> Slices:
@@ -74,19 +44,19 @@ def read_sglang(path: Path) -> Slices:
     for number in range(count):
         at = 176 + number * 328
         fields = struct.unpack("<HHBBH16s80sQQQQQQ32s32s32s4Q16s16sQQ", data[at : at + 328])
-        entry = SglangEntry(*fields)
-        assert (entry.layer * experts + entry.expert) * 3 + entry.role == number
-        assert entry.dtype == entry.scheme == b"MXFP4".ljust(16, b"\0")
-        assert (entry.transform.rstrip(b"\0"), entry.block_size) == (b"identity-v1", 32)
-        place = start + (entry.layer * experts + entry.expert) * stride
-        assert entry.offset == place + entry.role * entry.length
-        content = data[entry.offset : entry.offset + entry.length]
-        assert hashlib.sha256(content).digest() == entry.sha256 == entry.slice_sha256
-        gguf = Path(manifest["source"]["path"])
-        with open(gguf, "rb") as source:
-            source.seek(entry.slice_offset)
-            assert source.read(entry.slice_length) == content
-        slices[entry.tensor_name.rstrip(b"\0").decode(), entry.expert] = content
+        layer, expert, role, _, _, dtype, name = fields[:7]
+        slice_offset, slice_length, offset, length, _, slice_sha256, sha256 = fields[9:16]
+        scheme, transform, block = fields[20:23]
+        assert (layer * experts + expert) * 3 + role == number
+        assert dtype == scheme == b"MXFP4".ljust(16, b"\0")
+        assert (transform.rstrip(b"\0"), block) == (b"identity-v1", 32)
+        assert offset == start + (layer * experts + expert) * stride + role * length
+        content = data[offset : offset + length]
+        assert hashlib.sha256(content).digest() == sha256 == slice_sha256
+        with open(manifest["source"]["path"], "rb") as source:
+            source.seek(slice_offset)
+            assert source.read(slice_length) == content
+        slices[name.rstrip(b"\0").decode(), expert] = content
     return slices
 
 

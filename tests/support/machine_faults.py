@@ -22,10 +22,11 @@ import pytest
 
 from tests.support import children
 from tests.support.children import MOEPACK, PATIENCE, Piped, run_command
+from tests.support.models import tree
 
 TRACED = (
     "mkdir mkdirat openat flock ftruncate pwrite64 write fsync rename renameat unlink unlinkat "
-    "symlink symlinkat"
+    "rmdir symlink symlinkat"
 )
 _ON_DESCRIPTOR = ("flock", "ftruncate", "pwrite64", "write", "fsync")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+)")
@@ -36,11 +37,10 @@ def start(*arguments: str | Path) -> Piped:
 
 
 def length_on_disk(folder: Path) -> int:
-    """Return the bytes of all files in `folder` at this moment; -1 if it does not exist."""
+    """Return the bytes of all files below `folder` at this moment; -1 if it does not exist."""
     try:
-        with os.scandir(folder) as entries:
-            return sum(entry.stat().st_size for entry in entries)
-    except FileNotFoundError:  # the folder, or a file that was just renamed
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    except FileNotFoundError:  # a file that was just renamed
         return 0 if folder.exists() else -1
 
 
@@ -84,13 +84,17 @@ def resumed(process: Piped) -> tuple[int, str]:
 
 
 class Call(NamedTuple):
-    """One system call on a file of the target, which is the directory `.`."""
+    """One system call on a file below the target, which is the directory `.`.
+
+    `to` is the new name of a file that is renamed.
+    """
 
     thread: str
     name: str
     file: str
     arguments: str
     result: int
+    to: str = ""
 
 
 class Shot(NamedTuple):
@@ -118,11 +122,12 @@ def needs_strace() -> pytest.MarkDecorator:
 def record(target: Path, *arguments: str | Path) -> list[Call]:
     """Run a command to its good end; list its calls on the files in `target`, in order.
 
-    A call stands where it ended. What it did not do well (an `mkdir` that finds the directory) is
-    left out.
+    A call stands where it ended. One that failed (an `mkdir` that finds the directory) has a
+    negative result: it changed nothing, but strace counts it.
     """
     log = target.parent / "strace.log"
-    options = ["-z", "-y", "-s", "256", "-o", str(log), "-e", f"trace={_any_of(TRACED.split())}"]
+    options = ["-e", "status=successful,failed", "-y", "-s", "256", "-o", str(log)]
+    options += ["-e", f"trace={_any_of(TRACED.split())}"]
     outcome = run_command(*_traced_command(options, target, arguments))
     assert outcome.returncode == 0, outcome.stderr
     calls = []
@@ -134,9 +139,11 @@ def record(target: Path, *arguments: str | Path) -> list[Call]:
                 pattern = r'.*"([^"]*)"'
             where = re.match(pattern, text)
             path = Path(where[1] if where else "")
-            if path == target or path.parent == target:
-                file = str(path.relative_to(target))
-                calls.append(Call(thread, name, file, text, int(result)))
+            if path.is_relative_to(target):
+                file, to = str(path.relative_to(target)), ""
+                if name.startswith("rename"):
+                    to = str(Path(re.findall(r'"([^"]*)"', text)[-1]).relative_to(target))
+                calls.append(Call(thread, name, file, text, int(result), to))
     return calls
 
 
@@ -183,7 +190,7 @@ def _signal(process: int, number: signal.Signals) -> None:
 
 
 def shots(calls: Sequence[Call]) -> list[Shot]:
-    """Return for each of `calls` the shot that hits just this one.
+    """Return for each of `calls` that did not fail the shot that hits just this one.
 
     strace counts each thread's calls on their own, so a place that one count of calls on one file
     would miss is aimed at by a count over all files.
@@ -191,6 +198,8 @@ def shots(calls: Sequence[Call]) -> list[Shot]:
     everything = tuple(dict.fromkeys(call.file for call in calls))
     aimed = []
     for number, call in enumerate(calls):
+        if call.result < 0:
+            continue
         for files in ((call.file,), everything):
             when = _counts(calls, call.name, files)[number]
             if _counts(calls, call.name, files).index(when) == number:
@@ -232,10 +241,6 @@ def _traced_command(
     return [*command, *map(str, arguments), "--output", str(target)]
 
 
-def renamed_to(call: Call) -> str:
-    return Path(re.findall(r'"([^"]*)"', call.arguments)[-1]).name
-
-
 class Disk:
     """What a disk is sure to keep of a target: bytes up to their file's last sync, and names.
 
@@ -244,10 +249,11 @@ class Disk:
 
     def __init__(self, target: Path) -> None:
         """Take all that is there now as safe."""
-        paths = target.iterdir() if target.is_dir() else ()
-        self.before = {path.name: path.read_bytes() for path in paths}
+        self.before = tree(target)
         self.lengths = {name: len(data) for name, data in self.before.items()}
         self.synced = dict(self.lengths)
+        self.folders = {".", *(str(Path(name).parent) for name in self.before)}
+        self.safe_folders = set(self.folders)
         self.files = {name: (name, 0) for name in self.before}
         """Which file has a name: that of its creation, and at which call it was created."""
         self.safe_files = dict(self.files)
@@ -256,8 +262,10 @@ class Disk:
     def see(self, call: Call) -> None:
         file = call.file
         self.call_count += 1
-        if call.name == "fsync" and file == ".":
-            self.safe_files = dict(self.files)
+        if call.result < 0:
+            return
+        if call.name == "fsync" and file in self.folders:
+            self._sync_folder(file)
         elif call.name == "fsync":
             self.synced[file] = self.lengths.get(file, 0)
         elif call.name == "pwrite64":
@@ -269,13 +277,22 @@ class Disk:
             self._cut(file, int(call.arguments.rpartition(", ")[2]))
         elif call.name == "openat":
             self._open(file, call.arguments)
+        elif call.name.startswith("mkdir"):
+            self.folders.add(file)
         elif call.name.startswith("unlink"):
             for names in (self.lengths, self.synced, self.files):
                 names.pop(file, None)
         elif call.name.startswith("rename"):
             for lengths in (self.lengths, self.synced):
-                lengths[renamed_to(call)] = lengths.pop(file, 0)
-            self.files[renamed_to(call)] = self.files.pop(file)
+                lengths[call.to] = lengths.pop(file, 0)
+            self.files[call.to] = self.files.pop(file)
+
+    def _sync_folder(self, folder: str) -> None:
+        for name in [name for name in self.safe_files if str(Path(name).parent) == folder]:
+            del self.safe_files[name]
+        inside = {n: file for n, file in self.files.items() if str(Path(n).parent) == folder}
+        self.safe_files.update(inside)
+        self.safe_folders |= {each for each in self.folders if str(Path(each).parent) == folder}
 
     def _open(self, file: str, flags: str) -> None:
         if "O_CREAT" in flags and file not in self.files:
@@ -294,22 +311,24 @@ class Disk:
     def lose_power(self, target: Path) -> None:
         """Leave in `target` the worst that a loss of power may leave of it.
 
-        Bytes that are not safe are zeros, and what was not synced of the directory was never done.
+        Bytes that are not safe are zeros, and what was not synced of a directory was never done.
         """
+        now = tree(target)
         for file in self.unsynced():
-            path, safe = target / file, self.synced.get(file, 0)
-            data = path.read_bytes()
-            path.write_bytes(data[:safe] + bytes(len(data) - safe))
+            safe = self.synced.get(file, 0)
+            now[file] = now[file][:safe] + bytes(len(now[file]) - safe)
         names = {created: name for name, created in self.files.items()}
         contents = {
-            name: (target / names[created]).read_bytes() if created in names else self.before[name]
+            name: now[names[created]] if created in names else self.before[created[0]]
             for name, created in self.safe_files.items()
-            if created in names or created[1] == 0
+            if (created in names or created[1] == 0)
+            and self.safe_folders >= set(map(str, Path(name).parents))
         }
-        for name in self.files.keys() - contents.keys():
+        for name in now.keys() - contents.keys():
             (target / name).unlink()
         for name, data in contents.items():
-            if self.files.get(name) != self.safe_files[name]:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            if now.get(name) != data:
                 (target / name).write_bytes(data)
 
 

@@ -45,11 +45,7 @@ def surface(speeds: dict[tuple[int, int], tuple[float, float]]) -> Drive:
         "/models",
         None,
         tuple(
-            ReadSpeed(
-                length,
-                depth,
-                Figure((low + high) / 2 * GB, "measured", low * GB, high * GB),
-            )
+            ReadSpeed(length, depth, Figure((low + high) / 2 * GB, "measured", low * GB, high * GB))
             for (length, depth), (low, high) in speeds.items()
         ),
     )

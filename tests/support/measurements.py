@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moepack.bench import bandwidth
+from moepack.bench import machine
 
 
 def shorten() -> None:
@@ -11,4 +11,4 @@ def shorten() -> None:
     It is eight times as long as all caches: gigabytes on some machines, walked over in each of
     dozens of tests. A machine that does not say what caches it has is measured as well.
     """
-    bandwidth._CPUS = Path("/no/caches")
+    machine._CPUS = Path("/no/caches")

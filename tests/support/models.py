@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.pack.reading.expert_read import FileRead
 from moepack.pack.reading.locations import BlobLocation, PartLocation
 from moepack.pack.reading.pack import Pack

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from moepack.running.programs.recording import record_trace
-from moepack.traces.file_records import join
 from moepack.traces.formats import registry
-from moepack.traces.model import Origin, Tokens
-from moepack.traces.summary import TraceSummary
+from moepack.traces.model import Origin, Tokens, join
+from moepack.traces.steps import TraceSummary
 from moepack.traces.validation import Checks
 from tests.support.models import first_shard
 

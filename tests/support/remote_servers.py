@@ -177,8 +177,7 @@ class FakeHub(Server):
             return _answer(request, 404, b"none")
         request.send_response(302)
         request.send_header(
-            "Location",
-            f"{self.content.url}/{match[1]}/{match[3]}?for={signature(asked)}",
+            "Location", f"{self.content.url}/{match[1]}/{match[3]}?for={signature(asked)}"
         )
         request.send_header("X-Repo-Commit", self.commit)
         request.send_header("X-Linked-Size", str(file.stat().st_size))
@@ -303,10 +302,7 @@ def sha256(path: Path) -> str:
 
 
 def _answer(
-    request: BaseHTTPRequestHandler,
-    status: int,
-    body: bytes,
-    headers: dict[str, str] | None = None,
+    request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str] | None = None
 ) -> None:
     request.send_response(status)
     request.send_header("Content-Length", str(len(body)))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.traces.hotness import file
+from moepack.traces.hotness import measure
 from tests.support.models import FIXTURES, first_shard, pack_model
 
 
@@ -12,6 +12,6 @@ from tests.support.models import FIXTURES, first_shard, pack_model
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pack the model of the worked example."""
     target = tmp_path_factory.mktemp("example") / "pack"
-    heat = file.load(str(FIXTURES / "qwen3moe-hotness.csv"))
+    heat = measure.load(str(FIXTURES / "qwen3moe-hotness.csv"))
     pack_model([first_shard("qwen3moe")], target, counts=heat.counts, hotness=heat)
     return target

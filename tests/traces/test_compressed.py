@@ -14,7 +14,7 @@ import zstandard
 
 from conformance import make_traces
 from moepack.common.errors import TraceError
-from moepack.traces import file_frames
+from moepack.traces import file
 from moepack.traces.compressed import TraceStream
 
 TEXT = b"0,1,2\n" * 20_000
@@ -92,7 +92,7 @@ def test_a_gibibyte_of_zeros_is_never_in_memory_at_once(is_record: bool, tmp_pat
         with TraceStream(str(path)) as stream:
             if is_record:
                 with pytest.raises(TraceError, match="another length, expected 3, found more"):
-                    file_frames.next_record(stream)
+                    file.next_record(stream)
             else:
                 assert stream.read_whole(1000) == bytes(1000)
         assert tracemalloc.get_traced_memory()[1] < 40 << 20

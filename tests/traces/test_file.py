@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 import xxhash
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conformance import make_traces
 from conformance.make_traces import HEADER, ONE, end_payload, origin_payload, record
@@ -25,7 +23,7 @@ from conformance.make_traces import tokens_payload as payload_of
 from moepack.common.errors import MachineError, RequestError, TraceError
 from moepack.traces import file
 from moepack.traces.compressed import TraceStream
-from moepack.traces.file_frames import Kind
+from moepack.traces.file_records import Kind
 from moepack.traces.file_writer import Writer
 from moepack.traces.formats import registry
 from moepack.traces.model import MAX_COUNT, Counts, Item, Origin, Phase, Tokens, Unknown
@@ -33,8 +31,7 @@ from moepack.traces.validation import Checks
 from tests.support import trace_samples as samples
 from tests.support.amounts import amounts
 from tests.support.models import FIXTURES
-from tests.support.trace_forms import ALL, FEW, PACKINGS, SMALL, pieces_of, refused
-from tests.support.trace_samples import flat, read
+from tests.support.trace_samples import SMALL, flat, read, refused
 
 pytestmark = pytest.mark.long
 
@@ -67,12 +64,7 @@ ITEMS: list[Item] = [
 ]
 
 
-def write(
-    path: Path,
-    items: Iterable[Item],
-    append: bool = False,
-    act: Any = id,
-) -> bytes:
+def write(path: Path, items: Iterable[Item], append: bool = False, act: Any = id) -> bytes:
     with Writer(path, append=append) as writer:
         for item in items:
             writer.add(item)
@@ -93,22 +85,6 @@ def plain(item: Item) -> Any:
 
 
 PLAIN = [plain(item) for item in ITEMS]
-
-
-@FEW
-@given(trace=samples.traces(), packing=st.sampled_from(PACKINGS), name=st.sampled_from([*ALL]))
-def test_what_is_imported_is_read(trace: Any, packing: str, name: str, tmp_path: Path) -> None:
-    sample, path = ALL[name], tmp_path / "trace"
-    source = tmp_path / "source"
-    source.write_bytes(sample.write(trace))
-    items = list(registry.read(str(source), Checks(str(source))))
-    written = write(path, items)
-    path.write_bytes(samples.packed(written, packing))
-    with pieces_of(50):
-        origins, again, _ = read(path)
-    assert origins == [item for item in items if isinstance(item, Origin)]
-    assert again == flat(items)
-    assert write(path, items) == written
 
 
 def test_the_layout_of_a_file(tmp_path: Path) -> None:

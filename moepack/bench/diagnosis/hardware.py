@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from moepack.bench.diagnosis.check_result import CheckResult, Verdict
+from moepack.bench.diagnosis.system import CheckResult, Verdict, judged
 from moepack.common import extras
 from moepack.common.errors import MachineError
 from moepack.common.sizes import count_text, size_text, speed_text
@@ -21,8 +21,8 @@ from moepack.host.memory_limits import (
     system_memory,
 )
 from moepack.host.processors import cpu_count
+from moepack.planning.machine.file import compute_text
 from moepack.planning.machine.model import STEADY, Drive, Figure, Gpu
-from moepack.planning.machine.units import compute_text
 from moepack.running.programs.command import find_reading_option
 
 _MIN_FREE_SHARE = 0.25
@@ -51,15 +51,13 @@ def check_free_memory() -> CheckResult:
     """Compare the memory for this process with all memory of the machine."""
     total, limit, available = system_memory(), limited_memory(), available_memory()
     most = total if limit is None else min(total, limit)
-    measured = f"{size_text(available)} may be taken of {size_text(total)}"
+    measured, hint = f"{size_text(available)} may be taken of {size_text(total)}", None
     if limit is not None and limit < total:
         measured += f"; a control group allows {size_text(limit)}"
         hint = "give the container or service more (memory.max)"
-        return CheckResult("memory", measured, "limit", hint)
-    if available < _MIN_FREE_SHARE * most:
+    elif available < _MIN_FREE_SHARE * most:
         hint = "end programs that use the rest: experts in memory are not read again"
-        return CheckResult("memory", measured, "limit", hint)
-    return CheckResult("memory", measured, "fine")
+    return judged("memory", measured, hint)
 
 
 def check_pressure(path: Path = PRESSURE) -> CheckResult:
@@ -68,31 +66,31 @@ def check_pressure(path: Path = PRESSURE) -> CheckResult:
     if percent is None:
         return CheckResult("memory pressure", None, "unknown")
     measured = f"something waited for memory in {percent:.0f} % of the last ten seconds"
-    if percent <= MOST_STALLED:  # beyond, `run` gives memory back
-        return CheckResult("memory pressure", measured, "fine")
-    hint = (
-        "other programs are using memory: end them, or give the model less: "
-        "`moepack run MODEL --memory SIZE`"
-    )
-    return CheckResult("memory pressure", measured, "limit", hint)
+    hint = None
+    if percent > MOST_STALLED:  # then `run` gives memory back
+        hint = (
+            "other programs are using memory: end them, or give the model less: "
+            "`moepack run MODEL --memory SIZE`"
+        )
+    return judged("memory pressure", measured, hint)
 
 
 def check_bandwidth(bandwidth: Figure | None, nodes: Path = _NODES) -> CheckResult:
     """Judge the memory bandwidth of all processors together."""
+    name, hint = "memory bandwidth", None
     if bandwidth is None:
-        hint = "too little memory is free to measure it"
-        return CheckResult("memory bandwidth", None, "unknown", hint)
+        return CheckResult(name, None, "unknown", "too little memory is free to measure it")
     measured = speed_text(bandwidth.value)
-    if (bandwidth.spread or 1.0) > STEADY:
-        ends = f" ({speed_text(bandwidth.lowest or 0)} to {speed_text(bandwidth.highest or 0)})"
-        hint = "other programs use the memory as well: tokens take longer meanwhile"
-        return CheckResult("memory bandwidth", measured + ends, "limit", hint)
     node_count = len(list(nodes.glob("node[0-9]*")))
-    if node_count > 1:
+    if (bandwidth.spread or 1.0) > STEADY:
+        measured += (
+            f" ({speed_text(bandwidth.lowest or 0)} to {speed_text(bandwidth.highest or 0)})"
+        )
+        hint = "other programs use the memory as well: tokens take longer meanwhile"
+    elif node_count > 1:
         measured += f", of {node_count} nodes together"
         hint = "start with `numactl --interleave=all`, so that all nodes are used"
-        return CheckResult("memory bandwidth", measured, "limit", hint)
-    return CheckResult("memory bandwidth", measured, "fine")
+    return judged(name, measured, hint)
 
 
 def check_processors(
@@ -104,23 +102,19 @@ def check_processors(
     group allows.
     """
     count, all_of_them = cpu_count(), os.cpu_count() or 1
-    measured = count_text(count, "thread")
+    measured, hint = count_text(count, "thread"), None
     if compute is not None:
         measured += f", {compute_text(compute.value)} in products of matrices"
     if quota is not None and quota < count:
         measured += f"; a control group allows {quota:.1f} of them"
         hint = "give the container more (cpu.max), or use fewer threads"
-        return CheckResult("processors", measured, "limit", hint)
-    if count < all_of_them:
+    elif count < all_of_them:
         measured += f"; the machine has {all_of_them}"
-        return CheckResult(
-            "processors", measured, "limit", "allow it to use all of them (taskset, cpuset)"
-        )
-    if busy is not None and busy > _BUSY_SHARE * count:
+        hint = "allow it to use all of them (taskset, cpuset)"
+    elif busy is not None and busy > _BUSY_SHARE * count:
         measured += f"; {busy:.1f} are busy"
         hint = "other programs compute: end them, or use fewer threads"
-        return CheckResult("processors", measured, "limit", hint)
-    return CheckResult("processors", measured, "fine")
+    return judged("processors", measured, hint)
 
 
 def check_build(
@@ -219,16 +213,13 @@ def check_drive(drive: Drive | None, note: str | None) -> CheckResult:
         return CheckResult("drive", None, "unknown", note)
     length = max(read.length for read in drive.reads)
     speed = drive.speed(length, _DRIVE_DEPTH)
-    measured = f"{speed_text(speed.value)} in random reads of {size_text(length)}"
+    measured, hint = f"{speed_text(speed.value)} in random reads of {size_text(length)}", None
     if drive.sequential is not None:
         measured += f", {speed_text(drive.sequential.value)} in order"
     if (speed.spread or 1.0) > STEADY:
         hint = "the drive is shared, throttled or hot: it was much faster a moment ago"
-        return CheckResult("drive", measured, "limit", hint)
-    if speed.value < _SLOW_DRIVE:
+    elif speed.value < _SLOW_DRIVE:
         hint = "move the model to a faster drive (NVMe)"
-        return CheckResult("drive", measured, "limit", hint)
-    if drive.sequential is not None and speed.value < _MIN_RANDOM_SHARE * drive.sequential.value:
+    elif drive.sequential is not None and speed.value < _MIN_RANDOM_SHARE * drive.sequential.value:
         hint = "longer reads help: a pack has one read for an expert; `moepack bench` measures it"
-        return CheckResult("drive", measured, "limit", hint)
-    return CheckResult("drive", measured, "fine")
+    return judged("drive", measured, hint)

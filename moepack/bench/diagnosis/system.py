@@ -8,9 +8,10 @@ import re
 import resource
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from moepack.bench.diagnosis.check_result import CheckResult
 from moepack.common.errors import MachineError
 from moepack.common.sizes import count_text, size_text
 from moepack.running.pager.huge_pages import HUGE_PAGE, HugePages
@@ -27,6 +28,32 @@ _LEAST_OPEN_FILES = 512
 _LEAST_LOCKED = 8 << 20
 _DEPTH = 4
 
+_REMOTE = re.compile(r"nfs\d?|cifs|smb3?|9p|ceph|glusterfs|lustre|afs|virtiofs|fuse\.sshfs")
+_MOUNT = re.compile(r"(?P<device>\d+:\d+) \S+ (?P<point>\S+) .*? - (?P<kind>\S+) (?P<source>\S+)")
+
+Verdict = Literal["fine", "limit", "problem", "unknown"]
+"""`limit` works but is slow; `problem` keeps something from working."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One line of a report: a check by `name`, its measurement, its verdict and a hint.
+
+    `measured` is None if nothing could be measured, `hint` if there is nothing to do.
+    """
+
+    name: str
+    measured: str | None
+    verdict: Verdict
+    hint: str | None = None
+
+
+def judged(
+    name: str, measured: str | None, hint: str | None, verdict: Verdict = "limit"
+) -> CheckResult:
+    """Return the result of a check, which is fine if there is no hint."""
+    return CheckResult(name, measured, verdict if hint else "fine", hint)
+
 
 def check_reading(path: Path) -> list[CheckResult]:
     """Try the ways to read a file: io_uring, and past the page cache."""
@@ -42,12 +69,12 @@ def _way(name: str, backend: str, path: Path) -> CheckResult:
     if problem is None:
         return CheckResult(name, "works", "fine")
     reason, remedy = problem
+    hint = "; ".join(filter(None, (remedy, "threads read meanwhile")))
     if backend == "direct":
         hint = (
             "experts are read through the page cache, which takes memory from them: move the model "
+            "to a local file system"
         )
-        return CheckResult(name, reason, "limit", f"{hint}to a local file system")
-    hint = "; ".join(filter(None, (remedy, "threads read meanwhile")))
     return CheckResult(name, reason, "limit", hint)
 
 
@@ -82,20 +109,19 @@ def check_open_files(shard_count: int = 0) -> CheckResult:
     """Compare the limit of open files with the need of shards and connections."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     least = _LEAST_OPEN_FILES + 2 * shard_count
-    if limit == resource.RLIM_INFINITY or limit >= least:
-        return CheckResult("open files", _limit_text(limit), "fine")
-    return CheckResult("open files", _limit_text(limit), "problem", f"ulimit -n {least}")
+    if limit == resource.RLIM_INFINITY:
+        return CheckResult("open files", "no limit", "fine")
+    hint = f"ulimit -n {least}" if limit < least else None
+    return judged("open files", f"{limit:,}", hint, "problem")
 
 
 def check_locked_memory() -> CheckResult:
     """Compare the limit of locked memory with the need of io_uring."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    is_enough = limit == resource.RLIM_INFINITY or limit >= _LEAST_LOCKED
-    measured = "no limit" if limit == resource.RLIM_INFINITY else size_text(limit)
-    if is_enough:
-        return CheckResult("locked memory", measured, "fine")
+    if limit == resource.RLIM_INFINITY:
+        return CheckResult("locked memory", "no limit", "fine")
     hint = f"ulimit -l {_LEAST_LOCKED >> 10}: io_uring may be refused without it"
-    return CheckResult("locked memory", measured, "limit", hint)
+    return judged("locked memory", size_text(limit), hint if limit < _LEAST_LOCKED else None)
 
 
 def check_mappings(expert_count: int | None = None, path: Path = _MAPPINGS) -> CheckResult:
@@ -113,17 +139,8 @@ def check_mappings(expert_count: int | None = None, path: Path = _MAPPINGS) -> C
         return CheckResult("mappings", f"{measured}: enough for {most:,} experts", "fine")
     needed = MAPPINGS_AN_EXPERT * expert_count + _OTHER_MAPPINGS
     measured += f"; the model's {count_text(expert_count, 'expert')} need {needed:,}"
-    if needed <= limit:
-        return CheckResult("mappings", measured, "fine")
-    return CheckResult("mappings", measured, "limit", f"sysctl vm.max_map_count={needed}")
-
-
-def _limit_text(limit: int) -> str:
-    return "no limit" if limit == resource.RLIM_INFINITY else f"{limit:,}"
-
-
-_REMOTE = re.compile(r"nfs\d?|cifs|smb3?|9p|ceph|glusterfs|lustre|afs|virtiofs|fuse\.sshfs")
-_LINE = re.compile(r"(?P<device>\d+:\d+) \S+ (?P<point>\S+) .*? - (?P<kind>\S+) (?P<source>\S+)")
+    hint = f"sysctl vm.max_map_count={needed}" if needed > limit else None
+    return judged("mappings", measured, hint)
 
 
 def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> CheckResult:
@@ -137,21 +154,20 @@ def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> CheckR
             mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    matches = [match for line in mounts if (match := _LINE.search(line))]
+    matches = [match for line in mounts if (match := _MOUNT.search(line))]
     kinds = [match["kind"] for match in matches if match["device"] == number]
     kind = kinds[-1] if kinds else _by_folder(path, matches)
     if kind is None:
         return CheckResult("file system", None, "unknown")
+    hint = None
     if _REMOTE.fullmatch(kind):
         hint = "a drive of another machine is slow: copy the model to a local one"
-        return CheckResult("file system", kind, "limit", hint)
-    if kind.startswith("fuse"):
+    elif kind.startswith("fuse"):
         hint = "each read goes through another program: name the underlying files, or the pack"
-        return CheckResult("file system", kind, "limit", hint)
-    if _turns(number):
+    elif _turns(number):
+        kind += " on a rotating disk"
         hint = "a rotating disk reads few experts per second: move the model to an SSD"
-        return CheckResult("file system", f"{kind} on a rotating disk", "limit", hint)
-    return CheckResult("file system", kind, "fine")
+    return judged("file system", kind, hint)
 
 
 def _by_folder(path: Path, mounts: Iterable[re.Match[str]]) -> str | None:
@@ -163,18 +179,12 @@ def _by_folder(path: Path, mounts: Iterable[re.Match[str]]) -> str | None:
 
 
 def _turns(number: str) -> bool:
+    """Return whether a disk rotates; virtual ones always claim to."""
     device = Path(f"/sys/dev/block/{number}")
-    for folder in (device, device / ".."):
-        try:
-            return (folder / "queue/rotational").read_text().strip() == "1" and not _is_virtual(
-                device
-            )
-        except OSError:
-            continue
-    return False
-
-
-def _is_virtual(device: Path) -> bool:
-    """Return whether a disk is virtual: these always claim to turn."""
     name = os.path.realpath(device).rpartition("/")[2]
-    return name.startswith(("vd", "xvd", "loop", "dm-", "nbd"))
+    is_virtual = name.startswith(("vd", "xvd", "loop", "dm-", "nbd"))
+    for folder in (device, device / ".."):
+        with suppress(OSError):
+            rotates = (folder / "queue/rotational").read_text().strip() == "1"
+            return rotates and not is_virtual
+    return False

@@ -17,7 +17,7 @@ from moepack.cli.shared.terminal import draw as put
 from moepack.cli.shared.terminal import is_json, is_quiet, lay_out, pass_on, say, show
 
 if TYPE_CHECKING:
-    from moepack.running.programs.answer import Answer
+    from moepack.running.programs.client import Answer
     from moepack.running.programs.model_server import ModelServer
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -39,7 +39,7 @@ def print_answer(
 
     `waiting` is shown until it is begun.
     """
-    from moepack.report import run_text
+    from moepack.report import measure_text
     from moepack.running.programs.run_facts import measure
 
     with ExitStack() as stack:
@@ -48,7 +48,7 @@ def print_answer(
         pieces = iter(answer)
         if is_json():
             deque(pieces, maxlen=0)
-            show(answer.facts, run_text.generated)
+            show(answer.facts, measure_text.generated)
             return
         with watched_progress("prompt", "tokens", lambda: answer.prompt_progress):
             first = next(pieces, "")
@@ -57,11 +57,12 @@ def print_answer(
                 for piece in chain([first], pieces):
                     pass_on([piece])
                     sys.stdout.flush()
-                    draw(lambda: run_text.so_far(answer.so_far))
+                    draw(lambda: measure_text.so_far(answer.so_far))
             finally:
                 say()
-        if not is_quiet() and answer.has_begun:
-            lay_out(run_text.generated(answer.facts), err=True)
+        facts = answer.facts
+        if facts.token_count and not is_quiet():
+            lay_out(measure_text.generated(facts), err=True)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from moepack.cli.running.answers import print_answer
@@ -20,11 +21,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from moepack.cli.running.line_editor import LineEditor
-    from moepack.running.programs.answer import Answer
     from moepack.running.programs.chat import Conversation
+    from moepack.running.programs.client import Answer
     from moepack.running.programs.model_server import ModelServer
-
-    Ask = Callable[[Cancellation], AbstractContextManager[Answer]]
 
 _QUOTES = '"""'
 _WELCOME = "Ctrl-C ends an answer, Ctrl-D the chat; /help lists the other commands"
@@ -101,7 +100,7 @@ def chat(
     other experts. Without its server the chat ends, with that error's exit code. Without an
     `editor` the first error's code is the exit code, and an interruption ends it all.
     """
-    talk = _Chat(conversation, server, is_terminal=editor is not None, has_stats=has_stats)
+    talk = _Chat(conversation, server, editor is not None, has_stats)
     if editor is None:
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")
@@ -124,12 +123,7 @@ def chat(
 
 class _Chat:
     def __init__(
-        self,
-        conversation: Conversation,
-        server: ModelServer,
-        *,
-        is_terminal: bool,
-        has_stats: bool,
+        self, conversation: Conversation, server: ModelServer, is_terminal: bool, has_stats: bool
     ) -> None:
         self._conversation, self._server = conversation, server
         self._is_terminal, self._has_stats = is_terminal, has_stats
@@ -151,7 +145,7 @@ class _Chat:
             except MoepackError as error:
                 code = report(error)
                 self.exit_code = self.exit_code or code
-                if not self._server.process.is_running:
+                if not self._server.is_running:
                     raise SystemExit(code) from None
 
     def _messages(self, read: _Read) -> Iterator[tuple[str, bool]]:
@@ -212,20 +206,18 @@ class _Chat:
 
     def _answer(self, text: str) -> None:
         try:
-            self._print(lambda cancellation: self._conversation.ask(text, cancellation))
+            self._print(partial(self._conversation.ask, text))
         except RequestError as error:
             if self._conversation.has_past:  # the context is full
                 error.add_note("/clear forgets the conversation")
             raise
 
-    def _print(self, ask: Ask) -> None:
-        cancellation, waiting = self.cancellation, None
+    def _print(self, ask: Callable[[Cancellation], AbstractContextManager[Answer]]) -> None:
+        asking, waiting = partial(ask, self.cancellation), None
         if self._is_ending:  # the server computes an answer that is left a while longer
             self._is_ending = False
             waiting = watched_progress("ending the answer before", "s")
-        print_answer(
-            self._server, lambda: ask(cancellation), has_stats=self._has_stats, waiting=waiting
-        )
+        print_answer(self._server, asking, has_stats=self._has_stats, waiting=waiting)
 
 
 def _unquote(text: str) -> str:

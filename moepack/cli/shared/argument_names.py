@@ -9,11 +9,7 @@ _NAMED = re.compile(r"(?<![^\s(])`([a-z][a-z0-9_]*)(?:=([^`]+))?`(?![\w/])", re.
 _QUOTED = r"""(?<!\w)'[^']*'(?:"'"'[^']*')*"""
 """A word as it is quoted for a shell: a name of the user's, and no text of ours."""
 _QUOTED_WORD = re.compile(f"({_QUOTED})")  # here, since a report on a lack of memory needs it too
-_OTHER_NAMES = {
-    "target": "output",
-    "cache_types": "cache_type",
-    "pack_in_place": "in_place",
-}
+_OTHER_NAMES = {"target": "output", "cache_types": "cache_type", "pack_in_place": "in_place"}
 
 
 def as_typed(text: str, command: click.Command, names: Iterable[object] = ()) -> str:

@@ -1,6 +1,5 @@
 """Exit codes, and the report of an error."""
 
-from collections.abc import Sequence
 from enum import IntEnum
 
 import click
@@ -47,9 +46,7 @@ class TerminatedError(KeyboardInterrupt):
     """The program was told to end (SIGTERM, SIGHUP), not merely interrupted."""
 
 
-def report(
-    error: MoepackError, command: click.Command | None = None, hints: Sequence[str] = ()
-) -> int:
+def report(error: MoepackError, command: click.Command | None = None) -> int:
     """Print an error of `command`, by default the running one, and hints; return its exit code."""
     command = command or click.get_current_context().command
     if error.argument is not None:
@@ -60,7 +57,7 @@ def report(
     complain("error", str(error))
     shortage = shortage_behind(error) if isinstance(error, MachineError) else None
     first = None if shortage is None else shortage.hint
-    for hint in dict.fromkeys((first, error.hint, *getattr(error, "__notes__", ()), *hints)):
+    for hint in dict.fromkeys((first, error.hint, *getattr(error, "__notes__", ()))):
         if hint:
             complain("hint", as_typed(hint, command, (error.path, error.found)))
     if isinstance(error, CommandError):

@@ -31,12 +31,12 @@ def output_file(
     inputs: Sequence[str] = (),
     suffix: str = "",
 ) -> Iterator[str]:
-    """Check the output of a command before its work, as `check_output`, and yield the path.
+    """Check the output of a command before its work, and yield the path.
 
     For `-` it is a temporary file with `suffix`, whose bytes go to standard output when the block
     ends, however it ends.
     """
-    check_output(path, force=force, append=append, inputs=inputs)
+    _check_output(path, force, append, inputs)
     if path != STANDARD_STREAM:
         yield path
         return
@@ -71,9 +71,7 @@ def picture_file(path: str | None, *, force: bool, inputs: Sequence[str]) -> Ite
         yield target
 
 
-def check_output(
-    path: str, *, force: bool, append: bool | None = None, inputs: Sequence[str] = ()
-) -> None:
+def _check_output(path: str, force: bool, append: bool | None, inputs: Sequence[str]) -> None:
     """Raise RequestError if a file must not be written.
 
     It exists, without `force` to write over it or `append` to add to it (None if that is not
@@ -112,7 +110,7 @@ def read_prompt(path: str) -> str:
 
     Raises RequestError if it cannot be read, or is too long.
     """
-    from moepack.running.programs.chat_template import read_text  # slow to load
+    from moepack.running.programs.server_options import read_text  # slow to load
 
     return read_text(path, "prompt", MAX_PROMPT).removesuffix("\n")
 

@@ -9,13 +9,13 @@ import click
 
 import moepack
 from moepack.cli.shared.parameters import (
+    OUTPUT_FOLDER,
     FormatName,
     InputPath,
     LayoutName,
     Length,
     ModelName,
     OutputFile,
-    OutputFolder,
     PathName,
 )
 from moepack.cli.shared.terminal import set_json, set_verbosity
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Command], Command]
-
-LAYERS = "Only these layers, such as 0-3,7."
 
 
 def options(*added: Option[Any]) -> Option[Any]:
@@ -60,9 +58,24 @@ def file_option(*names: str, **settings: Any) -> Option[Any]:
     return click.option(*names, type=InputPath(), metavar="FILE", **settings)
 
 
+def flag_option(*names: str, **settings: Any) -> Option[Any]:
+    """Return an option without a value."""
+    return click.option(*names, is_flag=True, **settings)
+
+
 def number_option(*names: str, least: int, most: int | None = None, **settings: Any) -> Option[Any]:
     """Return an option for a whole number within bounds."""
     return click.option(*names, type=click.IntRange(least, most), metavar="N", **settings)
+
+
+def float_option(*names: str, most: float, **settings: Any) -> Option[Any]:
+    """Return an option for a number from 0."""
+    return click.option(*names, type=click.FloatRange(0, most), **settings)
+
+
+def model_option(*names: str, metavar: str = "SOURCE_OR_PACK", **settings: Any) -> Option[Any]:
+    """Return an option for a model."""
+    return click.option(*names, type=ModelName(), metavar=metavar, **settings)
 
 
 def micro_batch_option(help: str) -> Option[Any]:
@@ -79,26 +92,19 @@ measured_model_argument = click.argument(
     "model", nargs=-1, type=ModelName(), metavar="[SOURCE_OR_PACK]"
 )
 
-json_option = click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    expose_value=False,
-    callback=set_json,
-    help="Print one JSON object.",
+json_option = flag_option(
+    "--json", "as_json", expose_value=False, callback=set_json, help="Print one JSON object."
 )
-quiet_option = click.option(
+quiet_option = flag_option(
     "-q",
     "--quiet",
-    is_flag=True,
     expose_value=False,
     callback=set_verbosity(-1),
     help="Print only errors, and JSON.",
 )
-verbose_option = click.option(
+verbose_option = flag_option(
     "-v",
     "--verbose",
-    is_flag=True,
     expose_value=False,
     callback=set_verbosity(1),
     help="Print more, such as the time taken.",
@@ -109,18 +115,15 @@ progress_options = options(quiet_option, verbose_option, json_option)
 threads_option = number_option(
     "--threads", least=1, most=256, default=4, help="Number of threads that read and write."
 )
-force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
-resume_option = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
-recover_option = click.option(
-    "--recover",
-    is_flag=True,
-    help="Continue in place with a damaged or lost journal, by digests.",
+force_option = flag_option("--force", help="Overwrite an existing file.")
+dry_run_option = flag_option("--dry-run", help="Print the plan and write nothing.")
+resume_option = flag_option("--resume", help="Continue an interrupted run.")
+recover_option = flag_option(
+    "--recover", help="Continue in place with a damaged or lost journal, by digests."
 )
-source_option = click.option(
+source_option = model_option(
     "--source",
     "source_paths",
-    type=ModelName(),
     multiple=True,
     metavar="SOURCE",
     help="Model that the pack was made from, for comparison; may be repeated.",
@@ -136,18 +139,15 @@ layout_option = click.option(
     metavar="NAME|FILE.toml",
     help="Order of blobs in files: layers, hot-first, natural, or a file of your own.",
 )
-layers_option = click.option("--layers", metavar="LIST", help=LAYERS)
+layers_option = click.option("--layers", metavar="LIST", help="Only these layers, such as 0-3,7.")
 backend_option = click.option(
     "--backend",
     type=click.Choice(["auto", "uring", "direct", "buffered"]),
     default="auto",
     help="Method for reading experts from the drive.",
 )
-seconds_option = click.option(
-    "--seconds",
-    type=click.FloatRange(0, 3600),
-    default=20,
-    help="Time for measuring; more gives narrower ranges.",
+seconds_option = float_option(
+    "--seconds", most=3600, default=20, help="Time for measuring; more gives narrower ranges."
 )
 prompt_tokens_option = number_option(
     "--prompt", least=1, most=1 << 24, default=1000, help="Length of the prompt in tokens."
@@ -169,16 +169,15 @@ format_option = click.option(
     metavar="NAME",
     help="Format of the traces; detected by default.",
 )
-lenient_option = click.option(
-    "--lenient", is_flag=True, help="Skip and count faulty entries, instead of stopping."
+lenient_option = flag_option(
+    "--lenient", help="Skip and count faulty entries, instead of stopping."
 )
 traced_model_options = options(
     format_option,
     lenient_option,
-    click.option(
+    model_option(
         "--model",
         "model_path",
-        type=ModelName(),
         metavar="SOURCE",
         help="Model that was traced; layers and experts that it lacks are refused.",
     ),
@@ -190,7 +189,7 @@ traced_pack_option = click.option(
     metavar="PACK",
     help="Pack of the model that was traced, in place of --model.",
 )
-append_option = click.option("--append", is_flag=True, help="Add to an existing trace file.")
+append_option = flag_option("--append", help="Add to an existing trace file.")
 
 
 def output_option(
@@ -204,10 +203,13 @@ def output_option(
 
 def folder_option(help: str, *, required: bool = True) -> Option[Any]:
     """Return the option for the folder that a command makes."""
-    folder = OutputFolder()
-    return click.option(
-        "-o", "--output", "target", required=required, type=folder, metavar="DIR", help=help
-    )
+    names = ("-o", "--output", "target")
+    return click.option(*names, required=required, type=OUTPUT_FOLDER, metavar="DIR", help=help)
+
+
+def directory_option(help: str) -> Option[Any]:
+    """Return the option for a folder on the drive that is measured."""
+    return click.option("--directory", type=OUTPUT_FOLDER, metavar="DIR", help=help)
 
 
 def plot_options(content: str) -> Option[Any]:

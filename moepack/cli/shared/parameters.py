@@ -2,7 +2,8 @@
 
 import os
 import sys
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import click
 from click.shell_completion import CompletionItem
@@ -10,7 +11,7 @@ from click.shell_completion import CompletionItem
 from moepack.cli.shared.argument_names import typed_name
 from moepack.common.errors import RequestError
 from moepack.common.path_hints import hub_address
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
 from moepack.common.sizes import LEAST_BARE, is_share, parse_size
 
 STANDARD_STREAM = "-"
@@ -26,21 +27,27 @@ def output_is_taken() -> bool:
 
 
 class PathName(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no arguments
-    """The path of a source or a pack, which is read in many places: never standard input."""
+    """The path of a source or a pack, which is read in many places: never standard input.
+
+    For others, `problem` and `why` say why none of the names of `streams` will do.
+    """
 
     name = "path"
-    no_stream: ClassVar = "not read from standard input", "only files read from start to end"
-    """The problem with `-`, and the reason."""
-    stream_names: ClassVar[tuple[str, ...]] = (STANDARD_STREAM,)
-    """Names of a stream."""
+
+    def __init__(
+        self,
+        problem: str = "not read from standard input",
+        why: str = "only files read from start to end",
+        streams: Sequence[str] = (STANDARD_STREAM,),
+    ) -> None:
+        self._problem, self._why, self._streams = problem, why, streams
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path. Raises RequestError for `-`."""
         _check_named(value, param)
-        if value in self.stream_names:
-            problem, why = self.no_stream
+        if value in self._streams:
             other = "; ./- has that name" if value == STANDARD_STREAM else ""
-            raise RequestError(problem, path=value, hint=why + other)
+            raise RequestError(self._problem, path=value, hint=self._why + other)
         return str(value)
 
     def shell_complete(
@@ -53,8 +60,6 @@ class PathName(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no a
 class ModelName(PathName):
     """The path or address of a model; names that the hub's users type become its addresses."""
 
-    name = "model"
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return a path, or an address. Raises RequestError for `-`."""
         name = super().convert(value, param, ctx)
@@ -63,25 +68,16 @@ class ModelName(PathName):
         return hub_address(name) or name
 
 
-class OutputFolder(PathName):
-    """The path of a folder to write into: never standard output."""
-
-    name = "folder"
-    no_stream = ("a folder, not standard output", "name the folder")
-
-
-class ResumableFile(PathName):
-    """The path of a file that is written in many places at a time: never standard output."""
-
-    name = "file"
-    no_stream = ("cannot be written to standard output", "it is not written from start to end")
-    stream_names = _STANDARD_OUTPUT
+OUTPUT_FOLDER = PathName("a folder, not standard output", "name the folder")
+"""The path of a folder to write into."""
+RESUMABLE_FILE = PathName(
+    "cannot be written to standard output", "it is not written from start to end", _STANDARD_OUTPUT
+)
+"""The path of a file that is written in many places at a time."""
 
 
 class InputPath(PathName):
     """The path of a file that is read from start to end; `-` is standard input."""
-
-    name = "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path. Raises RequestError for a second `-`."""
@@ -95,8 +91,6 @@ class InputPath(PathName):
 
 class OutputFile(PathName):
     """The path of a file to write; `-` is standard output, and all else goes to standard error."""
-
-    name = "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path, or `-`."""
@@ -112,8 +106,6 @@ class OutputFile(PathName):
 
 class LayoutName(InputPath):
     """The name of a layout, or the path of one."""
-
-    name = "layout"
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str

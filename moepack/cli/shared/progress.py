@@ -31,17 +31,16 @@ State = Callable[[], tuple[int, int | None] | None]
 
 @contextlib.contextmanager
 def progress(
-    total: int | None, what: str, unit: str = "B", *, has_summary: bool = True
+    what: str, unit: str = "B", *, has_summary: bool = True
 ) -> Iterator["ProgressLines | None"]:
-    """Show progress towards `total` on standard error, and with -v a summary.
+    """Show progress on standard error, and with -v a summary.
 
-    A `total` that is None comes with the first progress. `unit` is B, ms, s, or a plural noun.
-    Yields None for quiet commands.
+    `unit` is B, ms, s, or a plural noun. Yields None for quiet commands.
     """
     if is_quiet():
         yield None
         return
-    shown = (_Bar if is_terminal() else ProgressLines)(total, what, unit)
+    shown = (_Bar if is_terminal() else ProgressLines)(what, unit)
     try:
         yield shown
     finally:
@@ -63,7 +62,7 @@ def watched_progress(what: str, unit: str, state: State | None = None) -> Iterat
     """
     began = time.monotonic()
     polled = state or (lambda: (round(time.monotonic() - began), None))
-    with progress(None, what, unit, has_summary=False) as advance:
+    with progress(what, unit, has_summary=False) as advance:
         if advance is None:
             yield
             return
@@ -89,14 +88,15 @@ def _poll(state: State, advance: "ProgressLines", ended: threading.Event) -> Non
 class ProgressLines:
     """Progress as lines that stay, for logs; call it with each amount done."""
 
-    def __init__(self, total: int | None, what: str, unit: str) -> None:
+    def __init__(self, what: str, unit: str) -> None:
         self._what, self._unit = what, unit
-        self._count, self._total = 0, total
+        self._count = 0
+        self._total: int | None = None
         self._began = time.monotonic()
         self._next = self._began + _SECONDS_BETWEEN_LINES
 
     def __call__(self, count: int, total: int | None = None) -> None:
-        """Add `count`, of a `total` that may become known only now."""
+        """Add `count`, of a `total` if it is known by now."""
         self._count += count
         self._total = self._total if total is None else total
         self.show(count)

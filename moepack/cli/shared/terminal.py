@@ -90,8 +90,16 @@ def lay_out(page: Page | str, *, err: bool = False) -> None:
     values = context.params.values()
     names = [name for value in values for name in (value if isinstance(value, tuple) else (value,))]
     laid_out = page if isinstance(page, Page) else Page(page)
-    typed = laid_out.with_texts(lambda text: as_typed(text, context.command, names))
-    say(typed.text(columns(err=err)), err=err)
+    width = columns(err=err)
+    say(laid_out.text(width, lambda text: as_typed(text, context.command, names)), err=err)
+
+
+def announce(facts: Facts, render: Callable[[Facts], Page | str]) -> None:
+    """Print the plan of some work before it begins, except in JSON and if quiet."""
+    from moepack.report.facts import printable
+
+    if not is_json() and not is_quiet():
+        lay_out(render(printable(facts)))
 
 
 def show(facts: Facts, render: Callable[[Facts], Page | str], next_step: str | None = None) -> None:
@@ -100,8 +108,7 @@ def show(facts: Facts, render: Callable[[Facts], Page | str], next_step: str | N
     If standard output is taken by a file, they go to standard error. On a terminal the `next_step`
     follows, a command line to paste; programs that read the answer do not get it.
     """
-    from moepack.report.json_text import json_text
-    from moepack.report.printable import printable
+    from moepack.report.facts import json_text, printable
 
     err = output_is_taken()
     if is_json():
@@ -143,7 +150,7 @@ def complain(word: str, text: str) -> None:
     """
     line = f"{word}: {escaping.one_line(text)}"
     if word != "hint" and (width := columns(err=True)) is not None:
-        from moepack.report.widths import wrapped
+        from moepack.report.page import wrapped
 
         line = "\n".join(wrapped(line, width))
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"

@@ -18,15 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from moepack.common.escaping import shell_word
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
 from moepack.common.sizes import ranges_text
-from moepack.pack.engines.contract import (
-    Engine,
-    ExportPlan,
-    LastFile,
-    Need,
-    Settings,
-)
+from moepack.pack.engines.contract import Engine, ExportPlan, LastFile, Need, Settings
 from moepack.pack.engines.expert_tensors import (
     FAMILY,
     Layer,

@@ -1,6 +1,6 @@
 """An export: the contract of the module of a format, its needs and its plan.
 
-A module describes its format by an `Engine`, and `registry` lists it; nothing else has to know it.
+A module describes its format by an `Engine`, and `exporting` lists it; nothing else has to know it.
 Its plan is made from the index alone and opens no data file; `exporting` carries it out, `checking`
 compares a finished export with it.
 """

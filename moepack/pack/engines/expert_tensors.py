@@ -53,6 +53,11 @@ class RoutedTensor(NamedTuple):
         """Return an expert's bytes in the files of the index, at `offset` of a new file."""
         return part_extent(self.pack.index, self.family, expert, self.number, offset)
 
+    def extents(self) -> Iterator[Extent]:
+        """Yield the bytes of all experts, for a file that is this tensor."""
+        for expert in range(self.expert_count):
+            yield self.extent(expert, expert * self.length)
+
 
 Layer = Mapping[str, RoutedTensor]
 """The expert tensors of a layer by projection: gate, up, down, gate_up."""

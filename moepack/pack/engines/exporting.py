@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import RequestError
 from moepack.common.pack_files import MANIFEST_NAME, is_pack
-from moepack.common.phases import Phases, Progress
-from moepack.pack.engines import registry
+from moepack.common.phases import DigestCounts, Phases, Progress
+from moepack.pack.engines import (
+    anemll,
+    ggml_moe_pack,
+    moe_flash,
+    moe_stream_dir,
+    sglang,
+    stock_gguf,
+)
 from moepack.pack.engines.contract import Engine, ExportPlan, Settings
-from moepack.pack.engines.stock_gguf import ALIGNMENT
 from moepack.pack.reading.pack import Pack
 from moepack.storage.atomic import make_folder, refuse_existing, require_folder_of, write_whole
-from moepack.storage.space import free_space
+from moepack.storage.folders import free_space
 from moepack.storage.whole_files import (
     WholeFilesResult,
     check_target,
@@ -24,6 +29,14 @@ from moepack.storage.whole_files import (
     write_whole_files,
 )
 
+ENGINES: tuple[Engine, ...] = (
+    stock_gguf.ENGINE,
+    anemll.ENGINE,
+    sglang.ENGINE,
+    ggml_moe_pack.ENGINE,
+    moe_stream_dir.ENGINE,
+    moe_flash.ENGINE,
+)
 _SHOWN_NEEDS = 4
 
 
@@ -80,7 +93,7 @@ def export(
     and for existing files; PackError if bytes of the pack are wrong; MachineError if something
     cannot be written.
     """
-    chosen = registry.find(engine)
+    chosen = find_engine(engine)
     settings = _settings(chosen, options)
     with Pack(pack) as opened:
         opened.require_complete()
@@ -103,7 +116,7 @@ def export_gguf(
     pack: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    alignment: int = ALIGNMENT,
+    alignment: int = stock_gguf.ALIGNMENT,
     resume: bool = False,
     force: bool = False,
     threads: int = 4,
@@ -130,7 +143,16 @@ def export_gguf(
 
 def export_formats() -> tuple[Engine, ...]:
     """Return the formats that packs can be exported to, with the facts about each."""
-    return registry.ENGINES
+    return ENGINES
+
+
+def find_engine(name: str) -> Engine:
+    """Return the format of a name; raise RequestError if there is none."""
+    for engine in ENGINES:
+        if engine.name == name:
+            return engine
+    expected = ", ".join(engine.name for engine in ENGINES)
+    raise RequestError("no such format", argument="engine", expected=expected, found=name)
 
 
 def require(engine: Engine, pack: Pack, settings: Settings) -> None:
@@ -200,12 +222,11 @@ def _write(
     if plan.last is None:
         return result
     data, path = plan.last.content(phases.begin()), plan.folder / plan.last.name
-    kept_length = result.kept_length
-    if resume and path.is_file() and path.read_bytes() == data:
-        kept_length += len(data)
-    else:
+    is_there = resume and path.is_file() and path.read_bytes() == data
+    if not is_there:
         _check_last(path, pack, force)
         write_whole(path, data)
+    kept_length = result.kept_length + len(data) * is_there
     return result._replace(length=result.length + len(data), kept_length=kept_length)
 
 

@@ -19,13 +19,7 @@ from typing import NamedTuple
 from moepack.common import digest
 from moepack.common.escaping import shell_word
 from moepack.common.sizes import align
-from moepack.pack.engines.contract import (
-    Engine,
-    ExportOption,
-    ExportPlan,
-    Need,
-    Settings,
-)
+from moepack.pack.engines.contract import Engine, ExportOption, ExportPlan, Need, Settings
 from moepack.pack.engines.expert_tensors import (
     FAMILY,
     Layer,
@@ -128,7 +122,6 @@ def _hottest_first(index: Index) -> Iterator[_Expert]:
 
 
 def _placed(layers: dict[int, Layer], experts: Iterable[_Expert]) -> Iterator[_PlacedPart]:
-    """Yield the parts of the experts, those of one together, at their offsets."""
     parts = [
         (layers[number][role], expert)
         for number, expert in experts

@@ -9,14 +9,17 @@ expert stay apart. The format: ggml/docs/gguf.md.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
+from moepack.common import digest
 from moepack.common.sizes import align
-from moepack.pack.opening.source_header import read_first_header
+from moepack.pack.opening.open_model import read_first_header
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import check_whole, part_extent, tensor_extent
-from moepack.storage.extents import Extent
+from moepack.storage.extents import Extent, NewFile
 
 _VERSION = 3
 _U32_TYPE = 4
@@ -41,16 +44,23 @@ class LaidTensor(NamedTuple):
 class GgufLayout(NamedTuple):
     """The GGUF: its header with the padding behind it, and its tensors, dense ones first.
 
-    All tensors start at multiples of `alignment`; experts lie from `experts_offset` to the end,
-    which is `length`.
+    Experts lie from `experts_offset` to the end, which is `length`.
     """
 
     header: bytes
     dense: tuple[LaidTensor, ...]
     experts: tuple[LaidTensor, ...]
-    alignment: int
     experts_offset: int
     length: int
+
+    def file(self, name: str, head: int) -> NewFile:
+        """Return the GGUF as a file to write; its header is input `head`."""
+        return NewFile(name, self.length, partial(self._extents, head))
+
+    def _extents(self, head: int) -> Iterator[Extent]:
+        yield Extent(0, len(self.header), head, 0, digest.xxh3(self.header), "header")
+        for tensor in (*self.dense, *self.experts):
+            yield from tensor.extents
 
 
 def lay_out(pack: Pack, alignment: int) -> GgufLayout:
@@ -60,29 +70,22 @@ def lay_out(pack: Pack, alignment: int) -> GgufLayout:
     PackError if the pack is not whole, or the header in it is damaged.
     """
     check_whole(pack)
-    dense, experts = tuple(_dense(pack)), tuple(_experts(pack))
-    header = _header(pack, (*dense, *experts), alignment)
-    experts_offset = len(header) + _length(dense, alignment)
+    dense = list(_dense(pack))
+    tensors = [*dense, *_experts(pack)]
+    offsets = [0, *accumulate(align(tensor.length, alignment) for tensor in tensors)]
+    header = _header(pack, tensors, offsets, alignment)
+    placed = []
+    for tensor, offset in zip(tensors, offsets, strict=False):
+        start = len(header) + offset
+        extents = (extent._replace(offset=start + extent.offset) for extent in tensor.extents)
+        placed.append(tensor._replace(extents=tuple(extents)))
     return GgufLayout(
         header=header,
-        dense=tuple(_placed(dense, len(header), alignment)),
-        experts=tuple(_placed(experts, experts_offset, alignment)),
-        alignment=alignment,
-        experts_offset=experts_offset,
-        length=experts_offset + _length(experts, alignment),
+        dense=tuple(placed[: len(dense)]),
+        experts=tuple(placed[len(dense) :]),
+        experts_offset=len(header) + offsets[len(dense)],
+        length=len(header) + offsets[-1],
     )
-
-
-def _length(tensors: Iterable[LaidTensor], alignment: int) -> int:
-    return sum(align(tensor.length, alignment) for tensor in tensors)
-
-
-def _placed(tensors: Iterable[LaidTensor], offset: int, alignment: int) -> Iterator[LaidTensor]:
-    """Move extents, which count from the start of their tensor, to their place in the GGUF."""
-    for tensor in tensors:
-        extents = (extent._replace(offset=offset + extent.offset) for extent in tensor.extents)
-        yield tensor._replace(extents=tuple(extents))
-        offset += align(tensor.length, alignment)
 
 
 def _dense(pack: Pack) -> Iterator[LaidTensor]:
@@ -111,8 +114,10 @@ def _experts(pack: Pack) -> Iterator[LaidTensor]:
                 yield LaidTensor(own_name, kind.type_id, kind.shape, kind.length, alone)
 
 
-def _header(pack: Pack, tensors: Sequence[LaidTensor], alignment: int) -> bytes:
-    """Return the header of the new file, padded to where its first tensor begins."""
+def _header(
+    pack: Pack, tensors: Sequence[LaidTensor], offsets: Sequence[int], alignment: int
+) -> bytes:
+    """Return the header, padded to the first tensor, from which the `offsets` count."""
     data, source = read_first_header(pack)
     kept = [
         bytes(data[start:end])
@@ -120,19 +125,14 @@ def _header(pack: Pack, tensors: Sequence[LaidTensor], alignment: int) -> bytes:
         if not key.startswith("split.") and key != _ALIGNMENT_KEY
     ]
     kept.append(_string(_ALIGNMENT_KEY) + struct.pack("<II", _U32_TYPE, alignment))
-    start = b"GGUF" + struct.pack("<IQQ", _VERSION, len(tensors), len(kept))
-    header = b"".join((start, *kept, *_table(tensors, alignment)))
-    return header.ljust(align(len(header), alignment), b"\0")
-
-
-def _table(tensors: Iterable[LaidTensor], alignment: int) -> Iterator[bytes]:
-    """Yield the lines of the tensor table; offsets count from the start of the tensor data."""
-    offset = 0
-    for tensor in tensors:
+    table = []
+    for tensor, offset in zip(tensors, offsets, strict=False):
         rank = len(tensor.shape)
-        yield _string(tensor.name)
-        yield struct.pack(f"<I{rank}QIQ", rank, *tensor.shape, tensor.type_id, offset)
-        offset += align(tensor.length, alignment)
+        place = struct.pack(f"<I{rank}QIQ", rank, *tensor.shape, tensor.type_id, offset)
+        table.append(_string(tensor.name) + place)
+    start = b"GGUF" + struct.pack("<IQQ", _VERSION, len(tensors), len(kept))
+    header = b"".join((start, *kept, *table))
+    return header.ljust(align(len(header), alignment), b"\0")
 
 
 def _string(text: str) -> bytes:

@@ -9,21 +9,19 @@ branch feature/moe-expert-gpu-cache, by its logs and documents of 2026-05.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from moepack.common.escaping import shell_word
 from moepack.pack.engines.contract import Engine, ExportPlan, Need, Settings
 from moepack.pack.engines.expert_tensors import (
     ROLES,
-    RoutedTensor,
     expert_tensors,
     needed_all_layers,
     needed_roles,
     tensors_of,
 )
 from moepack.pack.reading.pack import Pack
-from moepack.storage.extents import Extent, NewFile
+from moepack.storage.extents import NewFile
 
 
 def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
@@ -38,7 +36,7 @@ def _plan(pack: Pack, target: Path, _settings: Settings) -> ExportPlan:
         NewFile(
             f"layer_{number:02}.{role}.bin",
             layer[role].length * layer[role].expert_count,
-            partial(_extents, layer[role]),
+            layer[role].extents,
         )
         for number, layer in layers.items()
         for role in ROLES
@@ -51,11 +49,6 @@ def _plan(pack: Pack, target: Path, _settings: Settings) -> ExportPlan:
         command=f"llama-server -m MODEL.gguf --moe-stream-dir {shell_word(str(target))}",
         notes=("the engine does not check that the folder belongs to its model",),
     )
-
-
-def _extents(tensor: RoutedTensor) -> Iterator[Extent]:
-    for expert in range(tensor.expert_count):
-        yield tensor.extent(expert, expert * tensor.length)
 
 
 ENGINE = Engine(

@@ -45,10 +45,16 @@ from moepack.pack.engines.expert_tensors import (
     needed_roles,
     tensors_of,
 )
-from moepack.pack.engines.gguf_layout import GgufLayout, LaidTensor, lay_out
-from moepack.pack.engines.one_gguf import OneGguf, gguf_name, given_gguf
-from moepack.pack.engines.sha256 import Hashes, file_sha256, hash_model
-from moepack.pack.engines.stock_gguf import ALIGNMENT, gguf_file
+from moepack.pack.engines.gguf_layout import LaidTensor, lay_out
+from moepack.pack.engines.one_gguf import (
+    Hashes,
+    file_sha256,
+    gguf_name,
+    given_gguf,
+    hash_model,
+    planned_gguf,
+)
+from moepack.pack.engines.stock_gguf import ALIGNMENT
 from moepack.pack.reading.pack import Pack
 from moepack.source import ggml_types
 from moepack.storage.extents import Extent, NewFile
@@ -90,13 +96,12 @@ def _needs(pack: Pack, settings: Settings) -> Iterator[Need]:
 
 def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
     export = _Export(pack, target, settings)
-    objects = export.payload_length
     notes = list(architecture_note(pack, ENGINE.title, ("deepseek4",)))
-    if objects % _PAGE:
+    if export.payload_length % _PAGE:
         notes.append("experts are no whole pages: SGLang reads them only with direct_io off")
     return ExportPlan(
         folder=target,
-        files=export.files,
+        files=tuple(export.files),
         heads=export.heads,
         last=LastFile(MANIFEST_NAME, export.manifest),
         tensor_count=len(list(tensors_of(export.layers))),
@@ -119,38 +124,32 @@ class _Export:
         self.role_length = first.length
         self.payload_length = first.length * len(ROLES)
         self.stride = align(self.payload_length, _PAGE)
-        self.entry_count = len(self.layers) * self.expert_count * len(ROLES)
+        self.object_count = len(self.layers) * self.expert_count
+        self.entry_count = self.object_count * len(ROLES)
         self.data_start = align(_HEADER.size + self.entry_count * _ENTRY.size, _PAGE)
-        self.length = self.data_start + len(self.layers) * self.expert_count * self.stride
+        self.length = self.data_start + self.object_count * self.stride
         self.head = b""
-        self.hashes: Hashes | None = None
         self.config_sha256: str | None = settings.get("config_sha256")
         if settings["config"] is not None:
             self.config_sha256 = _config_sha256(Path(settings["config"]))
-        experts = NewFile(FILE_NAME, self.length, self._extents)
-        self._head_input = len(pack.file_paths)
+        self.files = [NewFile(FILE_NAME, self.length, self._extents)]
         if settings["gguf"] is None:
-            self.layout: GgufLayout | None = lay_out(pack, ALIGNMENT)
-            written = gguf_file(gguf_name(pack), self.layout, self._head_input + 1)
-            tensors = (*self.layout.dense, *self.layout.experts)
-            path, head_length = target / written.name, len(self.layout.header)
-            self.gguf = OneGguf(path, self.layout.length, head_length, tensors)
-            self.files: tuple[NewFile, ...] = (written, experts)
+            self.gguf = planned_gguf(pack, target)
+            self.files.insert(0, self.gguf.file)
         else:
-            self.layout = None
             self.gguf = given_gguf(pack, Path(settings["gguf"]))
-            self.files = (experts,)
         self.tensors = {tensor.name: tensor for tensor in self.gguf.tensors}
 
     def heads(self, threads: int, progress: Progress | None) -> Sequence[bytes]:
         """Hash the model, and return the head of the file; that of the GGUF if it is written."""
         experts = list(tensors_of(self.layers))
-        self.hashes = hash_model(self.pack, experts, self.gguf, self.layout, threads, progress)
+        self.hashes: Hashes = hash_model(self.pack, experts, self.gguf, threads, progress)
         self.head = b"".join((self._header(), *self._entries()))
-        return (self.head,) if self.layout is None else (self.head, self.layout.header)
+        return (*self.gguf.header, self.head)
 
     def _extents(self) -> Iterator[Extent]:
-        yield Extent(0, len(self.head), self._head_input, 0, digest.xxh3(self.head), "head")
+        head_input = len(self.pack.file_paths) + len(self.gguf.header)
+        yield Extent(0, len(self.head), head_input, 0, digest.xxh3(self.head), "head")
         for offset, layer, expert in self._objects():
             for role_id, role in enumerate(ROLES):
                 yield self.layers[layer][role].extent(expert, offset + role_id * self.role_length)
@@ -166,7 +165,6 @@ class _Export:
     @property
     def _identities(self) -> tuple[str, str, str]:
         """The SHA-256 of model, source and config, as SGLang's own tool names a model."""
-        assert self.hashes is not None
         source = self.hashes.gguf
         config = self.config_sha256 or self.hashes.header
         text = f"sglang-deepseek-expert-pack-v1:{source}:{config}"
@@ -208,7 +206,6 @@ class _Export:
     def _entry(
         self, tensor: RoutedTensor, expert: int, role_id: int, offset: int, generation: int
     ) -> bytes:
-        assert self.hashes is not None
         in_gguf = self.tensors[tensor.name]
         slice_sha256 = self.hashes.slices[tensor.name][expert]
         shape = tensor.kind.shape
@@ -238,9 +235,9 @@ class _Export:
 
     def manifest(self, progress: Progress | None) -> bytes:
         """Return the manifest of the finished file, which is read once more for its SHA-256."""
-        assert self.hashes is not None
         sha256 = file_sha256(self.path, advancing(progress, self.length))
         model, source, config = self._identities
+        routed = {tensor.name for tensor in tensors_of(self.layers)}
         facts = {
             **self._file_facts(sha256),
             "model": {
@@ -254,14 +251,24 @@ class _Export:
             },
             "source": {
                 "path": str(self.gguf.path.resolve()),
-                "size": self.gguf.length,
+                "size": self.gguf.file.length,
                 "sha256": source,
                 "gguf_data_offset": self.gguf.header_length,
                 "gguf_metadata_sha256": self.hashes.header,
                 "tensor_count": len(self.tensors),
             },
             "transform": {"id": "identity-v1", "reversible": True},
-            **self._tensor_lists(),
+            "coverage": {
+                "layers": list(self.layers),
+                "experts_per_layer": self.expert_count,
+                "roles": list(ROLES),
+                "routed_tensor_count": len(routed),
+                "non_routed_tensor_count": len(self.tensors) - len(routed),
+            },
+            "tensors": [
+                self._tensor_facts(tensor, tensor.name in routed)
+                for tensor in sorted(self.gguf.tensors)
+            ],
         }
         return json.dumps(facts, indent=2, sort_keys=True).encode() + b"\n"
 
@@ -282,7 +289,7 @@ class _Export:
             "index_entry_bytes": _ENTRY.size,
             "index_sha256": hashlib.sha256(self.head[_HEADER.size :]).hexdigest(),
             "data_start": self.data_start,
-            "object_count": len(self.layers) * self.expert_count,
+            "object_count": self.object_count,
             "object_payload_bytes": self.payload_length,
             "object_stride": self.stride,
             "role_bytes": self.role_length,
@@ -290,24 +297,7 @@ class _Export:
             "padding_bytes": self.length - self.data_start - payload,
         }
 
-    def _tensor_lists(self) -> dict[str, Any]:
-        routed = {tensor.name for tensor in tensors_of(self.layers)}
-        return {
-            "coverage": {
-                "layers": list(self.layers),
-                "experts_per_layer": self.expert_count,
-                "roles": list(ROLES),
-                "routed_tensor_count": len(routed),
-                "non_routed_tensor_count": len(self.tensors) - len(routed),
-            },
-            "tensors": [
-                self._tensor_facts(tensor, tensor.name in routed)
-                for tensor in sorted(self.gguf.tensors)
-            ],
-        }
-
     def _tensor_facts(self, tensor: LaidTensor, is_routed: bool) -> dict[str, Any]:
-        assert self.hashes is not None
         name = ggml_types.type_name(tensor.type_id)
         return {
             "name": tensor.name,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 
-from moepack.common import digest
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word, shell_words
 from moepack.pack.engines.contract import (
@@ -17,20 +15,14 @@ from moepack.pack.engines.contract import (
     Settings,
     checked_alignment,
 )
-from moepack.pack.engines.gguf_layout import GgufLayout, lay_out
+from moepack.pack.engines.gguf_layout import lay_out
 from moepack.pack.reading.pack import Pack
 from moepack.source import gguf_header
 from moepack.source.folder import SHARD_NAME
-from moepack.storage.extents import Extent, NewFile
 
 ALIGNMENT = 4096
 _LEAST_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 21
-
-
-def gguf_file(name: str, layout: GgufLayout, head: int) -> NewFile:
-    """Return the GGUF as a file to write; its header is input `head`."""
-    return NewFile(name, layout.length, partial(_extents, layout, head))
 
 
 def _needs(_pack: Pack, _settings: Settings) -> Iterable[Need]:
@@ -47,7 +39,7 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
     layout = lay_out(pack, alignment)
     return ExportPlan(
         folder=target.parent,
-        files=(gguf_file(target.name, layout, len(pack.file_paths)),),
+        files=(layout.file(target.name, len(pack.file_paths)),),
         heads=lambda _threads, _progress: (layout.header,),
         tensor_count=len(layout.dense) + len(layout.experts),
         alignment=alignment,
@@ -58,13 +50,6 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
 def _settings_of(_pack: Pack, path: Path) -> Settings:
     alignment = int(gguf_header.read(path).value("general.alignment"))
     return {"alignment": checked_alignment(alignment, _LEAST_ALIGNMENT, MAX_ALIGNMENT)}
-
-
-def _extents(layout: GgufLayout, head: int) -> Iterator[Extent]:
-    """Yield the header and all tensors by their offsets."""
-    yield Extent(0, len(layout.header), head, 0, digest.xxh3(layout.header), "header")
-    for tensor in (*layout.dense, *layout.experts):
-        yield from tensor.extents
 
 
 ENGINE = Engine(

@@ -12,7 +12,7 @@ from moepack.common.errors import RequestError
 from moepack.pack.format import records, sections
 from moepack.pack.format.names import projection
 from moepack.source.dense import Dense
-from moepack.source.experts import Experts, Scattered, SourceFamily, SourcePart
+from moepack.source.experts import Experts, SourceFamily, SourcePart
 
 PROJECTIONS = ("gate_up", "gate", "up", "down", "attn_v")
 """The projections, in the order that most engines compute them."""
@@ -89,7 +89,7 @@ class IndexContents:
             "parts": sum(len(t.parts) * t.family.expert_count for t in self.templates),
             "ranks": len(self.order),
         }
-        places = [part.slices.places for part in kinds if isinstance(part.slices, Scattered)]
+        places = [part.places for part in kinds if not part.stride]
         if places:
             counts["slices"] = sum(map(len, places))
         if self.dense is not None:

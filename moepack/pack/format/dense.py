@@ -6,7 +6,7 @@ of all shards that are not zero (FORMAT.md, "The dense part").
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from moepack.pack.format import records
 from moepack.pack.format.names import padded_name, padded_text
@@ -111,8 +111,11 @@ class DensePart(IndexBytes):
             self._fail(place, "no such file", f"< {len(self.files)}", number)
         file = self.files[number]
         if offset + length > file.length:
-            extent = f"bytes {offset:,} to {offset + length:,}"
-            self._fail(place, f"ends past the end of {file.name}", f"<= {file.length:,}", extent)
+            self._fail_past_end(place, file, offset, length)
         alignment = self.header.tensor_alignment
         if offset % alignment and not file.is_shard:
             self._fail(place, "offset not aligned", f"a multiple of {alignment:,}", f"{offset:,}")
+
+    def _fail_past_end(self, place: str, file: DataFile, offset: int, length: int) -> NoReturn:
+        extent = f"bytes {offset:,} to {offset + length:,}"
+        self._fail(place, f"ends past the end of {file.name}", f"<= {file.length:,}", extent)

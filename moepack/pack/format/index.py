@@ -11,8 +11,11 @@ from mmap import mmap
 from typing import NoReturn
 
 from moepack.common import digest
+from moepack.common.errors import PackError
+from moepack.common.sizes import ranges_text
 from moepack.pack.format import records, sections
 from moepack.pack.format.dense import DensePart
+from moepack.pack.format.manifest import Manifest
 from moepack.pack.format.tables import PackedFamily, PartKind, TableDecoder
 
 
@@ -62,6 +65,36 @@ class Index(DensePart):
         with memoryview(self._data) as view:
             return digest.xxh3(view[: -records.TRAILER.size])
 
+    def check_manifest(self, described: Manifest) -> None:
+        """Check that a manifest is of this index, and that no bit of the index has changed."""
+        entry = described.index_entry
+        for name, actual in (("stored", self.trailer_digest), ("computed", self.computed_digest())):
+            if actual != entry.digest:
+                raise PackError(
+                    f"the index is damaged or of another pack: its {name} digest differs",
+                    path=self.path,
+                    place="trailer",
+                    expected=digest.to_text(entry.digest),
+                    found=digest.to_text(actual),
+                    hint="run `moepack verify` on the pack",
+                )
+        length = self.header.index_length
+        if entry.length != length:
+            problem = "the index is not as long as the manifest says"
+            expected = f"{entry.length:,} bytes"
+            raise PackError(problem, path=self.path, expected=expected, found=f"{length:,}")
+        files = [(file.name, file.length) for file in self.files]
+        if [(file.name, file.length) for file in described.files] != files:
+            self._fail("files", "index and manifest list other files")
+        if described.is_whole != (self.is_whole and described.layers is None):
+            problem = "index and manifest differ on whether the pack is whole"
+            self._fail("whole", problem, described.is_whole)
+        layers = sorted({family.layer for family in self.families})
+        if described.layers not in (None, layers):
+            expected = ranges_text(described.layers or [])
+            problem = "index and manifest list other layers"
+            self._fail("layers", problem, expected, ranges_text(layers))
+
     def content_digest(self) -> int:
         """Compute the digest of the tables of files and parts.
 
@@ -97,7 +130,7 @@ class Index(DensePart):
         if start + length > self._blob_ends[file]:
             if self.files[file].is_shard:
                 self._fail(f"blob {number}", "a blob in a shard", "a data file", f"file {file}")
-            self._fail_past_end(f"blob {number}", file, start, length)
+            self._fail_past_end(f"blob {number}", self.files[file], start, length)
         return record
 
     def part(self, number: int, kind: PartKind) -> tuple[int, int, int, int, int]:
@@ -130,7 +163,8 @@ class Index(DensePart):
             problem, expected = "stored_length is not the part's length", f"{kind.length:,} bytes"
             self._fail_part(number, kind, problem, expected, f"{stored_length:,}")
         if start + stored_length > self.files[file].length:
-            self._fail_past_end(_part_place(number, kind), file, start, stored_length)
+            place = _part_place(number, kind)
+            self._fail_past_end(place, self.files[file], start, stored_length)
 
     def _fail_part(
         self, number: int, kind: PartKind, problem: str, expected: object, actual: object
@@ -195,14 +229,11 @@ class Index(DensePart):
         if not 1 <= count <= records.MAX_SECTIONS:
             expected = f"1 to {records.MAX_SECTIONS}"
             self._fail("section_count", "out of bounds", expected, f"{count:,}")
-        for name, length, least in (
-            ("header_length", header.header_length, records.HEADER.size),
-            (
-                "section_record_length",
-                header.section_record_length,
-                records.SECTION.size,
-            ),
+        for name, least in (
+            ("header_length", records.HEADER.size),
+            ("section_record_length", records.SECTION.size),
         ):
+            length = getattr(header, name)
             if not least <= length <= records.MAX_RECORD_LENGTH or length % 8:
                 expected = f"{least} to {records.MAX_RECORD_LENGTH:,}, a multiple of 8"
                 self._fail(name, "wrong length", expected, f"{length:,}")
@@ -227,11 +258,6 @@ class Index(DensePart):
     def _fail_unaligned(self, place: str, field: str, alignment: int, value: int) -> NoReturn:
         expected = f"a multiple of {alignment:,}"
         self._fail(place, f"{field} not aligned", expected, f"{value:,}")
-
-    def _fail_past_end(self, place: str, number: int, offset: int, length: int) -> NoReturn:
-        file = self.files[number]
-        extent = f"bytes {offset:,} to {offset + length:,}"
-        self._fail(place, f"ends past the end of {file.name}", f"<= {file.length:,}", extent)
 
 
 def _part_place(number: int, kind: PartKind) -> str:

@@ -8,7 +8,6 @@ from moepack.pack.format.contents import BlobKey, IndexContents
 from moepack.pack.format.tables import DataFile
 from moepack.source import ggml_types
 from moepack.source.dense import ShardRange
-from moepack.source.experts import Scattered
 from moepack.source.shards import SourceTensor
 
 DigestsByOffset = Mapping[tuple[int, int], int]
@@ -30,7 +29,7 @@ def encode_over_shards(
     for key in contents.order:
         writer.put_blob(key, 0, 0, 0)
         for number, part in enumerate(contents.templates[key.template].parts):
-            shard, offset = part.slices.at(key.expert)
+            shard, offset = part.at(key.expert)
             writer.put_part(key, number, shard, offset, digests.get((shard, offset), 0))
     assert contents.dense is not None
     tensors = []
@@ -149,8 +148,8 @@ def _family_records(contents: IndexContents) -> Iterator[bytes]:
 def _slice_records(contents: IndexContents) -> Iterator[bytes]:
     for template in contents.templates:
         for part in template.parts:
-            if isinstance(part.slices, Scattered):
-                for shard, offset in part.slices.places:
+            if not part.stride:
+                for shard, offset in part.places:
                     yield records.SLICE.pack(*records.SliceRecord(shard, offset))
 
 
@@ -160,13 +159,13 @@ def _part_kind_records(contents: IndexContents) -> Iterator[bytes]:
         ggml_type = ggml_types.TYPES.get(part.type_id)
         ne0, ne1 = (*part.shape, 0, 0)[:2]
         flags = records.TYPE_INFERRED if part.inferred else 0
-        shard = offset = stride = first_slice = 0
-        if isinstance(part.slices, Scattered):
+        shard = offset = first_slice = 0
+        if not part.stride:
             flags |= records.OWN_TENSORS
             first_slice = slice_count
-            slice_count += len(part.slices.places)
+            slice_count += len(part.places)
         else:
-            shard, offset, stride = part.slices.shard, part.slices.offset, part.slices.length
+            ((shard, offset),) = part.places
         yield records.PART_KIND.pack(
             *records.PartKindRecord(
                 name=part.name.encode(),
@@ -181,7 +180,7 @@ def _part_kind_records(contents: IndexContents) -> Iterator[bytes]:
                 shard=shard,
                 first_slice=first_slice,
                 shard_offset=offset,
-                stride=stride,
+                stride=part.stride,
             )
         )
 

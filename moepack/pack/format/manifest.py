@@ -154,14 +154,9 @@ def decode(data: bytes, path: str) -> Manifest:
 def _check_version(fields: Fields) -> None:
     name = fields.body.get("format")
     if name != FORMAT:
-        raise PackError(
-            "not a moepack manifest",
-            path=fields.path,
-            place="format",
-            expected=FORMAT,
-            found=name,
-            code=ErrorCode.UNKNOWN_FORMAT,
-        )
+        problem, code = "not a moepack manifest", ErrorCode.UNKNOWN_FORMAT
+        path = fields.path
+        raise PackError(problem, path=path, place="format", expected=FORMAT, found=name, code=code)
     version = fields.body.get("format_version")
     if type(version) is not int or version != records.FORMAT_VERSION:
         raise records.unknown_version(version, fields.path)

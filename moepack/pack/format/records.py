@@ -54,15 +54,9 @@ def later_format(
     problem: str, path: str, place: str, expected: object = None, actual: object = None
 ) -> PackError:
     """Return the error for a feature of later versions of the format."""
-    return PackError(
-        problem,
-        path=path,
-        place=place,
-        expected=expected,
-        found=actual,
-        hint="read it with a newer moepack",
-        code=ErrorCode.UNKNOWN_FORMAT,
-    )
+    error = PackError(problem, path=path, place=place, expected=expected, found=actual)
+    error.hint, error.code = "read it with a newer moepack", ErrorCode.UNKNOWN_FORMAT
+    return error
 
 
 def unknown_version(version: object, path: str) -> PackError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from moepack.common.errors import MoepackError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from moepack.pack.reading.shard_map import ShardMap
     from moepack.storage.extents import Extent
@@ -46,24 +46,17 @@ class ShardView:
         PackError or MachineError, naming the part or tensor that cannot be read.
         """
         length = max(0, min(len(view), self.length - offset))
-        done = 0
-        for piece in self._pieces_in(offset, offset + length):
+        done, number = 0, max(0, bisect_right(self._starts, offset) - 1)
+        while number < len(self._pieces) and self._starts[number] < offset + length:
+            piece = self._pieces[number]
             first = max(piece.offset - offset, 0)
-            last = min(piece.end - offset, length)
+            last = max(first, min(piece.end - offset, length))
             view[done:first] = bytes(first - done)
             place = piece.input_offset + offset + first - piece.offset
             self._fill(view[first:last], piece, place)
-            done = last
+            done, number = last, number + 1
         view[done:length] = bytes(length - done)
         return length
-
-    def _pieces_in(self, offset: int, end: int) -> Iterator[Extent]:
-        for number in range(max(0, bisect_right(self._starts, offset) - 1), len(self._pieces)):
-            piece = self._pieces[number]
-            if piece.offset >= end:
-                return
-            if piece.end > offset:
-                yield piece
 
     def _fill(self, view: memoryview, piece: Extent, place: int) -> None:
         try:

@@ -61,13 +61,15 @@ def mount(
     MachineError if there is no FUSE.
     """
     folder = Path(os.path.abspath(target))
-    check_mount_point(folder)
+    _check_mount_point(folder)
     with Pack(pack) as opened:
         opened.require_files()
         opened.require_complete()
         shards = map_shards(opened)
         serve = _fuse_server()
         mounted = tuple(FileEntry(shard.name, shard.length) for shard in shards)
+        length = sum(shard.length for shard in shards)
+        facts = MountFacts(os.fspath(target), mounted, length, _unmount_command(folder))
         with Inputs(opened.file_paths, PackError) as inputs:
             _check_lengths(opened, inputs)
             exceptions: list[BaseException] = []
@@ -76,9 +78,7 @@ def mount(
                 # libfuse could not pass an exception on: it would wait for the next request.
                 try:
                     if started is not None:
-                        length = sum(shard.length for shard in shards)
-                        unmount = unmount_command(folder)
-                        started(MountFacts(os.fspath(target), mounted, length, unmount))
+                        started(facts)
                 except BaseException as error:
                     exceptions.append(error)
                     os.kill(os.getpid(), signal.SIGTERM)
@@ -94,8 +94,7 @@ def mount(
             raise exception
 
 
-def check_mount_point(folder: Path) -> None:
-    """Raise RequestError for a folder that is not empty, or that is a mount point."""
+def _check_mount_point(folder: Path) -> None:
     try:
         is_mount_point = os.path.ismount(folder)
         names = os.listdir(folder)
@@ -106,21 +105,20 @@ def check_mount_point(folder: Path) -> None:
         hint = "name an empty folder: mkdir shards"
         raise RequestError("not a folder to mount at", path=folder, hint=hint) from None
     except OSError as error:
-        if error.errno == errno.ENOTCONN:
-            problem = "the mount here was killed and not unmounted"
-            raise RequestError(problem, path=folder, hint=unmount_command(folder)) from None
-        raise MachineError(f"cannot read: {error.strerror}", path=folder) from None
+        if error.errno != errno.ENOTCONN:
+            raise MachineError(f"cannot read: {error.strerror}", path=folder) from None
+        problem = "the mount here was killed and not unmounted"
+        raise RequestError(problem, path=folder, hint=_unmount_command(folder)) from None
     if is_mount_point:
         problem = "something is mounted here already"
-        raise RequestError(problem, path=folder, hint=unmount_command(folder))
+        raise RequestError(problem, path=folder, hint=_unmount_command(folder))
     if names:
-        problem = "the folder to mount at is not empty"
-        expected, count = "an empty folder", count_text(len(names), "name")
+        problem, expected = "the folder to mount at is not empty", "an empty folder"
+        count = count_text(len(names), "name")
         raise RequestError(problem, path=folder, expected=expected, found=count)
 
 
-def unmount_command(folder: Path) -> str:
-    """Return the command that unmounts a folder."""
+def _unmount_command(folder: Path) -> str:
     program = "umount" if sys.platform == "darwin" else "fusermount3 -u"
     return f"{program} {shell_word(os.fspath(folder))}"
 
@@ -143,15 +141,10 @@ def _fuse_server() -> Callable[[FileSystem, str], object]:
 
 def _check_lengths(pack: Pack, inputs: Inputs) -> None:
     for number, file in enumerate(pack.index.files):
-        descriptor = inputs.descriptor(number)
-        assert descriptor is not None
-        length = os.fstat(descriptor).st_size
-        if length < file.length:
+        if (length := inputs.length(number)) < file.length:
+            path, expected = pack.file_paths[number], f"{file.length:,} bytes"
             raise PackError(
-                "the file is cut short",
-                path=pack.file_paths[number],
-                expected=f"{file.length:,} bytes",
-                found=f"{length:,}",
+                "the file is cut short", path=path, expected=expected, found=f"{length:,}"
             )
 
 
@@ -162,12 +155,9 @@ def _serve(serve: Callable[[FileSystem, str], object], system: FileSystem, folde
     except RuntimeError as error:
         if system.has_started:  # a signal ended it
             return
-        raise MachineError(
-            "cannot mount",
-            path=folder,
-            found=f"libfuse's code {error}",
-            hint="is fuse3 installed (apt-get install fuse3), and may you write to the folder?",
-        ) from None
+        code = f"libfuse's code {error}"
+        hint = "is fuse3 installed (apt-get install fuse3), and may you write to the folder?"
+        raise MachineError("cannot mount", path=folder, found=code, hint=hint) from None
 
 
 @contextlib.contextmanager

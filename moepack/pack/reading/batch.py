@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Self
 
 from moepack.common.closing import Closing
 from moepack.common.errors import MoepackError, RequestError
+from moepack.pack.reading.in_flight import drop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from moepack.pack.reading.open_work import OpenWork
+    from moepack.pack.reading.in_flight import InFlight
     from moepack.pack.reading.scheduler import PendingRead, Scheduler
     from moepack.storage.buffers import BufferPool
 
@@ -80,32 +81,34 @@ class BatchReads(Closing):
     """
 
     def __init__(
-        self, scheduler: Scheduler, pool: BufferPool | None, pending: Sequence[PendingRead]
+        self,
+        in_flight: InFlight,
+        scheduler: Scheduler,
+        pool: BufferPool | None,
+        pending: Sequence[PendingRead],
     ) -> None:
+        self.in_flight = in_flight
         self._scheduler = scheduler
         self.pool = pool
         self._lock = threading.Lock()
-        self._untaken = {read.number: read for read in pending}
+        self.untaken = {read.number: read for read in pending}
         self._ready: dict[int, PendingRead] = {}
         self._was_cut = False
         self.is_open = True
 
-    def __len__(self) -> int:
-        return len(self._untaken)
-
     def start(self) -> None:
         """Begin to read; called once. Raises MachineError if the backend has no queue."""
         with self._lock:
-            self._scheduler.add(self._untaken.values())
+            self._scheduler.add(self.untaken.values())
             self._scheduler.start()
 
     def next_read(self, *, in_order: bool) -> PendingRead | None:
         """Wait for an expert that no other thread has got, and return it; None after the last."""
         with self._lock:
-            while self._untaken:
-                number = next(iter(self._untaken if in_order else self._ready), None)
+            while self.untaken:
+                number = next(iter(self.untaken if in_order else self._ready), None)
                 if number in self._ready:
-                    del self._untaken[number]
+                    del self.untaken[number]
                     return self._ready.pop(number)
                 finished = self._scheduler.collect(wait=True)
                 if not finished:
@@ -123,18 +126,18 @@ class BatchReads(Closing):
             self.pool.give_back(memory.view)
 
     def close(self) -> None:
-        """Drop all reads that have not begun, wait for the others, give memory back.
-
-        May be called again if it was cut off.
-        """
+        """Drop all reads that have not begun, wait for the others, give memory back."""
+        if self.in_flight.is_forked:
+            return
         with self._lock:
-            self._was_cut = self._was_cut or bool(self._untaken)
+            self._was_cut = self._was_cut or bool(self.untaken)
             self._scheduler.close()
-            for pending in (*self._untaken.values(), *self._ready.values()):
+            for pending in (*self.untaken.values(), *self._ready.values()):
                 self.free(pending)
-            self._untaken.clear()
+            self.untaken.clear()
             self._ready.clear()
             self.is_open = False
+        self.in_flight.release(self)
 
 
 class Batch(Closing):
@@ -145,20 +148,17 @@ class Batch(Closing):
     so in its next call, since a finaliser must not wait.
     """
 
-    def __init__(
-        self, reads: BatchReads, open_work: OpenWork, finish: Callable[[PendingRead], None]
-    ) -> None:
+    def __init__(self, reads: BatchReads, finish: Callable[[PendingRead], None]) -> None:
         self._reads = reads
-        self._open_work = open_work
         self._finish = finish
 
     def __len__(self) -> int:
         """Return how many experts have not been taken yet."""
-        return len(self._reads)
+        return len(self._reads.untaken)
 
     def __del__(self) -> None:
         if self._reads.is_open:
-            self._open_work.drop(self._reads)
+            drop(self._reads)
 
     def completions(self, *, in_order: bool = False) -> Iterator[ExpertBytes]:
         """Yield the experts as their reads finish, or in the order of their keys.
@@ -168,23 +168,18 @@ class Batch(Closing):
         batch or its reader was closed before all experts were taken, and in a forked child.
         """
         while True:
-            self._open_work.close_dropped()
+            self._reads.in_flight.close_dropped()
             pending = self._reads.next_read(in_order=in_order)
             if pending is None:
                 return
-            yield self._open(pending)
+            try:
+                self._finish(pending)
+            except MoepackError:
+                pending.error = None  # the error's traceback holds the read
+                self._reads.free(pending)
+                raise
+            yield ExpertBytes(self._reads.pool, pending)
 
     def close(self) -> None:
         """Cancel the reads that have not begun, wait for the others, free the buffers."""
-        if not self._open_work.is_forked:
-            self._reads.close()
-            self._open_work.release(self._reads)
-
-    def _open(self, pending: PendingRead) -> ExpertBytes:
-        try:
-            self._finish(pending)
-        except MoepackError:
-            pending.error = None  # the error's traceback holds the read
-            self._reads.free(pending)
-            raise
-        return ExpertBytes(self._reads.pool, pending)
+        self._reads.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from moepack.common.errors import PackError, RequestError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.common.sizes import Size, is_share, parse_size, ranges_text
 from moepack.pack.format.dense import DenseTensor
 from moepack.pack.format.index import Index
@@ -27,8 +27,7 @@ from moepack.pack.reading.locations import (
 )
 
 if TYPE_CHECKING:
-    from moepack.pack.reading.mirror import Mirror
-    from moepack.pack.reading.partial import Partial
+    from moepack.pack.reading.copies import Mirror, Partial
 
 PartNames = dict[str, tuple[PackedFamily, int]]
 """Each name of a part, full and short, with its family and its number there."""
@@ -119,12 +118,12 @@ class Catalog:
         owner = self._family(layer, family)
         offset, length, hotness, rank, file = self._blob(owner, expert)
         if not length:
-            raise RequestError(
-                f"layer {layer} expert {expert} has no blob: its parts lie apart in the shards",
-                path=self.path,
-                hint=f"name a part, such as {short_name(owner.part_kinds[0].name)}, or"
-                " read the whole expert",
+            problem = (
+                f"layer {layer} expert {expert} has no blob: its parts lie apart in the shards"
             )
+            name = short_name(owner.part_kinds[0].name)
+            hint = f"name a part, such as {name}, or read the whole expert"
+            raise RequestError(problem, path=self.path, hint=hint)
         measured = hotness if owner.hotness_measured else None
         path = self.path_of(file, offset, length)
         return BlobLocation(layer, expert, owner.name, path, offset, length, rank, measured)
@@ -141,11 +140,9 @@ class Catalog:
 
     def _blob(self, family: PackedFamily, expert: int) -> tuple[int, int, int, int, int]:
         if not 0 <= expert < family.expert_count:
-            raise RequestError(
-                f"layer {family.layer} has no expert {expert} in {family.name}",
-                path=self.path,
-                expected=f"0 to {family.expert_count - 1}",
-            )
+            problem = f"layer {family.layer} has no expert {expert} in {family.name}"
+            expected = f"0 to {family.expert_count - 1}"
+            raise RequestError(problem, path=self.path, expected=expected)
         return self.index.blob(family.first_blob + expert)
 
     def _locate_part(self, layer: int, expert: int, part: str, name: str | None) -> PartLocation:
@@ -160,12 +157,10 @@ class Catalog:
         if blob[1]:
             self._check_inside(layer, expert, kind, record, blob)
         elif not index.files[file].is_shard:
-            raise PackError(
-                "a part of an expert without a blob lies in no shard",
-                path=index.path,
-                place=f"layer {layer} expert {expert} {kind.name}",
-                found=f"file {file}, which is a data file",
-            )
+            problem = "a part of an expert without a blob lies in no shard"
+            place = f"layer {layer} expert {expert} {kind.name}"
+            actual = f"file {file}, which is a data file"
+            raise PackError(problem, path=index.path, place=place, found=actual)
         return PartLocation(
             layer,
             expert,
@@ -189,13 +184,14 @@ class Catalog:
         offset, length, _, file, _ = record
         if file == blob[4] and 0 <= offset - blob[0] <= blob[1] - length:
             return
-        raise PackError(
+        problem, place = (
             "a part lies outside its blob",
-            path=self.index.path,
-            place=f"layer {layer} expert {expert} {kind.name}",
-            expected=f"file {blob[4]}, bytes {blob[0]:,} to {blob[0] + blob[1]:,}",
-            found=f"file {file}, bytes {offset:,} to {offset + length:,}",
+            f"layer {layer} expert {expert} {kind.name}",
         )
+        expected = f"file {blob[4]}, bytes {blob[0]:,} to {blob[0] + blob[1]:,}"
+        actual = f"file {file}, bytes {offset:,} to {offset + length:,}"
+        path = self.index.path
+        raise PackError(problem, path=path, place=place, expected=expected, found=actual)
 
     def locate_all(
         self, layer: int, expert: int, *, family: str | None = None
@@ -297,9 +293,7 @@ class Catalog:
         """
         self.check_open()
         if self._tensors is None:
-            self._tensors = {
-                tensor.name: tensor for tensor in map(self._tensor, self.index.tensors())
-            }
+            self._tensors = {one.name: self._tensor(one) for one in self.index.tensors()}
         return tuple(self._tensors.values())
 
     def locate_dense(self, name: str) -> TensorLocation:
@@ -344,16 +338,12 @@ class Catalog:
 
     def _no_family(self, layer: int, name: str | None) -> RequestError:
         self.check_open()
-        if layer not in self.layers:
-            return RequestError(
-                f"the pack has no experts in layer {layer}",
-                path=self.path,
-                hint=f"it holds layers {ranges_text(self.layers)}",
-            )
-        names = ", ".join(self.families(layer))
-        return RequestError(
-            f"layer {layer} has no family {name}", path=self.path, hint=f"it has {names}"
-        )
+        problem = f"the pack has no experts in layer {layer}"
+        hint = f"it holds layers {ranges_text(self.layers)}"
+        if layer in self.layers:
+            problem = f"layer {layer} has no family {name}"
+            hint = f"it has {', '.join(self.families(layer))}"
+        return RequestError(problem, path=self.path, hint=hint)
 
     def _no_part(self, layer: int, part: str, family: str | None) -> RequestError:
         self._family(layer, family)

@@ -6,12 +6,14 @@ consist of links; anything but a regular file is refused before it is read.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moepack.common import digest
 from moepack.common.errors import (
     SHORTAGE_HINTS,
     ErrorCode,
@@ -30,14 +32,13 @@ from moepack.common.pack_files import (
     is_in_pack,
 )
 from moepack.common.path_hints import missing_hint
-from moepack.common.paths import AnyPath, PathOrPaths, path_list
-from moepack.common.remote_path import RemotePath, is_remote
-from moepack.pack.format import manifest
+from moepack.common.paths import AnyPath, PathOrPaths, RemotePath, is_remote, path_list
+from moepack.pack.format import manifest, records
 from moepack.storage.input_file import open_input
 from moepack.storage.regular_file import NotRegularError, map_file, open_regular, read_back
 
 if TYPE_CHECKING:
-    from moepack.pack.reading.partial import Partial
+    from moepack.pack.reading.copies import Partial
 
 _SUFFIX, _MAGIC = ".gguf", b"GGUF"
 _SHARDS = (f"*{_SUFFIX}", f"*/*{_SUFFIX}", f"snapshots/*/*{_SUFFIX}", f"snapshots/*/*/*{_SUFFIX}")
@@ -152,10 +153,10 @@ def read_any_manifest(path: Path) -> tuple[Path, bytes, Partial | None]:
     except PackError:
         if not (path / PARTIAL_NAME).exists():
             raise
-    from moepack.pack.reading.partial import MANIFEST_NAME, open_partial  # here, since few are
+    from moepack.pack.reading.copies import PARTIAL_MANIFEST, open_partial  # here, since few are
 
     partial = open_partial(path)
-    return path / MANIFEST_NAME, partial.manifest_bytes, partial
+    return path / PARTIAL_MANIFEST, partial.manifest_bytes, partial
 
 
 def is_replaced(folder: Path, manifest_bytes: bytes) -> bool:
@@ -172,9 +173,7 @@ def map_index(folder: Path, entry: manifest.IndexEntry) -> mmap.mmap | bytes:
     name = folder / entry.name
     try:
         if isinstance(name, RemotePath):
-            from moepack.pack.reading.index_cache import fetch_index  # here, since few are remote
-
-            return fetch_index(name, entry)
+            return _fetch_index(name, entry)
         with open(name, "rb", opener=open_regular) as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return b""
@@ -183,6 +182,35 @@ def map_index(folder: Path, entry: manifest.IndexEntry) -> mmap.mmap | bytes:
         raise PackError("the index is missing", path=name) from None
     except OSError as error:
         raise _problem(name, error) from None
+
+
+def _fetch_index(path: RemotePath, entry: manifest.IndexEntry) -> bytes:
+    """Return the index at `path`; from the user's cache if it is there with its digest.
+
+    What comes from the store is returned as it is, right or wrong. Raises OSError.
+    """
+    # Here, since few packs are remote.
+    from moepack.storage.atomic import write_whole
+    from moepack.storage.folders import is_ours, user_folder
+    from moepack.storage.remote.stores import store_of
+
+    folder = user_folder("XDG_CACHE_HOME", ".cache")
+    cached = None if folder is None else folder / f"index-{entry.digest:016x}.bin"
+    if cached is not None:
+        with contextlib.suppress(OSError):
+            if is_ours(cached) and _is_right(data := read_back(cached, entry.length), entry):
+                return data
+    data = store_of(path).read(path.key, entry.length)
+    if cached is not None and _is_right(data, entry):
+        with contextlib.suppress(OSError, MoepackError):
+            write_whole(cached, data)
+    return data
+
+
+def _is_right(data: bytes, entry: manifest.IndexEntry) -> bool:
+    end = entry.length - records.TRAILER.size
+    has_digest = data[end:] == records.TRAILER.pack(entry.digest)
+    return has_digest and digest.xxh3(memoryview(data)[:end]) == entry.digest
 
 
 def _not_a_pack(path: Path) -> PackError:

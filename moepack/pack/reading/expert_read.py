@@ -1,6 +1,6 @@
 """The plan of reading one expert: ranges of files, its memory, and where its parts lie there.
 
-Made once, by `read_plan`, before anything is read. Nothing is opened here.
+Made once, by the catalogue alone, before anything is read. Nothing is opened here.
 """
 
 from __future__ import annotations
@@ -20,21 +20,25 @@ from moepack.common.errors import (
     remedy,
 )
 from moepack.common.sizes import align
+from moepack.pack.reading.locations import PartSpan
 from moepack.storage.backend import ReadRequest
 from moepack.storage.buffers import map_memory, writable_bytes
 from moepack.storage.regular_file import NotRegularError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from moepack.pack.reading.catalog import PartNames
-    from moepack.pack.reading.locations import PartSpan
+    from moepack.pack.reading.catalog import Catalog, PartNames
+    from moepack.pack.reading.locations import PartLocation, TensorLocation
     from moepack.storage.arena import Arena
     from moepack.storage.buffers import BufferPool
 
 PAGE = 4096
 """Ranges keep their offset within a page in memory as well, so that direct reads need no copy."""
+
+_PIECE_LENGTH = 16 << 20
+"""The bytes of one read of a dense tensor, which may be larger than one read can be."""
 
 _HINTS = SHORTAGE_HINTS | {
     errno.EIO: "the drive or its connection fails: see the kernel's log, then run `moepack verify`",
@@ -107,19 +111,16 @@ class ScatteredMemory:
         start, end = file_read.start, file_read.start + file_read.length
         for span in sorted(self._read.parts, key=lambda span: span.start):
             if span.length and start <= span.start < end:
-                yield from _padding(span.start - start)
+                if span.start > start:
+                    yield _padding(span.start - start)
                 yield self._buffers[span.name]
                 start = span.start + span.length
-        yield from _padding(end - start)
-
-
-def _padding(length: int) -> Iterator[memoryview]:
-    if length:
-        yield _unseen(align(length, PAGE))[:length]
+        if end > start:
+            yield _padding(end - start)
 
 
 @cache
-def _unseen(length: int) -> memoryview:
+def _padding(length: int) -> memoryview:
     """Return memory for padding, which all reads share."""
     return map_memory(length)
 
@@ -189,13 +190,11 @@ class ExpertRead(NamedTuple):
         if error is not None:
             hint = remedy(error) or _HINTS.get(error.errno or 0)
             return MachineError(f"cannot read: {error.strerror}", path=path, place=place, hint=hint)
+        expected = f"{file_read.length:,} bytes"
+        hint = "it was cut or replaced: run `moepack verify` on the pack"
+        problem = "the file ends too early"
         return PackError(
-            "the file ends too early",
-            path=path,
-            place=place,
-            expected=f"{file_read.length:,} bytes",
-            found=length,
-            hint="it was cut or replaced: run `moepack verify` on the pack",
+            problem, path=path, place=place, expected=expected, found=length, hint=hint
         )
 
     def place(self, file_read: FileRead) -> str:
@@ -220,30 +219,21 @@ class ExpertRead(NamedTuple):
         for span in self.parts:
             if span.name == full_name:
                 return span
-        raise RequestError(
-            "this part was not requested",
-            path=self.file_reads[0].path,
-            place=f"{self.owner} {full_name}",
-            hint=f"it was read with {', '.join(part.name for part in self.parts)}",
-        )
+        place = f"{self.owner} {full_name}"
+        hint = f"it was read with {', '.join(part.name for part in self.parts)}"
+        path = self.file_reads[0].path
+        raise RequestError("this part was not requested", path=path, place=place, hint=hint)
 
-    def check_digests(self, memory: AnyMemory, parts: Iterable[PartSpan]) -> None:
-        """Compare some of the parts in `memory` with their digests, if these are known.
-
-        Raises PackError for the first that differs.
-        """
+    def wrong_digest(self, memory: AnyMemory, parts: Iterable[PartSpan]) -> PackError | None:
+        """Compare some of the parts in `memory` with their digests; return the first error."""
         for part in parts:
             if part.digest is None or part.digest == (actual := digest.xxh3(memory.part(part))):
                 continue
-            raise digest_error(*self.place_of(part), part.digest, actual)
-
-    def place_of(self, part: PartSpan) -> tuple[Path, str]:
-        """Return the file of one of the parts, and its place there for messages."""
-        file_read = next(
-            (read for read in self.file_reads if _holds(read, part)), self.file_reads[0]
-        )
-        offset = file_read.offset + part.start - file_read.start
-        return file_read.path, f"{self.owner} {part.name} at byte {offset:,}"
+            reads = [read for read in self.file_reads if _holds(read, part)] or self.file_reads
+            offset = reads[0].offset + part.start - reads[0].start
+            place = f"{self.owner} {part.name} at byte {offset:,}"
+            return digest_error(reads[0].path, place, part.digest, actual)
+        return None
 
 
 def digest_error(path: Path, place: str, expected: int, actual: int) -> PackError:
@@ -272,8 +262,7 @@ def new_memory(arena: Arena, read: ExpertRead) -> ReadMemory:
         # All pages that the reads touch, one behind the other; as `align`, for every expert.
         pages = arena.allocate((lead + read.length + PAGE - 1) // PAGE * PAGE)
     except MachineError as error:
-        error.path = str(read.file_reads[0].path)
-        error.place = read.first_place
+        error.path, error.place = str(read.file_reads[0].path), read.first_place
         raise
     view = pages[lead : lead + read.length] if lead or len(pages) > read.length else pages
     return ReadMemory(view, pages)
@@ -290,15 +279,13 @@ def callers_memory(buffer: Any, read: ExpertRead) -> AnyMemory:
 
     Raises RequestError for buffers that do not fit.
     """
+    is_scattered = isinstance(buffer, Mapping)
     try:
-        if isinstance(buffer, Mapping):
+        if is_scattered:
             return ScatteredMemory(read, buffer)
         return ReadMemory(writable_bytes(buffer, read.length))
     except RequestError as error:
-        if isinstance(buffer, Mapping):
-            error.place = error.place or read.owner
-        else:
-            error.place = read.first_place
+        error.place = read.owner if is_scattered else read.first_place
         raise
 
 
@@ -306,9 +293,70 @@ def check_pool(pool: BufferPool, reads: list[ExpertRead]) -> None:
     """Raise RequestError if the buffers of a pool are too small."""
     for read in reads:
         if read.length > pool.length:
-            raise RequestError(
-                "the pool's buffers are too small",
-                place=read.first_place,
-                expected=f"{read.length:,} bytes",
-                found=pool.length,
-            )
+            problem, expected = "the pool's buffers are too small", f"{read.length:,} bytes"
+            place = read.first_place
+            raise RequestError(problem, place=place, expected=expected, found=pool.length)
+
+
+def plan_read(
+    catalog: Catalog, layer: int, expert: int, parts: Sequence[str] | None, family: str | None
+) -> ExpertRead:
+    """Plan the reads of one expert: its whole blob, or the named `parts`.
+
+    Parts with no more than padding between them are one read; so are, in an index over shards,
+    parts within a page of each other. Raises RequestError for an expert or part that the pack does
+    not have, PackError for a record that breaks the format.
+    """
+    if parts is None:
+        blob = catalog.locate_all(layer, expert, family=family)
+        if blob is not None:
+            path, offset, length, spans = blob
+            names = catalog.part_names(layer, family=family)
+            file_reads = (FileRead(path, offset, length, 0),)
+            return ExpertRead(layer, expert, True, spans, names, file_reads, length)
+        parts = [kind.name for kind in catalog.parts(layer, family=family)]
+    if not parts:
+        raise RequestError("no parts were requested", path=catalog.path)
+    names = catalog.part_names(layer, family=family)
+    locations = {catalog.locate(layer, expert, part, family=family) for part in parts}
+    gap = max(catalog.index.header.part_alignment, PAGE)
+    return read_of_parts(layer, expert, locations, names, gap)
+
+
+def read_of_parts(
+    layer: int, expert: int, parts: Iterable[PartLocation], names: PartNames, gap: int
+) -> ExpertRead:
+    """Plan the reads of some parts of an expert, wherever they lie.
+
+    Parts of a file with less than `gap` bytes between them are one read.
+    """
+    reads: list[FileRead] = []
+    spans = []
+    for part in sorted(parts, key=lambda part: (part.path, part.offset)):
+        last = reads[-1] if reads else None
+        is_near = last is not None and part.path == last.path
+        if last and is_near and 0 <= part.offset - last.offset - last.length < gap:
+            reads[-1] = last._replace(length=part.offset + part.length - last.offset)
+        else:
+            start = 0
+            if last:  # In pages of its own, and as far behind the start of one as in the file.
+                lead = reads[0].lead
+                start = align(lead + last.start + last.length, PAGE) - lead + part.offset % PAGE
+            reads.append(FileRead(part.path, part.offset, part.length, start))
+        start = reads[-1].start + part.offset - reads[-1].offset
+        spans.append(PartSpan(part.part, start, part.length, part.digest))
+    length = reads[-1].start + reads[-1].length
+    return ExpertRead(layer, expert, False, tuple(spans), names, tuple(reads), length)
+
+
+def plan_tensor(tensor: TensorLocation) -> ExpertRead:
+    """Plan the reads of a dense tensor into one range of memory, in pieces in flight together."""
+    span = PartSpan(tensor.name, 0, tensor.length, tensor.digest)
+    starts = range(0, tensor.length, _PIECE_LENGTH) or range(1)
+    reads = tuple(
+        FileRead(
+            tensor.path, tensor.offset + start, min(_PIECE_LENGTH, tensor.length - start), start
+        )
+        for start in starts
+    )
+    return ExpertRead(-1, -1, False, (span,), {}, reads, tensor.length)

@@ -1,26 +1,53 @@
-"""The reads that a reader has in flight: their limits, and statistics of all reads so far.
+"""The reads that a reader has in flight: their limits, their end, and statistics of all so far.
 
 Beyond about 100 MB in flight drives get slower, not faster, and memory is better used for experts.
+
+A finaliser runs anywhere, even in a call that holds a lock, so it waits for nothing: it leaves its
+work on a list, and the next call closes that. A forked child has a copy of the reader but shares
+its rings with the parent, and has none of its threads: every call is refused there, and closing
+does nothing.
 """
 
+from __future__ import annotations
+
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from moepack.common.closing import Closing
+from moepack.common.errors import RequestError
+
+if TYPE_CHECKING:
+    from moepack.pack.reading.second_source import MirrorUsage, SecondSource
+    from moepack.storage.backend import Backend
 
 DEPTH = 32
 MAX_LENGTH = 64 << 20
 
+_dropped: deque[Closing] = deque()
+"""The work that was dropped while it was in flight."""
 
-class MirrorUsage(NamedTuple):
-    """Reads from a mirror.
 
-    For `error_count` experts the mirror gave an error or wrong bytes, and the pack served instead.
-    """
+def drop(work: Closing) -> None:
+    """Leave `work` for the next call to close; for finalisers."""
+    _dropped.append(work)
 
-    read_count: int
-    error_count: int
-    read_length: int
+
+def close_dropped() -> None:
+    """Close the work that was dropped; several threads may do so at a time."""
+    while _dropped:  # mostly not, and this is asked for every expert
+        try:
+            work = _dropped.popleft()
+        except IndexError:  # another thread was faster
+            return
+        try:
+            work.close()
+        except BaseException:  # an interruption: the system may still write into its buffers
+            drop(work)
+            raise
 
 
 class Statistics(NamedTuple):
@@ -43,32 +70,66 @@ class Statistics(NamedTuple):
     mirror: MirrorUsage | None = None
 
 
-class InFlight:
-    """Counts the reads in flight of one reader, over all of its threads and batches.
+class InFlight(Closing):
+    """The reads in flight of one reader, over all of its threads and batches.
 
     `depth` limits their number, `max_length` their bytes. A batch that has nothing in flight may
-    always begin one read: so a batch never deadlocks, and a read may exceed the limit.
-
-    Reads are counted by their owner, in one place: a signal's handler may raise anywhere, and an
-    owner that was interrupted forgets all that is counted for it, whatever that was.
+    always begin one read: so a batch never deadlocks, and a read may exceed the limit. Reads are
+    counted by their owner: a batch, or a thread.
     """
 
-    def __init__(self, backend: str, depth: int, max_length: int) -> None:
+    def __init__(
+        self, backend: Backend, depth: int, max_length: int, second: SecondSource | None
+    ) -> None:
+        self.backend = backend
         self.depth = depth
-        self._backend = backend
+        self.second = second
         self._max_length = max_length
-        self._changed = threading.Condition()  # a signal's handler may come in again
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._closing = threading.RLock()
+        self._works: set[Closing] = set()
         self._owned: dict[Hashable, tuple[int, int]] = {}
-        self._peak = 0
-        self._reads = self._errors = self._read_length = 0
+        self._peak = self._reads = self._errors = self._read_length = 0
         self._busy_seconds = self._busy_since = 0.0
-        self.is_closed = False
-        """Whether nothing may begin any more; set by `close`."""
+        self.is_closed = self._is_over = False
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is the copy in a forked child."""
+        return os.getpid() != self._process
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is in flight; takes no lock."""
         return not self._owned
+
+    def enter(self) -> None:
+        """Begin a call: close dropped work. Raises RequestError if the reader is closed."""
+        self.close_dropped()
+        self.check_open()
+
+    def close_dropped(self) -> None:
+        """Close dropped work. Raises RequestError in a forked child."""
+        if self.is_forked:
+            problem = "the reader belongs to the process that this one was forked from"
+            raise RequestError(problem, hint="open the pack again in the child")
+        close_dropped()
+
+    def check_open(self) -> None:
+        """Raise RequestError if the reader is closed."""
+        if self.is_closed:
+            raise RequestError("the reader is closed")
+
+    def adopt(self, work: Closing) -> None:
+        """Let `close` end `work` too. Raises RequestError if the reader is closed."""
+        with self._changed:
+            self.check_open()
+            self._works.add(work)
+
+    def release(self, work: Closing) -> None:
+        """Forget `work`, which has ended."""
+        self._works.discard(work)
 
     def _total(self) -> tuple[int, int]:
         """Return the count and the bytes of all reads in flight."""
@@ -78,7 +139,9 @@ class InFlight:
             length += owned_length
         return count, length
 
-    def begin(self, owner: Hashable, length: int, *, force: bool = False) -> bool:
+    def begin(
+        self, owner: Hashable, length: int, *, is_second: bool = False, force: bool = False
+    ) -> bool:
         """Count a read of `length` bytes as begun; return False if it may not begin now.
 
         It may not if that exceeds a limit, unless `force`, or if the reader is closed.
@@ -95,52 +158,53 @@ class InFlight:
             self._owned[owner] = owned_count + 1, owned_length + length
             if total > self._peak:
                 self._peak = total
-            return True
+        if self.second is not None:
+            self.second.begin(owner, length, is_second=is_second)
+        return True
 
-    def end(self, owner: Hashable, count: int, length: int, received: int, errors: int) -> None:
-        """Count `count` reads of `length` bytes in all as ended, with `received` bytes."""
+    def end(
+        self, owner: Hashable, length: int, received: int, *, is_second: bool, failed: bool
+    ) -> None:
+        """Count a read of `length` bytes as ended, with `received` bytes."""
         with self._changed:
-            left, left_length = self._owned.pop(owner, (count, length))
-            if left > count:
-                self._owned[owner] = left - count, left_length - length
-            self._reads += count
-            self._errors += errors
+            count, owned_length = self._owned.get(owner, (1, length))
+            self._reads += 1
             self._read_length += received
-            self._settle()
+            if count > 1:
+                self._owned[owner] = count - 1, owned_length - length
+            else:
+                self._remove(owner)
+        if failed:
+            self.add_error(is_second=is_second)
+        if self.second is not None:
+            self.second.end(owner, length, received, is_second=is_second)
 
     def forget(self, owner: Hashable) -> None:
         """Count nothing as in flight any more of an owner that has nothing in flight."""
         with self._changed:
-            if self._owned.pop(owner, None):
-                self._settle()
+            self._remove(owner)
+        if self.second is not None:
+            self.second.forget(owner)
 
-    def _settle(self) -> None:
-        if not self._owned:
-            self._busy_seconds += time.perf_counter() - self._busy_since
+    def _remove(self, owner: Hashable) -> None:
+        if self._owned.pop(owner, None) is not None:
+            if not self._owned:
+                self._busy_seconds += time.perf_counter() - self._busy_since
             self._changed.notify_all()
 
-    def add_error(self) -> None:
-        """Count an error in bytes that were read, such as a digest that differs."""
-        with self._changed:
-            self._errors += 1
+    def add_error(self, *, is_second: bool) -> None:
+        """Count an error of a read or of its bytes; one of a mirror is none of the reader's."""
+        if self.second is None or self.second.is_backup or not is_second:
+            with self._changed:
+                self._errors += 1
 
-    def close(self) -> None:
-        """Refuse to begin any more reads."""
-        with self._changed:
-            self.is_closed = True
-
-    def drain(self) -> None:
-        """Wait until nothing is in flight."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._owned)
-
-    def statistics(self, mirror: MirrorUsage | None) -> Statistics:
+    def statistics(self) -> Statistics:
         """Return the numbers as they are now."""
         with self._changed:
             count, length = self._total()
             busy = time.perf_counter() - self._busy_since if count else 0.0
             return Statistics(
-                self._backend,
+                self.backend.name,
                 self._reads,
                 self._errors,
                 self._read_length,
@@ -148,5 +212,22 @@ class InFlight:
                 count,
                 length,
                 self._peak,
-                mirror,
+                None if self.second is None else self.second.usage,
             )
+
+    def close(self) -> None:
+        """End all work, let nothing begin any more, wait for other threads, close the backend."""
+        if self.is_forked:
+            return
+        with self._closing:
+            with self._changed:
+                self.is_closed = True
+            for work in list(self._works):
+                work.close()
+                self.release(work)
+            this_thread = {threading.get_ident()}
+            with self._changed:
+                self._changed.wait_for(lambda: self._owned.keys() <= this_thread)
+            if not self._is_over:
+                self.backend.close()
+                self._is_over = True

@@ -10,17 +10,17 @@ import threading
 from typing import TYPE_CHECKING
 
 from moepack.common.errors import MoepackError, PackError
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from moepack.pack.format import manifest
 from moepack.pack.reading.second_source import SecondSource
 from moepack.storage.backend import Completion, ReadRequest
 from moepack.storage.remote.store import RemoteError
 from moepack.storage.remote.stores import store_of
-from moepack.storage.remote_backend import RemoteBackend
+from moepack.storage.threaded import RemoteBackend
 
 if TYPE_CHECKING:
+    from moepack.pack.reading.copies import Partial
     from moepack.pack.reading.expert_read import ExpertRead
-    from moepack.pack.reading.partial import Partial
 
 
 class OriginBackend(RemoteBackend):

@@ -16,11 +16,12 @@ from moepack.common import digest
 from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.common.escaping import shell_word
-from moepack.common.remote_path import RemotePath, is_remote
+from moepack.common.paths import RemotePath, is_remote
 from moepack.common.sizes import Size, ranges_text
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.names import MIRROR_NAME
+from moepack.pack.format.records import ShardBytesRecord
 from moepack.pack.reading.catalog import Catalog, payload_length
 from moepack.pack.reading.directory import (
     is_replaced,
@@ -28,12 +29,12 @@ from moepack.pack.reading.directory import (
     pack_folder,
     read_any_manifest,
 )
+from moepack.pack.reading.expert_read import plan_read
 from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH
-from moepack.pack.reading.read_plan import plan_read
 from moepack.pack.reading.reader import Reader
-from moepack.pack.reading.shard_check import check_shards
 from moepack.storage.backend import Backend
 from moepack.storage.buffers import BufferPool
+from moepack.storage.regular_file import NotRegularError, open_regular, read_whole
 
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -41,9 +42,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moepack.common.shape import ModelShape
-    from moepack.pack.reading.mirror import Mirror
+    from moepack.pack.reading.copies import Mirror
     from moepack.pack.reading.tensors import Mappings
     from moepack.source.shards import Source
+
+
+_MAX_HEADER_LENGTH = 256 << 20
+"""Ten times the header of the largest vocabulary; a longer one is not compared."""
+_HINT = "it was replaced or is not complete: restore it, or run `moepack index` again"
 
 
 class Pack(Catalog, Closing):
@@ -70,7 +76,7 @@ class Pack(Catalog, Closing):
             described = _decode_manifest(data, name)
             mapped = map_index(folder, described.index_entry)
             index = Index(mapped, str(folder / described.index_entry.name))
-            check_index(index, described)
+            index.check_manifest(described)
         except PackError:
             if is_replaced(folder, data):
                 return self._open(folder)
@@ -78,7 +84,7 @@ class Pack(Catalog, Closing):
         paths = [folder / file.name for file in index.files]
         self._set_up(folder, index, paths, described, data, mapped)
         self.partial = partial
-        check_shards(index, self.file_paths)
+        _check_shards(index, self.file_paths)
 
     @classmethod
     def over_shards(cls, source: Source, index: Index, manifest_bytes: bytes) -> Self:
@@ -125,7 +131,7 @@ class Pack(Catalog, Closing):
         """The mirror of the pack, sound or not; None if it has none."""
         if self.partial is not None or not os.path.islink(self.path / MIRROR_NAME):
             return None
-        from moepack.pack.reading.mirror import find_mirror  # here, since few packs have one
+        from moepack.pack.reading.copies import find_mirror  # here, since few packs have one
 
         self.check_open()
         return find_mirror(self.path, self.index)
@@ -204,33 +210,27 @@ class Pack(Catalog, Closing):
         Raises as `locate`, PackError for a file that is missing or too short, RequestError for a
         type that gguf-py does not dequantize.
         """
-        from moepack.pack.reading.tensors import part_array  # here, since it brings numpy
-
         location = self._locate_part(layer, expert, part, family)
-        self._require_here(location.path)
         owner, number = self.part_names(layer, family=family)[part]
         kind = owner.part_kinds[number]
-        return part_array(self._mapped_files(), location, kind, dequantize=dequantize)
+        place = f"layer {layer} expert {expert} {location.part}"
+        mapped = self._mapped_files(location.path)
+        return mapped.array(location, kind, place, kind.interleaved_row_count, dequantize)
 
     def dense_tensor(self, name: str, *, dequantize: bool = False) -> NDArray[Any]:
         """Return a dense tensor by its name in the source, as `tensor` does a part.
 
         The slowest axis is the first. Raises as `locate_dense` and `tensor`.
         """
-        from moepack.pack.reading.tensors import dense_array  # here, since it brings numpy
-
         location = self.locate_dense(name)
-        self._require_here(location.path)
-        return dense_array(self._mapped_files(), location, dequantize=dequantize)
+        return self._mapped_files(location.path).array(location, location, name, 1, dequantize)
 
-    def _require_here(self, path: Path) -> None:
-        if isinstance(path, RemotePath):
-            self.require_files()
-            self.require_complete()
-
-    def _mapped_files(self) -> Mappings:
+    def _mapped_files(self, path: Path) -> Mappings:
+        """Return the mapped files; raise RequestError if the one at `path` is elsewhere."""
         self.require_files()
-        from moepack.pack.reading.tensors import Mappings
+        if isinstance(path, RemotePath):
+            self.require_complete()
+        from moepack.pack.reading.tensors import Mappings  # here, since it brings numpy
 
         self._mappings = self._mappings or Mappings()
         return self._mappings
@@ -251,18 +251,18 @@ class Pack(Catalog, Closing):
         """
         self.require_files()
         keys = self.hottest(byte_budget, family=family)
-        with self.reader(backend="buffered", check="never") as reader:
-            reads = [plan_read(self, *key, None, family) for key in keys]
-            if self.partial is not None:  # those that are elsewhere cannot be in the page cache
-                reads = [r for r in reads if not isinstance(r.file_reads[0].path, RemotePath)]
-            reads.sort(key=lambda read: read.file_reads[0])
-            done = 0
-            with reader.submit_reads(reads) as batch:
-                for expert in batch.completions(in_order=True):
-                    length = sum(read.length for read in reads[expert.number].file_reads)
-                    done += length
-                    if progress is not None:
-                        progress(length)
+        reads = [plan_read(self, *key, None, family) for key in keys]
+        if self.partial is not None:  # those that are elsewhere cannot be in the page cache
+            reads = [r for r in reads if not isinstance(r.file_reads[0].path, RemotePath)]
+        reads.sort(key=lambda read: read.file_reads[0])
+        done = 0
+        reader = self.reader(backend="buffered", check="never")
+        with reader, reader.submit_reads(reads) as batch:
+            for expert in batch.completions(in_order=True):
+                length = sum(read.length for read in reads[expert.number].file_reads)
+                done += length
+                if progress is not None:
+                    progress(length)
         return done
 
     def reader(
@@ -291,50 +291,49 @@ def _decode_manifest(data: bytes, path: Path) -> manifest.Manifest:
     """Decode a manifest. Raises PackError if a bit of it has changed."""
     described = manifest.decode(data, str(path))
     if not described.digest_matches:
-        raise PackError(
-            "the manifest is damaged: its own digest differs",
-            path=path,
-            hint="run `moepack verify` on the pack",
-        )
+        problem = "the manifest is damaged: its own digest differs"
+        raise PackError(problem, path=path, hint="run `moepack verify` on the pack")
     return described
 
 
-def check_index(index: Index, described: manifest.Manifest) -> None:
-    """Check that index and manifest belong together and that no bit of the index has changed."""
-    expected = described.index_entry.digest
-    for name, actual in (("stored", index.trailer_digest), ("computed", index.computed_digest())):
-        if actual != expected:
-            raise PackError(
-                f"the index is damaged or of another pack: its {name} digest differs",
-                path=index.path,
-                place="trailer",
-                expected=digest.to_text(expected),
-                found=digest.to_text(actual),
-                hint="run `moepack verify` on the pack",
-            )
-    if described.index_entry.length != index.header.index_length:
-        raise PackError(
-            "the index is not as long as the manifest says",
-            path=index.path,
-            expected=f"{described.index_entry.length:,} bytes",
-            found=f"{index.header.index_length:,}",
-        )
-    listed = [(entry.name, entry.length) for entry in described.files]
-    if listed != [(file.name, file.length) for file in index.files]:
-        raise PackError("index and manifest list other files", path=index.path, place="files")
-    if described.is_whole != (index.is_whole and described.layers is None):
-        raise PackError(
-            "index and manifest differ on whether the pack is whole",
-            path=index.path,
-            place="whole",
-            expected=described.is_whole,
-        )
-    layers = sorted({family.layer for family in index.families})
-    if described.layers is not None and described.layers != layers:
-        raise PackError(
-            "index and manifest list other layers",
-            path=index.path,
-            place="layers",
-            expected=ranges_text(described.layers),
-            found=ranges_text(layers),
-        )
+def _check_shards(index: Index, paths: Sequence[Path]) -> None:
+    """Check the length and the header of each shard that the index lies over.
+
+    A shard that was replaced would be read as if nothing had happened, since its slices mostly have
+    no digests. Its header has one, and another model has another header. Raises PackError if one is
+    missing or another file, MachineError if the system cannot read it.
+    """
+    shards = [number for number, file in enumerate(index.files) if file.is_shard]
+    for number in shards:
+        _check_shard(paths[number], index.files[number].length)
+    if shards:
+        for extent in index.shard_bytes():
+            file = index.files[extent.file]
+            is_header = file.is_shard and not extent.shard_offset
+            if is_header and extent.length <= _MAX_HEADER_LENGTH:
+                _check_shard(paths[extent.file], file.length, extent)
+
+
+def _check_shard(path: Path, length: int, header: ShardBytesRecord | None = None) -> None:
+    """Check the length of a shard, and its header if that is given."""
+    try:
+        with open(path, "rb", buffering=0, opener=open_regular) as file:
+            length_now = os.fstat(file.fileno()).st_size
+            if length_now != length:
+                problem, expected = "the shard is not as long as it was", f"{length:,} bytes"
+                actual = f"{length_now:,}"
+                raise PackError(problem, path=path, expected=expected, found=actual, hint=_HINT)
+            if header is None:
+                return
+            data = read_whole(file.fileno(), header.offset, header.length)
+    except FileNotFoundError:
+        hint = "it was moved: link to it again, or run `moepack index` again"
+        raise PackError("the shard is missing", path=path, hint=hint) from None
+    except NotRegularError as error:
+        raise PackError("not a regular file", path=path, found=error.kind, hint=_HINT) from None
+    except OSError as error:
+        raise MachineError(f"cannot read: {error.strerror}", path=path) from None
+    except EOFError as error:
+        raise PackError("the shard became shorter", path=path, found=str(error)) from None
+    if digest.xxh3(data) != header.digest:
+        raise PackError("the shard's header is not what it was", path=path, hint=_HINT)

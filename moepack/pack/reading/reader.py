@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from moepack.common.closing import Closing
 from moepack.common.errors import MirrorWarning, RequestError
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
 from moepack.pack.reading.batch import Batch, BatchReads, ExpertBytes
 from moepack.pack.reading.checked_reads import CHECKS, CheckedReads
 from moepack.pack.reading.expert_read import (
@@ -21,11 +21,18 @@ from moepack.pack.reading.expert_read import (
     callers_memory,
     check_pool,
     new_memory,
+    plan_read,
+    plan_tensor,
     pooled,
 )
-from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH, InFlight, Statistics
-from moepack.pack.reading.open_work import OpenWork, close_orphans
-from moepack.pack.reading.read_plan import plan_read, plan_tensor
+from moepack.pack.reading.in_flight import (
+    DEPTH,
+    MAX_LENGTH,
+    InFlight,
+    Statistics,
+    close_dropped,
+    drop,
+)
 from moepack.pack.reading.scheduler import PendingRead, Scheduler
 
 if TYPE_CHECKING:
@@ -80,7 +87,7 @@ class Reader(Closing):
         if check not in CHECKS:
             raise RequestError("no such check", expected=", ".join(CHECKS), found=repr(check))
         catalog.check_open()
-        close_orphans()
+        close_dropped()
         self._catalog = catalog
         # Here, since callers that only locate need neither memory nor a backend.
         from moepack.storage.arena import Arena
@@ -97,14 +104,11 @@ class Reader(Closing):
             self._backend, self.why = choose(backend, files, depth, pool.fixed if pool else None)
         else:
             self._backend, self.why = backend, "given by the caller"
-        self._second = self._open_second(is_mirror_read=mirror)
-        self._in_flight = InFlight(self._backend.name, depth, max_in_flight)
-        self._open_work = OpenWork(self._in_flight, self._backend)
-        self._reads = CheckedReads(
-            self._backend, self._in_flight, self._open_work, check, self._second
-        )
+        second = self._open_second(is_mirror_read=mirror)
+        self._in_flight = InFlight(self._backend, depth, max_in_flight, second)
+        self._reads = CheckedReads(self._in_flight, check)
         self._finalizer = weakref.finalize(
-            self, _finish, weakref.ref(self), self._open_work, self._arena
+            self, _finish, weakref.ref(self), self._in_flight, self._arena
         )
 
     @property
@@ -125,7 +129,7 @@ class Reader(Closing):
         if mirror is None:
             return None
         from moepack.pack.reading.second_source import SecondSource
-        from moepack.storage.ranges import RangeSet
+        from moepack.storage.extents import RangeSet
 
         files = {} if mirror.record is None else mirror.record.files
         paths = [path for path in self._catalog.file_paths if path.name in files]
@@ -139,18 +143,18 @@ class Reader(Closing):
     @property
     def mirror(self) -> Path | None:
         """The folder of the mirror that is read as well; None without one, or after it failed."""
-        return None if self._second is None else self._second.mirror
+        return None if self._in_flight.second is None else self._in_flight.second.mirror
 
     @property
     def statistics(self) -> Statistics:
         """Counts of the reads so far, and of those in flight now."""
-        self._open_work.close_dropped()
-        return self._in_flight.statistics(None if self._second is None else self._second.usage)
+        self._in_flight.close_dropped()
+        return self._in_flight.statistics()
 
     @property
     def is_forked(self) -> bool:
         """Whether this is a copy in a forked child, which must not read and closes nothing."""
-        return self._open_work.is_forked
+        return self._in_flight.is_forked
 
     def __repr__(self) -> str:
         return f"<moepack.Reader of {self._catalog.path}, {self.backend} ({self.why})>"
@@ -161,7 +165,7 @@ class Reader(Closing):
         Views of experts stay valid.
         """
         if self._finalizer.alive:
-            self._open_work.close()
+            self._in_flight.close()
             self._arena.close()
             self._finalizer.detach()
 
@@ -267,14 +271,14 @@ class Reader(Closing):
 
     def submit_reads(self, reads: Iterable[ExpertRead]) -> Batch:
         """Begin reads that were planned elsewhere, wherever they lie; else as `submit`."""
-        self._open_work.enter()
+        self._in_flight.enter()
         pending = [PendingRead(number, read, None) for number, read in enumerate(reads)]
         return self._begin(pending, None)
 
     def _begin(self, pending: Sequence[PendingRead], pool: BufferPool | None) -> Batch:
-        reads = BatchReads(self._scheduler(pool), pool, pending)
-        batch = Batch(reads, self._open_work, self._reads.finish)
-        self._open_work.adopt(reads)  # before anything begins
+        reads = BatchReads(self._in_flight, self._scheduler(pool), pool, pending)
+        batch = Batch(reads, self._reads.finish)
+        self._in_flight.adopt(reads)  # before anything begins
         try:
             reads.start()
         except BaseException:
@@ -291,7 +295,7 @@ class Reader(Closing):
         into: Sequence[Any] | None = None,
     ) -> list[PendingRead]:
         """Plan the reads of `submit` without beginning any; for use with a scheduler."""
-        self._open_work.enter()
+        self._in_flight.enter()
         if isinstance(parts, str):
             parts = (parts,)
         reads = [plan_read(self._catalog, layer, expert, parts, family) for layer, expert in keys]
@@ -311,35 +315,35 @@ class Reader(Closing):
     def scheduler(self) -> Scheduler:
         """Return a scheduler within this reader's limits; closing the reader closes it."""
         scheduler = self._scheduler(None)
-        self._open_work.adopt(scheduler)
+        self._in_flight.adopt(scheduler)
         return scheduler
 
     def _scheduler(self, pool: BufferPool | None) -> Scheduler:
         # No methods of this reader: the reads of a dropped batch must not refer to it.
         memory_for = partial(new_memory, self._arena) if pool is None else partial(pooled, pool)
-        return Scheduler(self._backend, self._in_flight, memory_for, self._second)
+        return Scheduler(self._in_flight, memory_for)
 
     def finish(self, pending: PendingRead) -> None:
         """Check the bytes of an expert that a scheduler has read, as `CheckedReads.finish` does."""
         self._reads.finish(pending)
 
     def _plan(self, layer: int, expert: int, part: str | None, family: str | None) -> ExpertRead:
-        self._open_work.enter()
+        self._in_flight.enter()
         parts = None if part is None else (part,)
         return plan_read(self._catalog, layer, expert, parts, family)
 
     def _plan_dense(self, name: str) -> ExpertRead:
-        self._open_work.enter()
+        self._in_flight.enter()
         return plan_tensor(self._catalog.locate_dense(name))
 
 
-def _finish(reader: weakref.ref[Reader], open_work: OpenWork, arena: Arena) -> None:
+def _finish(reader: weakref.ref[Reader], in_flight: InFlight, arena: Arena) -> None:
     """End the reads of a reader that was dropped, or when Python ends.
 
     Then the reader is still there, and waiting is right: a moment later its threads are cut off.
     """
     arena.close()
-    if reader() is None:
-        open_work.abandon()
+    if reader() is None and not in_flight.is_empty:
+        drop(in_flight)
     else:
-        open_work.close()
+        in_flight.close()

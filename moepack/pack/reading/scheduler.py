@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from moepack.pack.reading.expert_read import AnyMemory, ExpertRead, FileRead, ReadMemory
     from moepack.pack.reading.in_flight import InFlight
-    from moepack.pack.reading.second_source import SecondSource
-    from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
+    from moepack.storage.backend import Completion, ReadQueue, ReadRequest
 
 
 class PendingRead:
@@ -44,25 +43,19 @@ class PendingRead:
 class Scheduler(Closing):
     """Feeds one queue; used by one thread at a time.
 
-    `allocate` returns the memory for a read, or None if there is none now. `second` is the
-    second source of the reads, if there is one.
+    `allocate` returns the memory for a read, or None if there is none now.
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        in_flight: InFlight,
-        allocate: Callable[[ExpertRead], ReadMemory | None],
-        second: SecondSource | None,
+        self, in_flight: InFlight, allocate: Callable[[ExpertRead], ReadMemory | None]
     ) -> None:
-        self._backend = backend
         self._in_flight = in_flight
+        self._second = in_flight.second
         self._allocate = allocate
-        self._second = second
         self._queue: ReadQueue | None = None
         self._waiting: deque[PendingRead] = deque()
         self._started: dict[int, tuple[PendingRead, FileRead, AnyMemory]] = {}
-        self._failed: list[PendingRead] = []
+        self._finished: list[PendingRead] = []
         self._next_number = 0
         self._looked_at = time.perf_counter()
 
@@ -84,7 +77,7 @@ class Scheduler(Closing):
                     pending.memory = self._allocate(pending.read)
                 except MachineError as error:
                     pending.error = error
-                    self._failed.append(self._waiting.popleft())
+                    self._finished.append(self._waiting.popleft())
                     continue
             if pending.memory is None or not self._may_begin(pending):
                 break
@@ -103,11 +96,9 @@ class Scheduler(Closing):
             if is_second is None and self._started:
                 return False
         length = pending.read.file_reads[pending.begun_count].length
-        if not self._in_flight.begin(self, length, force=not self._started):
-            return False
-        if self._second is not None:
-            self._second.begin(self, length, is_second=pending.is_second)
-        return True
+        return self._in_flight.begin(
+            self, length, is_second=pending.is_second, force=not self._started
+        )
 
     def _begin(self, pending: PendingRead, memory: AnyMemory) -> tuple[int, ReadRequest]:
         """Return the request for the next read of the expert that is the first to wait."""
@@ -129,38 +120,34 @@ class Scheduler(Closing):
         Raises RequestError if nothing can begin: the reader is closed, or its pool has no free
         buffer.
         """
-        finished: list[PendingRead] = []
-        while self._waiting or self._started or self._failed:
+        self.start()
+        while self._started:
+            self._end_some(wait=wait and not self._finished)
             self.start()
-            finished += self._failed
-            self._failed.clear()
-            if not self._started:
-                if finished or not wait:
-                    break
-                if self._in_flight.is_closed:
-                    raise RequestError("the reader is closed")
-                hint = "release what was read before, or make the pool larger"
-                raise RequestError("all buffers of the pool are taken", hint=hint)
-            self._end_some(finished, wait=wait and not finished)
-            if finished or not wait:
-                self.start()
+            if self._finished or not wait:
                 break
+        finished, self._finished = self._finished, []
+        if wait and self._waiting and not finished:
+            self._in_flight.check_open()
+            hint = "release what was read before, or make the pool larger"
+            raise RequestError("all buffers of the pool are taken", hint=hint)
         return finished
 
     @property
     def queue(self) -> ReadQueue:
         """The backend's queue, made when it is first needed."""
         if self._queue is None:
+            backend = self._in_flight.backend
             try:
-                self._queue = self._backend.queue(self._in_flight.depth)
+                self._queue = backend.queue(self._in_flight.depth)
             except OSError as error:
-                problem = f"cannot set up {self._backend.name}: {error.strerror}"
+                problem = f"cannot set up {backend.name}: {error.strerror}"
                 hint = "take what was submitted before submitting more, or use fewer threads"
                 raise MachineError(problem, hint=hint) from error
         return self._queue
 
     def close(self) -> None:
-        """Drop all reads that wait and wait for the others; may be called again if it is cut off.
+        """Drop all reads that wait and wait for the others.
 
         Whoever added reads gives their memory back.
         """
@@ -169,18 +156,13 @@ class Scheduler(Closing):
             self._queue = None
         self._waiting.clear()
         self._started.clear()
-        self._failed.clear()
+        self._finished.clear()
         self._in_flight.forget(self)
-        if self._second is not None:
-            self._second.forget(self)
 
-    def _end_some(self, finished: list[PendingRead], *, wait: bool) -> None:
-        """End reads as the queue reports them; with `wait` at least one.
-
-        The experts whose last reads these were are added to `finished`.
-        """
+    def _end_some(self, *, wait: bool) -> None:
+        """End reads as the queue reports them; with `wait` at least one."""
         if self._second is None:
-            self._end(self.queue.finished(wait=wait), finished)
+            self._end(self.queue.finished(wait=wait))
             return
         looked_at, self._looked_at = self._looked_at, time.perf_counter()
         unseen = self._looked_at - looked_at
@@ -188,30 +170,25 @@ class Scheduler(Closing):
         if wait and not completions:
             completions = self.queue.finished(wait=True)
             self._looked_at, unseen = time.perf_counter(), 0.0  # who waits sees it at once
-        self._end(completions, finished)
+        self._end(completions)
         self._second.measure(unseen)
 
-    def _end(self, completions: list[Completion], finished: list[PendingRead]) -> None:
-        length = received = errors = 0
+    def _end(self, completions: list[Completion]) -> None:
         for number, request_length, error in completions:
             pending, file_read, memory = self._started.pop(number)
-            own_length = pending.read.received(file_read, memory, request_length)
-            problem = pending.read.problem(file_read, own_length, error)
-            length += file_read.length
-            received += own_length
+            received = pending.read.received(file_read, memory, request_length)
+            problem = pending.read.problem(file_read, received, error)
+            self._in_flight.end(
+                self,
+                file_read.length,
+                received,
+                is_second=pending.is_second,
+                failed=problem is not None,
+            )
             if problem is not None:
                 pending.error = pending.error or problem
-            if self._second is None:
-                errors += problem is not None
-            else:
-                is_second = pending.is_second
-                self._second.end(self, file_read.length, own_length, is_second=is_second)
-                if problem is not None:
-                    errors += self._second.counts_errors(is_second=is_second)
-                    if is_second:
-                        self._second.retire()
+                if self._second is not None and pending.is_second:
+                    self._second.retire()
             pending.ended_count += 1
             if pending.ended_count == len(pending.read.file_reads):
-                finished.append(pending)
-        if completions:
-            self._in_flight.end(self, len(completions), length, received, errors)
+                self._finished.append(pending)

@@ -13,11 +13,10 @@ import time
 import warnings
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from moepack.common.errors import MirrorWarning, MoepackError
-from moepack.pack.reading.in_flight import MirrorUsage
-from moepack.storage.ranges import RangeSet
+from moepack.storage.extents import RangeSet
 
 if TYPE_CHECKING:
     from moepack.pack.reading.expert_read import ExpertRead, FileRead
@@ -32,6 +31,17 @@ _PATIENCE = 100
 
 So one that was slow for a moment is not lost for ever, and trying costs one part in so many.
 """
+
+
+class MirrorUsage(NamedTuple):
+    """Reads from a mirror.
+
+    For `error_count` experts the mirror gave an error or wrong bytes, and the pack served instead.
+    """
+
+    read_count: int
+    error_count: int
+    read_length: int
 
 
 class _Drive:
@@ -124,10 +134,6 @@ class SecondSource:
         if self.is_backup:
             return None
         return MirrorUsage(self._read_count, self._error_count, self._read_length)
-
-    def counts_errors(self, *, is_second: bool) -> bool:
-        """Return whether an error of one of the sources is one of the reader."""
-        return self.is_backup or not is_second
 
     def takes(self, read: ExpertRead) -> bool | None:
         """Return whether a read goes here: all its bytes are here, and will come sooner.

@@ -83,12 +83,10 @@ def check_whole(pack: Described) -> None:
         return
     layers = pack.manifest.layers
     lacks = "the layers that were left out" if pack.index.is_whole else "the dense part"
-    raise PackError(
-        f"not a whole pack: it lacks {lacks}",
-        path=pack.path,
-        found=None if layers is None else f"layers {ranges_text(layers)}",
-        hint="pack the source again, with all layers and the dense tensors",
-    )
+    problem = f"not a whole pack: it lacks {lacks}"
+    actual = None if layers is None else f"layers {ranges_text(layers)}"
+    hint = "pack the source again, with all layers and the dense tensors"
+    raise PackError(problem, path=pack.path, found=actual, hint=hint)
 
 
 def part_extent(
@@ -98,14 +96,8 @@ def part_extent(
     kind = family.part_kinds[number]
     first = family.first_part + expert * len(family.part_kinds)
     in_file, length, digest, file, _ = index.part(first + number, kind)
-    return Extent(
-        offset,
-        length,
-        file,
-        in_file,
-        index.files[file].known(digest),
-        f"layer {family.layer} expert {expert} {kind.name}",
-    )
+    label = f"layer {family.layer} expert {expert} {kind.name}"
+    return Extent(offset, length, file, in_file, index.files[file].known(digest), label)
 
 
 def tensor_extent(index: Index, tensor: DenseTensor, offset: int) -> Extent:
@@ -127,21 +119,16 @@ def shard_pieces(index: Index) -> Iterator[tuple[int, Extent]]:
     for other in index.shard_bytes():
         start = other.shard_offset
         label = f"padding at byte {start:,}" if start else "header"
-        yield (
-            other.shard,
-            Extent(start, other.length, other.file, other.offset, other.digest, label),
-        )
+        extent = Extent(start, other.length, other.file, other.offset, other.digest, label)
+        yield other.shard, extent
 
 
 def _check_pieces(pack: Described, entry: ShardEntry, pieces: list[Extent]) -> None:
     """Check that the first piece of a shard is its header, and that no two pieces overlap."""
     if not pieces or (pieces[0].offset, pieces[0].length) != (0, entry.header_length):
-        raise PackError(
-            "the header of a shard is missing",
-            path=pack.index.path,
-            place=entry.name,
-            expected=f"shard bytes 0 to {entry.header_length:,}",
-        )
+        problem, path = "the header of a shard is missing", pack.index.path
+        expected = f"shard bytes 0 to {entry.header_length:,}"
+        raise PackError(problem, path=path, place=entry.name, expected=expected)
     end = 0
     for piece in pieces:
         if piece.offset < end:

@@ -48,44 +48,35 @@ class Mappings:
     def __init__(self) -> None:
         self._files: dict[Path, mmap.mmap | None] = {}
 
-    def bytes_at(self, path: Path, offset: int, length: int, place: str) -> NDArray[np.uint8]:
+    def array(
+        self,
+        location: PartLocation | TensorLocation,
+        kind: PartKind | TensorLocation,
+        place: str,
+        rows: int,
+        dequantize: bool,
+    ) -> Array:
+        """Return a part or a tensor, which has rows of so many together: see `Pack.tensor`."""
+        data = self._bytes_at(location.path, location.offset, location.length, place)
+        array = _typed(data, kind.type_name, kind.shape, rows)
+        return _values(array, kind.type_id, kind.type_name, place) if dequantize else array
+
+    def _bytes_at(self, path: Path, offset: int, length: int, place: str) -> NDArray[np.uint8]:
         """Return bytes of a file, read-only. Raises PackError for a file that has fewer."""
         if path not in self._files:
             self._files.setdefault(path, _map(path, place))
         mapped = self._files[path]
         file_length = os.path.getsize(path) if mapped is None else len(mapped)
         if offset + length > file_length:
+            problem, expected = "the file ends too early", f"{offset + length:,} bytes or more"
+            hint = "it was cut or replaced: run `moepack verify` on the pack"
+            actual = f"{file_length:,}"
             raise PackError(
-                "the file ends too early",
-                path=path,
-                place=place,
-                expected=f"{offset + length:,} bytes or more",
-                found=f"{file_length:,}",
-                hint="it was cut or replaced: run `moepack verify` on the pack",
+                problem, path=path, place=place, expected=expected, found=actual, hint=hint
             )
         if mapped is None:
             return np.frombuffer(_read(path, offset, length, place), np.uint8)
         return np.frombuffer(mapped, np.uint8, length, offset)
-
-
-def part_array(
-    mappings: Mappings, part: PartLocation, kind: PartKind, *, dequantize: bool
-) -> Array:
-    """Return a part of an expert: see `Pack.tensor`."""
-    place = f"layer {part.layer} expert {part.expert} {part.part}"
-    data = mappings.bytes_at(part.path, part.offset, part.length, place)
-    rows = kind.interleaved_row_count
-    array = _typed(data, kind.type_name, kind.shape, rows)
-    return _values(array, kind.type_id, kind.type_name, place) if dequantize else array
-
-
-def dense_array(mappings: Mappings, tensor: TensorLocation, *, dequantize: bool) -> Array:
-    """Return a dense tensor: see `Pack.dense_tensor`."""
-    data = mappings.bytes_at(tensor.path, tensor.offset, tensor.length, tensor.name)
-    array = _typed(data, tensor.type_name, tensor.shape, 1)
-    if not dequantize:
-        return array
-    return _values(array, tensor.type_id, tensor.type_name, tensor.name)
 
 
 def _read(path: Path, offset: int, length: int, place: str) -> bytes:
@@ -137,9 +128,7 @@ def _values(array: Array, type_id: int, type_name: str, place: str) -> NDArray[n
     try:
         values: NDArray[np.float32] = dequantize(array, GGMLQuantizationType(type_id))
     except (ValueError, NotImplementedError):
-        raise RequestError(
-            f"gguf-py has no values of type {type_name}",
-            place=place,
-            hint="without `dequantize` you get its raw bytes",
-        ) from None
+        problem = f"gguf-py has no values of type {type_name}"
+        hint = "without `dequantize` you get its raw bytes"
+        raise RequestError(problem, place=place, hint=hint) from None
     return values

@@ -14,15 +14,14 @@ from moepack.pack.format import manifest, records
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import IndexEntry, Manifest
 from moepack.pack.reading.directory import is_replaced, map_index, read_any_manifest
-from moepack.pack.reading.partial import Partial
+from moepack.pack.verifying.checked_pack import CheckedPack
 from moepack.pack.verifying.report import Findings
 
 
-def open_pack(
-    folder: Path, findings: Findings
-) -> tuple[Manifest | None, Partial | None, Index | None]:
-    """Decode the manifest and the index of a pack; None for an undecodable one, which is a finding.
+def open_pack(folder: Path, findings: Findings) -> tuple[Manifest | None, CheckedPack | None]:
+    """Decode the manifest and the index of a pack, and check whether both belong together.
 
+    Returns None for an undecodable manifest, and for a pack without an index, which are findings.
     Raises PackError if there is no pack, if its index is no regular file, and for an undamaged one
     of a format that this version does not know.
     """
@@ -33,7 +32,7 @@ def open_pack(
         if error.code is ErrorCode.UNKNOWN_FORMAT:
             raise
         findings.add_error("manifest", error, file=manifest.NAME)
-        return None, partial, None
+        return None, None
     of_this = Findings()
     if not described.digest_matches:
         of_this.add("manifest", "its own digest differs", file=manifest.NAME)
@@ -41,7 +40,11 @@ def open_pack(
     if of_this.all and is_replaced(folder, data):
         return open_pack(folder, findings)
     findings.all += of_this.all
-    return described, partial, index
+    if index is None:
+        return described, None
+    for message in _disagreements(index, described):
+        findings.add("manifest", message, file=manifest.NAME)
+    return described, CheckedPack(folder, described, partial, index, findings)
 
 
 def _open_index(path: Path, described: Manifest, findings: Findings) -> Index | None:
@@ -102,13 +105,8 @@ def _check_bytes(
             findings.add(kind, message, file=file, offset=start)
 
 
-def check(index: Index, described: Manifest, findings: Findings) -> None:
-    """Check everything that both the manifest and the index say of the pack."""
-    for message in _disagreements(index, described):
-        findings.add("manifest", message, file=manifest.NAME)
-
-
 def _disagreements(index: Index, described: Manifest) -> Iterator[str]:
+    """Yield everything that manifest and index say otherwise of the pack."""
     files, indexed = described.files, index.files
     if len(files) != len(indexed):
         yield f"it lists {len(files):,} files, the index {len(indexed):,}"

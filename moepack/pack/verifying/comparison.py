@@ -4,54 +4,43 @@ It knows the source by the verifier's own witness alone.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 from moepack.common.sizes import gaps
 from moepack.pack.format.dense import DenseTensor
-from moepack.pack.format.index import Index
-from moepack.pack.format.manifest import Manifest
-from moepack.pack.format.records import ShardBytesRecord
-from moepack.pack.format.tables import PackedFamily, PartKind
+from moepack.pack.format.tables import PartKind
 from moepack.pack.verifying.block_sizes import BLOCK_SIZES
-from moepack.pack.verifying.extents import Where, readable
-from moepack.pack.verifying.report import Findings
-from moepack.pack.verifying.scan import Gap
+from moepack.pack.verifying.checked_pack import CheckedPack, Gap, Where
 from moepack.pack.verifying.shard_sha256 import sha256_of
-from moepack.pack.verifying.witness import PartKey, PartSlices, WalkedTensor, Witness
+from moepack.pack.verifying.witness import PartSlices, WalkedTensor, Witness
 
 
-@dataclass
 class SourceComparison:
-    """One comparison, made at once as far as that needs no bytes but the headers'.
+    """A comparison of a pack with the headers of a source.
 
-    `same_files` maps the numbers of the index's files that are shards of this very source to the
-    numbers of the shards. `changed_headers` are the names of shards whose length or header is not
-    as it was packed.
+    `changed_headers` are the names of shards whose length or header is not as it was packed;
+    `same_files` maps the numbers of files that are shards of this very source to the numbers of the
+    shards. With another model no bytes are compared.
     """
 
-    index: Index
-    manifest: Manifest
-    witness: Witness
-    paths: Sequence[Path]
-    findings: Findings
-
-    def __post_init__(self) -> None:
-        self.same_files = _same_files(self.index, self.paths, self.witness)
+    def __init__(self, pack: CheckedPack, witness: Witness) -> None:
+        self.pack = pack
+        self.witness = witness
+        self.shard_paths = [shard.path for shard in witness.shards]
         self.changed_headers: list[str] = []
-        before = len(self.findings.all)
+        before = len(pack.findings.all)
         self._check_shards()
         self._check_parts()
         self._check_tensors()
-        kinds = {finding.kind for finding in self.findings.all[before:]}
-        all_changed = len(self.changed_headers) >= len(self.witness.shards)
+        kinds = {finding.kind for finding in pack.findings.all[before:]}
+        all_changed = len(self.changed_headers) >= len(witness.shards)
         self.is_another_model = all_changed and bool(kinds & {"shape", "missing", "surplus"})
+        self.same_files = {} if self.is_another_model else dict(self._same_files())
 
     @property
     def is_split_otherwise(self) -> bool:
         """Whether the source has another number of shards than the pack was made from."""
-        return len(self.witness.shards) != len(self.manifest.source.shards)
+        return len(self.witness.shards) != len(self.pack.manifest.source.shards)
 
     def gaps(self) -> Iterator[Gap]:
         """Yield the ranges of the shards that no tensor takes and the pack does not hold."""
@@ -59,120 +48,122 @@ class SourceComparison:
             [(tensor.start, tensor.start + tensor.length) for tensor in shard.tensors]
             for shard in self.witness.shards
         ]
-        for _, record in readable(self.index.shard_range, self.index.shard_range_count):
+        for record in self.pack.shard_ranges.values():
             if record.shard < len(covered):
                 end = record.shard_offset + record.length
                 covered[record.shard].append((record.shard_offset, end))
         for number, shard in enumerate(self.witness.shards):
             for start, end in gaps(0, shard.length, sorted(covered[number])):
-                yield Gap((number, start, min(end, shard.length)))
+                yield Gap(number, start, min(end, shard.length))
+
+    def source_of(
+        self, file: int, length: int, shard: int | None, offset: int, where: Where
+    ) -> tuple[int, int] | None:
+        """Return shard and offset of the bytes to compare a range with, None for none.
+
+        If it did not come from there, by `shard` and `offset` in the index, that is a finding.
+        """
+        origin = None if shard is None else (shard, offset)
+        place = self._place(length, origin, where)
+        if place is None:
+            return None
+        if origin is not None and origin != place:
+            message = f"it came from byte {origin[1]:,} of shard {origin[0]:,}, by the index; it "
+            message += f"lies at byte {place[1]:,} of shard {place[0]:,}"
+            self.pack.findings.add("origin", message, **where)
+        is_itself = self.same_files.get(file) == place[0]
+        return None if self.is_another_model or is_itself else place
+
+    def _place(
+        self, length: int, origin: tuple[int, int] | None, where: Where
+    ) -> tuple[int, int] | None:
+        """Return the place in the source of a part, a tensor, or other bytes of a shard."""
+        if "part" in where:
+            slices = self.witness.parts.get((where["layer"], where["part"]))
+            if slices is None or slices.length != length:
+                return None
+            expert = where["expert"]
+            return slices.places[expert] if expert < len(slices.places) else None
+        if "tensor" in where:
+            tensor = self.witness.dense.get(where["tensor"])
+            if tensor is None or tensor.length != length:
+                return None
+            return tensor.shard, tensor.start
+        shards = self.witness.shards
+        if origin is None or origin[0] >= len(shards):
+            return None
+        return origin if origin[1] + length <= shards[origin[0]].length else None
 
     def _check_shards(self) -> None:
-        """Compare the lengths and headers of the shards with the manifest's."""
-        described, shards = self.manifest.source.shards, self.witness.shards
+        described, shards = self.pack.manifest.source.shards, self.witness.shards
+        findings = self.pack.findings
         if self.is_split_otherwise:
             message = f"the source has {len(shards):,} shards, the pack was made from "
-            self.findings.add("source", message + f"{len(described):,}")
+            findings.add("source", message + f"{len(described):,}")
             self.changed_headers = [os.path.basename(shard.path) for shard in shards]
             return
         for entry, shard in zip(described, shards, strict=True):
             name = os.path.basename(shard.path)
-            before = len(self.findings.all)
+            before = len(findings.all)
             if shard.length != entry.length:
                 message = f"it is {shard.length:,} bytes long, it was {entry.length:,}"
-                self.findings.add("source", message, file=name)
+                findings.add("source", message, file=name)
             if sha256_of(shard.path, entry.header_length) != entry.header_sha256:
                 message = "its header is not that of the shard that was packed"
-                self.findings.add("source", message, file=name)
+                findings.add("source", message, file=name)
             elif entry.header_length != shard.header_length:
                 message = f"its header is {shard.header_length:,} bytes long, the manifest says "
-                self.findings.add("source", message + f"{entry.header_length:,}", file=name)
-            if len(self.findings.all) > before:
+                findings.add("source", message + f"{entry.header_length:,}", file=name)
+            if len(findings.all) > before:
                 self.changed_headers.append(name)
 
     def _check_parts(self) -> None:
-        layers = self.manifest.layers
+        findings, layers = self.pack.findings, self.pack.manifest.layers
         packed = {
-            PartKey(family.layer, kind.name): (family, kind)
-            for family in self.index.families
+            (family.layer, kind.name): (kind, family.expert_count)
+            for family in self.pack.index.families
             for kind in family.part_kinds
         }
-        for key, slices in self.witness.parts.items():
-            if key in packed:
-                self._check_part(*packed[key], slices, key._asdict())
-            elif layers is None or key.layer in layers:
-                self.findings.add("missing", "the source has this part", **key._asdict())
-        for key in packed.keys() - self.witness.parts:
-            self.findings.add("surplus", "the source has no such part", **key._asdict())
-        for layer in set(layers or ()) - {key.layer for key in packed}:
-            self.findings.add("missing", "the manifest lists this layer", layer=layer)
-
-    def _check_part(
-        self, family: PackedFamily, kind: PartKind, slices: PartSlices, where: Where
-    ) -> None:
-        count = family.expert_count
-        ours, theirs = _text(kind, count), _text(slices, len(slices.starts))
-        if ours != theirs:
-            self.findings.add("shape", f"it is {ours}; the source has {theirs}", **where)
-            return
-        for expert, origin in readable(lambda n: self.index.origin(family, kind, n), count):
-            actual = slices.shards[expert], slices.starts[expert]
-            self._check_origin(origin, actual, where | {"expert": expert})
+        for key in packed.keys() | self.witness.parts.keys():
+            where: Where = {"layer": key[0], "part": key[1]}
+            if key not in self.witness.parts:
+                findings.add("surplus", "the source has no such part", **where)
+            elif key in packed:
+                slices = self.witness.parts[key]
+                self._check_shape(_text(*packed[key]), _text(slices, len(slices.places)), where)
+            elif layers is None or key[0] in layers:
+                findings.add("missing", "the source has this part", **where)
+        for layer in set(layers or ()) - {layer for layer, _ in packed}:
+            findings.add("missing", "the manifest lists this layer", layer=layer)
 
     def _check_tensors(self) -> None:
-        if "tensors" not in self.index.directory.sections:
+        if "tensors" not in self.pack.index.directory.sections:
             return
-        names = set()
-        for _, tensor in readable(self.index.tensor, self.index.tensor_count):
-            names.add(tensor.name)
-            where: Where = {"tensor": tensor.name}
-            theirs = self.witness.dense.get(tensor.name)
-            if theirs is None:
-                self.findings.add("surplus", "the source has no such dense tensor", **where)
-            elif _text(tensor) != _text(theirs):
-                message = f"it is {_text(tensor)}; the source has {_text(theirs)}"
-                self.findings.add("shape", message, **where)
+        packed = {tensor.name: tensor for tensor in self.pack.tensors.values()}
+        for name in packed.keys() | self.witness.dense.keys():
+            if name not in self.witness.dense:
+                message = "the source has no such dense tensor"
+                self.pack.findings.add("surplus", message, tensor=name)
+            elif name not in packed:
+                self.pack.findings.add("missing", "the source has this dense tensor", tensor=name)
             else:
-                origin, actual = (tensor.shard, tensor.shard_offset), (theirs.shard, theirs.start)
-                self._check_origin(origin, actual, where)
-        for name in self.witness.dense.keys() - names:
-            self.findings.add("missing", "the source has this dense tensor", tensor=name)
+                ours, theirs = _text(packed[name]), _text(self.witness.dense[name])
+                self._check_shape(ours, theirs, {"tensor": name})
 
-    def _check_origin(self, ours: tuple[int, int], theirs: tuple[int, int], where: Where) -> None:
-        """Compare two origins: the number of the shard, the offset there."""
+    def _check_shape(self, ours: str, theirs: str, where: Where) -> None:
         if ours != theirs:
-            message = f"it came from byte {ours[1]:,} of shard {ours[0]:,}, by the index; it lies "
-            message += f"at byte {theirs[1]:,} of shard {theirs[0]:,}"
-            self.findings.add("origin", message, **where)
+            message = f"it is {ours}; the source has {theirs}"
+            self.pack.findings.add("shape", message, **where)
 
-    def part_source(
-        self, file: int, family: PackedFamily, kind: PartKind, expert: int
-    ) -> tuple[int, int] | None:
-        """Return shard and offset to compare a part in a file with; None for none."""
-        slices = self.witness.parts.get(PartKey(family.layer, kind.name))
-        if slices is None or slices.length != kind.length or expert >= len(slices.starts):
-            return None
-        return self._source(file, slices.shards[expert], slices.starts[expert])
-
-    def tensor_source(self, tensor: DenseTensor) -> tuple[int, int] | None:
-        """Return shard and offset to compare a dense tensor with; None for none."""
-        theirs = self.witness.dense.get(tensor.name)
-        if theirs is None or theirs.length != tensor.length:
-            return None
-        return self._source(tensor.file, theirs.shard, theirs.start)
-
-    def range_source(self, record: ShardBytesRecord) -> tuple[int, int] | None:
-        """Return shard and offset to compare bytes of a shard with; None for none."""
-        shards = self.witness.shards
-        if record.shard >= len(shards):
-            return None
-        if record.shard_offset + record.length > shards[record.shard].length:
-            return None
-        return self._source(record.file, record.shard, record.shard_offset)
-
-    def _source(self, file: int, shard: int, offset: int) -> tuple[int, int] | None:
-        """Return a place in the source; None if the bytes of the pack lie in that very shard."""
-        return None if self.same_files.get(file) == shard else (shard, offset)
+    def _same_files(self) -> Iterator[tuple[int, int]]:
+        for file, path in enumerate(self.pack.paths):
+            for number, shard in enumerate(self.witness.shards):
+                try:
+                    is_shard = self.pack.index.files[file].is_shard
+                    if is_shard and os.path.samefile(path, shard.path):
+                        yield file, number
+                except OSError:
+                    break
 
 
 def _text(
@@ -184,15 +175,3 @@ def _text(
     name = size.type_name if size else f"type {record.type_id}"
     shape = " x ".join(map(str, record.shape)) or "one value"
     return f"{experts}{shape} {name}, {record.length:,} bytes"
-
-
-def _same_files(index: Index, paths: Sequence[Path], witness: Witness) -> Mapping[int, int]:
-    same = {}
-    for file, path in enumerate(paths):
-        for number, shard in enumerate(witness.shards):
-            try:
-                if index.files[file].is_shard and os.path.samefile(path, shard.path):
-                    same[file] = number
-            except OSError:
-                break
-    return same

@@ -17,12 +17,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 from numpy.typing import NDArray
 
 from moepack.common.errors import SourceError, read_failure
-from moepack.pack.format.dense import DenseTensor
-from moepack.pack.format.index import Index
 from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.pack.verifying.block_sizes import BLOCK_SIZES
-from moepack.pack.verifying.extents import CheckedRange, Where, readable
-from moepack.pack.verifying.report import Findings
+from moepack.pack.verifying.checked_pack import CheckedPack, CheckedRange, Where
 from moepack.pack.verifying.scan import Buffer
 from moepack.storage.regular_file import open_regular
 
@@ -42,17 +39,15 @@ class _Shape(NamedTuple):
 
 
 class Opinion:
-    """gguf-py's reading of the tensors in an index, from the shards at `paths`.
+    """gguf-py's reading of the tensors in a pack's index, from the shards at `paths`.
 
-    Names, types, shapes and lengths that differ are findings at once; `piece` returns the bytes.
-    `not_looked_at` says in words what gguf-py could not read. Raises SourceError for a shard that
-    cannot be read at all, and MachineError.
+    Names, types, shapes and lengths that differ are findings at once, and shards with types that
+    gguf-py does not know are not looked at; `piece` returns the bytes. Raises SourceError for a
+    shard that cannot be read at all, and MachineError.
     """
 
-    def __init__(self, index: Index, paths: Iterable[str], findings: Findings) -> None:
-        self.not_looked_at: list[str] = []
-        self._index = index
-        self._findings = findings
+    def __init__(self, pack: CheckedPack, paths: Iterable[str]) -> None:
+        self._pack = pack
         self._tensors: dict[str, tuple[_Shape, NDArray[Any]]] = {}
         """The tensors as gguf-py reads them, with the slowest axis of the data first."""
         self._is_complete = True
@@ -74,7 +69,6 @@ class Opinion:
         return Buffer(piece.data, piece.__array_interface__["data"][0])
 
     def _read(self, path: str) -> None:
-        """Read the header of a shard, and map the rest."""
         try:
             with open(open_regular(path), "rb") as file:
                 tensors = GGUFReader(file).tensors
@@ -94,39 +88,36 @@ class Opinion:
         """Tell types that gguf-py does not know from a shard that it takes for broken."""
         self._is_complete = False
         reader = f"gguf-py {version('gguf')}"
-        types = {kind.type_id for family in self._index.families for kind in family.part_kinds}
-        tensors = readable(self._index.tensor, self._index.tensor_count)
-        types |= {tensor.type_id for _, tensor in tensors}
+        families, tensors = self._pack.index.families, self._pack.tensors.values()
+        types = {kind.type_id for family in families for kind in family.part_kinds}
+        types |= {tensor.type_id for tensor in tensors}
         unknown = sorted(types - set(map(int, GGMLQuantizationType)))
         if unknown:
             numbers = ", ".join(map(str, unknown))
             text = f"what {reader} reads in {name}: it does not know GGML's types {numbers}"
-            self.not_looked_at.append(text)
+            self._pack.not_looked_at.append(text)
         else:
             reason = error.args[0] if error.args else type(error).__name__
             self._find(f"{reader} cannot read this shard: {reason}", file=name)
 
     def _find(self, message: str, **where: Any) -> None:
-        self._findings.add("gguf-py", message, **where)
+        self._pack.findings.add("gguf-py", message, **where)
 
     def _find_all(self) -> None:
         """Find all tensors in the index; a whole pack lacks any others."""
         names = set()
-        for family in self._index.families:
+        for family in self._pack.index.families:
             for kind in family.part_kinds:
                 names |= self._find_part(family, kind)
-        for _, tensor in readable(self._index.tensor, self._index.tensor_count):
+        for tensor in self._pack.tensors.values():
             names.add(tensor.name)
-            self._find_dense(tensor)
-        if self._index.is_whole:
+            facts = _Shape(tensor.type_id, tensor.shape, tensor.length)
+            data = self._data(tensor.name, facts, tensor.type_name, {"tensor": tensor.name})
+            if data is not None:
+                self._bytes[None, None, tensor.name] = _flat(data)
+        if self._pack.index.is_whole:
             for name in sorted(self._tensors.keys() - names):
                 self._find("gguf-py reads it in the source", tensor=name)
-
-    def _find_dense(self, tensor: DenseTensor) -> None:
-        facts = _Shape(tensor.type_id, tensor.shape, tensor.length)
-        data = self._data(tensor.name, facts, tensor.type_name, {"tensor": tensor.name})
-        if data is not None:
-            self._bytes[None, None, tensor.name] = _flat(data)
 
     def _find_part(self, family: PackedFamily, kind: PartKind) -> set[str]:
         """Find one part of all experts of a layer; return the names of its tensors."""
@@ -140,16 +131,14 @@ class Opinion:
                 for expert in experts:
                     self._bytes[family.layer, expert, kind.name] = _flat(data[expert])
             return {name}
-        names = set()
+        facts = _Shape(kind.type_id, kind.shape, kind.length)
+        stem = f"blk.{family.layer}.{kind.name.removesuffix('_exps.weight')}"
         for expert in experts:
-            projection = kind.name.removesuffix("_exps.weight")
-            name = f"blk.{family.layer}.{projection}.{expert}.weight"
-            names.add(name)
-            facts = _Shape(kind.type_id, kind.shape, kind.length)
-            data = self._data(name, facts, kind.type_name, where | {"expert": expert})
+            of_expert = where | {"expert": expert}
+            data = self._data(f"{stem}.{expert}.weight", facts, kind.type_name, of_expert)
             if data is not None:
                 self._bytes[family.layer, expert, kind.name] = _flat(data)
-        return names
+        return {f"{stem}.{expert}.weight" for expert in experts}
 
     def _data(self, name: str, facts: _Shape, type_name: str, where: Where) -> NDArray[Any] | None:
         """Return the data of a tensor; None if it is not as the index says."""

@@ -102,10 +102,10 @@ class Findings:
     def in_order(self) -> tuple[Finding, ...]:
         """Return all: those of the pack as such, of tensors, then by layer and expert."""
 
-        def key(finding: Finding) -> tuple[int, int, str, str, str, int]:
+        def key(finding: Finding) -> tuple[int, int, str, str, str, int, str]:
             layer = -1 if finding.layer is None else finding.layer
             expert = -1 if finding.expert is None else finding.expert
             names = (finding.part or "", finding.tensor or "", finding.file or "")
-            return layer, expert, *names, finding.offset or 0
+            return layer, expert, *names, finding.offset or 0, finding.kind
 
         return tuple(sorted(self.all, key=key))

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moepack.common import digest
-from moepack.common.errors import PackError, SourceError, is_of_machine, read_failure
-from moepack.common.remote_path import is_remote
+from moepack.common.errors import MoepackError, PackError, SourceError, is_of_machine, read_failure
+from moepack.common.paths import is_remote
 from moepack.common.tasks import run_tasks
-from moepack.pack.verifying.extents import CheckedRange, Segment, Where
-from moepack.pack.verifying.report import Finding, Findings
+from moepack.pack.verifying.checked_pack import CheckedRange, Gap, Segment, Where
+from moepack.pack.verifying.report import Finding
 from moepack.storage.input_file import InputFile, open_input
 from moepack.storage.thread_pool import run_each
 
@@ -39,9 +39,9 @@ class Buffer:
         self._address = address
 
     @classmethod
-    def zeros(cls, length: int) -> "Buffer":
-        """Make a buffer of `length` bytes that can be written to."""
-        array = (ctypes.c_char * length)()
+    def zeros(cls) -> "Buffer":
+        """Make a buffer for a piece, which can be written to."""
+        array = (ctypes.c_char * PIECE_LENGTH)()
         return cls(memoryview(array).cast("B"), ctypes.addressof(array))
 
     def first_difference(self, other: "Buffer", length: int) -> int | None:
@@ -52,7 +52,7 @@ class Buffer:
         return next(number for number, (ours, theirs) in enumerate(pairs) if ours != theirs)
 
 
-_ZEROS = Buffer.zeros(PIECE_LENGTH)
+_ZEROS = Buffer.zeros()
 
 
 class _ShortFileError(Exception):
@@ -63,18 +63,13 @@ SecondOpinion = Callable[[CheckedRange, int, int], Buffer | None]
 """Returns the expected bytes of a range's content, by their number and length; None if unknown."""
 
 
-class Gap(tuple[int, int, int]):
-    """A range of a shard that the pack does not hold, so it must be zeros: shard, start, end."""
+class Scanned(NamedTuple):
+    """Findings, the bytes read of the pack, those of the source and of gguf-py compared."""
 
-    __slots__ = ()
-
-
-class Lengths(NamedTuple):
-    """The bytes read of the pack, those of the source and of gguf-py that were compared."""
-
-    read: int
-    compared: int
-    second: int
+    findings: list[Finding]
+    read_length: int
+    compared_length: int
+    second_length: int
 
 
 def scan(
@@ -83,81 +78,73 @@ def scan(
     work: Iterable[Segment | Gap],
     threads: int,
     advanced: Callable[[int], None],
-    findings: Findings,
     second_opinion: SecondOpinion | None = None,
-) -> Lengths:
+    executor: Executor | None = None,
+    fault: type[MoepackError] = SourceError,
+) -> Scanned:
     """Check segments of a pack's files at `paths`, and gaps of the shards.
 
-    `advanced` is called with the bytes read of the pack, from one thread at a time. Raises
-    SourceError, and MachineError for what cannot be read: that is never a finding.
+    `advanced` is called with the bytes read of the pack, from one thread at a time. The workers of
+    an `executor` have a data file in each task, and `threads` each; all of them must reach the
+    files by the same paths. Raises `fault` for a shard, and MachineError, for what cannot be read:
+    that is never a finding.
     """
+    if executor is not None:
+        return _sum(_scan_apart(executor, paths, shard_paths, work, threads, advanced))
     pending = deque(work)
     with ExitStack() as stack:
-        shards = [_open_shard(path, stack) for path in shard_paths]
+        shards = [_open_shard(path, stack, fault) for path in shard_paths]
 
-        def check_all(_: int, advanced: Callable[[int], None]) -> _Worker:
-            with closing(_Worker(paths, shard_paths, shards, second_opinion, advanced)) as worker:
+        def check_all(_: int, advanced: Callable[[int], None]) -> Scanned:
+            with closing(
+                _Worker(paths, shard_paths, shards, fault, second_opinion, advanced)
+            ) as worker:
                 while pending:
                     try:
                         segment = pending.popleft()
                     except IndexError:  # another thread took the last one
                         break
                     worker.check(segment)
-            return worker
+            lengths = (worker.read_length, worker.compared_length, worker.second_length)
+            return Scanned(worker.findings, *lengths)
 
-        workers = run_each(check_all, range(threads), threads, advanced)
-    for worker in workers:
-        findings.all += worker.findings
-    return Lengths(
-        sum(worker.read_length for worker in workers),
-        sum(worker.compared_length for worker in workers),
-        sum(worker.second_length for worker in workers),
-    )
+        return _sum(run_each(check_all, range(threads), threads, advanced))
 
 
-def scan_apart(
+def _sum(scanned: Iterable[Scanned]) -> Scanned:
+    findings, *lengths = zip(*scanned, strict=True)
+    return Scanned([one for several in findings for one in several], *map(sum, lengths))
+
+
+def _scan_apart(
     executor: Executor,
     paths: Sequence[Path],
     shard_paths: Sequence[str],
     work: Iterable[Segment | Gap],
     threads: int,
     advanced: Callable[[int], None],
-    findings: Findings,
-) -> Lengths:
-    """Do as `scan` by an executor's workers, each with `threads`: a data file is one task.
-
-    All of them must reach the files by the same paths.
-    """
+) -> Iterable[Scanned]:
     by_file: dict[int, list[Segment | Gap]] = {}
     for one in work:
         by_file.setdefault(one.file if isinstance(one, Segment) else -1, []).append(one)
     places = [path if is_remote(path) else path.absolute() for path in paths]
     shards = [path if is_remote(path) else os.path.abspath(path) for path in shard_paths]
-    tasks = [(places, shards, segments, threads) for segments in by_file.values()]
-    total = Lengths(0, 0, 0)
-    for lengths, of_file in run_tasks(executor, _scan_file, tasks):
-        findings.all += of_file
-        advanced(lengths.read)
-        total = Lengths(total.read + lengths.read, total.compared + lengths.compared, 0)
-    return total
+    tasks = [(places, shards, segments, threads, _ignore) for segments in by_file.values()]
+    yield Scanned([], 0, 0, 0)
+    for scanned in run_tasks(executor, scan, tasks):
+        advanced(scanned.read_length)
+        yield scanned
 
 
-def _scan_file(
-    paths: Sequence[Path],
-    shard_paths: Sequence[str],
-    work: Sequence[Segment | Gap],
-    threads: int,
-) -> tuple[Lengths, list[Finding]]:
-    findings = Findings()
-    lengths = scan(paths, shard_paths, work, threads, lambda _: None, findings)
-    return lengths, findings.all
+def _ignore(_length: int) -> None:
+    pass
 
 
-def _open_shard(path: str, stack: ExitStack) -> InputFile:
+def _open_shard(path: str, stack: ExitStack, fault: type[MoepackError]) -> InputFile:
     try:
         file = open_input(path)
     except OSError as error:
-        raise read_failure(error, path, SourceError) from None
+        raise read_failure(error, path, fault) from None
     stack.callback(file.close)
     return file
 
@@ -169,19 +156,19 @@ class _Worker:
     paths: Sequence[Path]
     shard_paths: Sequence[str]
     shards: Sequence[InputFile]
+    fault: type[MoepackError]
     second_opinion: SecondOpinion | None
     advanced: Callable[[int], None]
     findings: list[Finding] = field(default_factory=list)
     read_length: int = 0
     compared_length: int = 0
     second_length: int = 0
-    _ours: Buffer = field(default_factory=lambda: Buffer.zeros(PIECE_LENGTH))
-    _theirs: Buffer = field(default_factory=lambda: Buffer.zeros(PIECE_LENGTH))
+    _ours: Buffer = field(default_factory=Buffer.zeros)
+    _theirs: Buffer = field(default_factory=Buffer.zeros)
     _number: int = -1
     _file: InputFile | None = None
 
     def close(self) -> None:
-        """Close the file of the pack that is open, if any."""
         if self._file is not None:
             self._file.close()
         self._number, self._file = -1, None
@@ -198,7 +185,8 @@ class _Worker:
                 self._number = work.file
             position = work.start
             for checked in work.ranges:
-                self._check_padding(position, checked.offset)
+                if position < checked.offset:
+                    self._check_padding(position, checked.offset)
                 self._check_content(checked)
                 position = max(position, checked.end)
             self._check_padding(position, work.end)
@@ -217,7 +205,6 @@ class _Worker:
         self.findings.append(Finding(kind, message, **where, file=name, offset=offset))
 
     def _check_padding(self, position: int, end: int) -> None:
-        """Report the first byte of a range that is not zero."""
         is_zero = True
         for at in range(position, end, PIECE_LENGTH):
             length = min(end - at, PIECE_LENGTH)
@@ -232,21 +219,20 @@ class _Worker:
         computed = None if checked.digest is None else digest.stream()
         has_sha256 = checked.sha256 is not None or checked.strong is not None
         sha256 = hashlib.sha256() if has_sha256 else None
-        source, second_opinion = checked.source, self.second_opinion
+        comparisons = [] if checked.source is None else [self._is_source]
+        if self.second_opinion is not None:
+            comparisons.append(self._is_read_by_gguf_py)
         for at in range(0, checked.length, PIECE_LENGTH):
             length = min(checked.length - at, PIECE_LENGTH)
             self._fill_ours(length, checked.offset + at)
+            piece = self._ours.view[:length]
             if computed is not None:
-                computed.update(self._ours.view[:length])
+                computed.update(piece)
             if sha256 is not None:
-                sha256.update(self._ours.view[:length])
+                sha256.update(piece)
             # One finding of each kind is enough.
-            if source is not None and not self._is_source(checked, *source, at, length):
-                source = None
-            if second_opinion is not None:
-                theirs = second_opinion(checked, at, length)
-                if theirs is not None and not self._is_read_by_gguf_py(checked, theirs, at, length):
-                    second_opinion = None
+            if comparisons:
+                comparisons = [one for one in comparisons if one(checked, at, length)]
         if computed is not None and computed.intdigest() != checked.digest:
             assert checked.digest is not None
             message = f"its digest is {digest.to_text(computed.intdigest())}, "
@@ -256,7 +242,6 @@ class _Worker:
             self._check_sha256(checked, sha256.digest())
 
     def _check_sha256(self, checked: CheckedRange, computed: bytes) -> None:
-        """Compare a SHA-256 with those in manifest and index."""
         if checked.sha256 not in (None, computed.hex()):
             message = f"the SHA-256 of this header is {computed.hex()}, the manifest says "
             self._find("manifest", message + f"{checked.sha256}", checked.where, checked.offset)
@@ -265,10 +250,9 @@ class _Worker:
             message = f"its SHA-256 is {computed.hex()}, the index says {checked.strong.hex()}"
             self._find("digest", message, checked.where, checked.offset)
 
-    def _is_source(
-        self, checked: CheckedRange, shard: int, offset: int, at: int, length: int
-    ) -> bool:
-        """Compare the piece at `at` of a range, which lies at `offset` of a shard in the source."""
+    def _is_source(self, checked: CheckedRange, at: int, length: int) -> bool:
+        assert checked.source is not None
+        shard, offset = checked.source
         self._fill_theirs(shard, offset + at, length)
         first = self._ours.first_difference(self._theirs, length)
         if first is None:
@@ -278,9 +262,11 @@ class _Worker:
         self._find_difference("bytes", checked, at, first, f"{theirs} of {name}")
         return False
 
-    def _is_read_by_gguf_py(
-        self, checked: CheckedRange, theirs: Buffer, at: int, length: int
-    ) -> bool:
+    def _is_read_by_gguf_py(self, checked: CheckedRange, at: int, length: int) -> bool:
+        assert self.second_opinion is not None
+        theirs = self.second_opinion(checked, at, length)
+        if theirs is None:
+            return True
         self.second_length += length
         first = self._ours.first_difference(theirs, length)
         if first is None:
@@ -296,7 +282,6 @@ class _Worker:
         self._find(kind, message, checked.where, checked.offset + at + first)
 
     def _check_gap(self, shard: int, position: int, end: int) -> None:
-        """Report the first byte of a shard's range that is not zero."""
         for at in range(position, end, PIECE_LENGTH):
             length = min(end - at, PIECE_LENGTH)
             self._fill_theirs(shard, at, length)
@@ -308,6 +293,7 @@ class _Worker:
                 return
 
     def _fill_ours(self, length: int, offset: int) -> None:
+        assert self._file is not None
         _fill(self._file, self._ours.view[:length], offset)
         self.read_length += length
         self.advanced(length)
@@ -317,14 +303,13 @@ class _Worker:
         try:
             _fill(self.shards[shard], self._theirs.view[:length], offset)
         except _ShortFileError:
-            raise SourceError("ends too early", path=path, place=f"byte {offset:,}") from None
+            raise self.fault("ends too early", path=path, place=f"byte {offset:,}") from None
         except OSError as error:
-            raise read_failure(error, path, SourceError) from None
+            raise read_failure(error, path, self.fault) from None
         self.compared_length += length
 
 
-def _fill(file: InputFile | None, view: memoryview, offset: int) -> None:
-    assert file is not None
+def _fill(file: InputFile, view: memoryview, offset: int) -> None:
     while view:
         length = file.read_into(offset, view)
         if not length:

@@ -1,21 +1,21 @@
 """The SHA-256 of shards: of files, and of the shards that a whole pack is restored to."""
 
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from moepack.common.errors import PackError, SourceError, read_failure
+from moepack.common.paths import is_remote
 from moepack.common.phases import Phases
-from moepack.common.remote_path import is_remote
 from moepack.common.tasks import run_tasks
-from moepack.pack.reading.shard_map import Described, ShardMap, map_shards
+from moepack.pack.reading.shard_map import ShardMap, map_shards
+from moepack.pack.verifying.checked_pack import CheckedPack
 from moepack.pack.verifying.report import Findings
 from moepack.storage.extents import Extent
 from moepack.storage.input_file import InputFile, open_input
-from moepack.storage.thread_pool import ThreadPool, run_each
+from moepack.storage.thread_pool import run_each
 
 _PIECE_LENGTH = 1 << 20
 
@@ -77,21 +77,8 @@ def sha256_of_restored(
     return run_each(compute, shards, threads, lambda length: progress(length, total))
 
 
-def check_files(expected: Mapping[str, str], threads: int, findings: Findings) -> int:
-    """Compare the SHA-256 of files with those `expected` by path; return how many are equal."""
-    with ThreadPool(max_workers=threads) as pool:
-        computed = list(pool.map(sha256_of, expected))
-    names = [os.path.basename(path) for path in expected]
-    return _compare(names, list(expected.values()), computed, findings)
-
-
 def check_restored(
-    pack: Described,
-    paths: Sequence[Path],
-    threads: int,
-    phases: Phases,
-    executor: Executor | None,
-    findings: Findings,
+    pack: CheckedPack, threads: int, phases: Phases, executor: Executor | None
 ) -> int | None:
     """Compare the shards that a sound, whole pack is restored to with the SHA-256 in its manifest.
 
@@ -102,19 +89,20 @@ def check_restored(
         return None
     shards = [shard for shard in map_shards(pack) if shard.name in expected]
     try:
-        computed = sha256_of_restored(paths, shards, threads, phases.begin(), executor)
+        computed = sha256_of_restored(pack.paths, shards, threads, phases.begin(), executor)
     except OSError as error:
         raise read_failure(error, pack.path, PackError) from None
     except EOFError as error:
-        findings.add("file", f"cannot read: {error}")
+        pack.findings.add("file", f"cannot read: {error}")
         return None
     names = [shard.name for shard in shards]
-    return _compare(names, [expected[name] for name in names], computed, findings)
+    return count_equal(names, [expected[name] for name in names], computed, pack.findings)
 
 
-def _compare(
+def count_equal(
     names: Sequence[str], expected: Sequence[str], computed: Sequence[str], findings: Findings
 ) -> int:
+    """Return how many SHA-256 are as expected by the manifest; each other one is a finding."""
     count = 0
     for name, manifests, ours in zip(names, expected, computed, strict=True):
         if ours == manifests:

@@ -6,29 +6,27 @@ stops at none, as long as the manifest and the tables of the index can be read a
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.common.errors import MachineError, RequestError
 from moepack.common.paths import PathOrPaths, path_list
-from moepack.common.phases import Phases, Progress
-from moepack.common.shares import Share
-from moepack.pack.format.index import Index
-from moepack.pack.format.manifest import Manifest
+from moepack.common.phases import Phases, Progress, advancing
+from moepack.common.tasks import Share
+from moepack.pack.reading.copies import Mirror, find_mirror
 from moepack.pack.reading.directory import pack_folder
-from moepack.pack.reading.mirror import Mirror, find_mirror
-from moepack.pack.reading.partial import Partial
-from moepack.pack.verifying import agreement, headline, inventory, origins, scope, shard_sha256
+from moepack.pack.verifying import headline, inventory, shard_sha256
+from moepack.pack.verifying.agreement import open_pack
+from moepack.pack.verifying.checked_pack import CheckedPack, Gap, Segment
 from moepack.pack.verifying.comparison import SourceComparison
-from moepack.pack.verifying.extents import Item, Segment
 from moepack.pack.verifying.report import Findings, Report
-from moepack.pack.verifying.scan import Gap, Lengths, SecondOpinion, scan, scan_apart
-from moepack.pack.verifying.witness import Witness, read_shards
-from moepack.pack.verifying.work_list import WorkList
+from moepack.pack.verifying.scan import Scanned, scan
+from moepack.pack.verifying.witness import read_shards
+from moepack.pack.verifying.work import choose, list_work
 from moepack.source.shards import find_shards
-from moepack.storage.ranges import RangeSet
+from moepack.storage.extents import RangeSet
+from moepack.storage.thread_pool import ThreadPool
 
 DEFAULT_THREADS = 4
 
@@ -69,7 +67,7 @@ def verify(
     findings = Findings()
     try:
         folder = pack_folder(path)
-        described, partial, index = agreement.open_pack(folder, findings)
+        described, pack = open_pack(folder, findings)
         if described is None:
             problem = "manifest.json cannot be read"
             return _unreadable(folder, findings, problem, "all that manifest and index would list")
@@ -77,24 +75,13 @@ def verify(
         if source is not None:
             paths = [str(shard) for shard in find_shards(source)]
             witness = read_shards(paths, sort=len(path_list(source)) > 1)
-        if index is None:
+        if pack is None:
             common = headline.write(findings.all, described, None, is_all=False)
             return _unreadable(folder, findings, common, "all that the index would list")
-        agreement.check(index, described, findings)
-        chosen, left_out = scope.choose(index, layers, sample, seed, partial)
-        verification = _Verification(
-            folder,
-            described,
-            index,
-            chosen,
-            left_out,
-            witness,
-            findings,
-            partial,
-            share,
-            executor,
-        )
-        return verification.run(sha256, with_gguf_py, threads, Phases(progress))
+        choose(pack, layers, sample, seed)
+        comparison = None if witness is None else SourceComparison(pack, witness)
+        phases = Phases(progress)
+        return _verify(pack, comparison, share, executor, threads, phases, sha256, with_gguf_py)
     except MemoryError:
         raise MachineError("not enough memory", path=path, hint="use fewer `threads`") from None
 
@@ -102,7 +89,6 @@ def verify(
 def _unreadable(
     folder: Path, findings: Findings, problem: str | None, not_looked_at: str
 ) -> Report:
-    """Return the report on a pack that nothing can be read of but what it begins with."""
     return Report(
         passed=False,
         headline=problem,
@@ -123,172 +109,127 @@ def _check_request(
         raise RequestError("gguf-py reads in one process", hint="verify without `executor`")
 
 
-@dataclass
-class _Verification:
-    """One verification of a pack, after its index was decoded."""
-
-    path: Path
-    manifest: Manifest
-    index: Index
-    chosen: frozenset[int] | None
-    not_looked_at: list[str]
-    witness: Witness | None
-    findings: Findings
-    partial: Partial | None
-    share: Share | None
-    executor: Executor | None
-
-    def __post_init__(self) -> None:
-        self.paths = [self.path / file.name for file in self.index.files]
-        self.sha256_count: int | None = None
-        self.mirror_length: int | None = None
-        origins.check(self.index, self.manifest, self.findings)
-        self.comparison: SourceComparison | None = None
-        if self.witness is not None:
-            self.comparison = SourceComparison(
-                self.index, self.manifest, self.witness, self.paths, self.findings
-            )
-        self.is_same_model = bool(self.comparison and not self.comparison.is_another_model)
-        if self.comparison and not self.is_same_model:
-            self.not_looked_at.append("the bytes of the source")
-
-    def run(self, sha256: bool, with_gguf_py: bool, threads: int, phases: Phases) -> Report:
-        comparison = self.comparison if self.is_same_model else None
-        items = inventory.list_items(self.index, self.manifest, comparison, self.findings)
-        work_list = WorkList(
-            self.path,
-            self.manifest,
-            self.index,
-            self.chosen,
-            self.partial,
-            self.share,
-            comparison,
-            self.findings,
-            self.not_looked_at,
-        )
-        work = work_list.segments(items)
-        if sha256:
-            self.sha256_count = self._check_sha256(threads)
-        opinion = self._ask_gguf_py() if with_gguf_py else None
-        lengths = self._scan(work, items, opinion, threads, phases.begin())
-        self.findings.drop_consequences()
-        if self.chosen is None and not (self.witness or self.share or self.findings.all):
-            self.sha256_count = shard_sha256.check_restored(
-                self, self.paths, threads, phases, self.executor, self.findings
-            )
-        unchecked = work_list.unread | work_list.unproven | work_list.of_others
-        return self._report(lengths, unchecked, with_gguf_py=opinion is not None)
-
-    def _check_sha256(self, threads: int) -> int:
-        assert self.witness is not None
-        entries = self.manifest.source.shards
-        if not all(entry.sha256 for entry in entries):
-            self.not_looked_at.append("the SHA-256 of shards for which the manifest states none")
-        shards = zip(entries, self.witness.shards, strict=False)
-        expected = {shard.path: entry.sha256 for entry, shard in shards if entry.sha256}
-        if self.share is not None:
-            names = self.share.names(dict.fromkeys(expected, 1))
-            expected = {name: expected[name] for name in names}
-        return shard_sha256.check_files(expected, threads, self.findings)
-
-    def _ask_gguf_py(self) -> SecondOpinion | None:
-        """Check the source with gguf-py too; None if it is another model's."""
-        if self.witness is None or not self.is_same_model:
-            return None
+def _verify(
+    pack: CheckedPack,
+    comparison: SourceComparison | None,
+    share: Share | None,
+    executor: Executor | None,
+    threads: int,
+    phases: Phases,
+    sha256: bool,
+    with_gguf_py: bool,
+) -> Report:
+    if comparison is not None and comparison.is_another_model:
+        pack.not_looked_at.append("the bytes of the source")
+    files = inventory.list_segments(pack, comparison)
+    inventory.check_origins(pack, files)
+    work, unchecked = list_work(pack, files, share, comparison)
+    shard_paths = [] if comparison is None else comparison.shard_paths
+    sha256_count = _check_sha256(pack, shard_paths, share, threads) if sha256 else None
+    opinion = None
+    if with_gguf_py and comparison is not None and not comparison.is_another_model:
         from moepack.pack.verifying.gguf_py import Opinion  # here, since it brings numpy and gguf
 
-        opinion = Opinion(self.index, [shard.path for shard in self.witness.shards], self.findings)
-        self.not_looked_at += opinion.not_looked_at
-        return opinion.piece
+        opinion = Opinion(pack, shard_paths).piece
+    mirror, mirrored = _mirror(pack, files)
+    total = sum(one.end - one.start for one in (*work, *mirrored) if isinstance(one, Segment))
+    advanced = advancing(phases.begin(), total)
+    scanned = scan(pack.paths, shard_paths, work, threads, advanced, opinion, executor)
+    pack.findings.all += scanned.findings
+    mirror_length = None
+    if mirror is not None:
+        copies = [mirror.path / file.name for file in pack.index.files]
+        of_mirror = scan(copies, [], mirrored, threads, advanced)
+        mirror_length = of_mirror.read_length
+        pack.findings.all += [
+            finding._replace(kind="mirror", message=f"in the mirror {finding.message}")
+            for finding in of_mirror.findings
+        ]
+    pack.findings.drop_consequences()
+    if pack.chosen is None and not (comparison or share or pack.findings.all):
+        sha256_count = shard_sha256.check_restored(pack, threads, phases, executor)
+    report = _report(pack, comparison, scanned, unchecked)
+    return report._replace(
+        sha256_count=sha256_count,
+        gguf_py_length=scanned.second_length if opinion else None,
+        mirror_length=mirror_length,
+    )
 
-    def _scan(
-        self,
-        work: Sequence[Segment | Gap],
-        items: Sequence[list[Item]],
-        opinion: SecondOpinion | None,
-        threads: int,
-        progress: Callable[[int, int], None],
-    ) -> Lengths:
-        """Read the pack, and its mirror if it has one that can be read."""
-        mirror = find_mirror(self.path, self.index)
-        mirrored: list[Segment] = []
-        if mirror is not None and mirror.problem is not None:
-            self.not_looked_at.append(f"its mirror in {mirror.path}: {mirror.problem}")
-            mirror = None
-        if mirror is not None:
-            mirrored = self._mirrored(mirror, items)
-        segments = (one for one in (*work, *mirrored) if isinstance(one, Segment))
-        total = sum(one.end - one.start for one in segments)
 
-        def advanced(length: int) -> None:
-            progress(length, total)
+def _check_sha256(
+    pack: CheckedPack, shard_paths: Sequence[str], share: Share | None, threads: int
+) -> int:
+    """Compare the SHA-256 of the shards with the manifest; return how many are equal."""
+    entries = pack.manifest.source.shards
+    if not all(entry.sha256 for entry in entries):
+        reason = "the SHA-256 of shards for which the manifest states none"
+        pack.not_looked_at.append(reason)
+    shards = zip(entries, shard_paths, strict=False)
+    expected = {path: entry.sha256 for entry, path in shards if entry.sha256}
+    paths = list(expected) if share is None else share.names(dict.fromkeys(expected, 1))
+    with ThreadPool(max_workers=threads) as pool:
+        computed = list(pool.map(shard_sha256.sha256_of, paths))
+    names = [os.path.basename(path) for path in paths]
+    sums = [expected[path] for path in paths]
+    return shard_sha256.count_equal(names, sums, computed, pack.findings)
 
-        shard_paths = [] if self.witness is None else [one.path for one in self.witness.shards]
-        if self.executor is not None:
-            lengths = scan_apart(
-                self.executor, self.paths, shard_paths, work, threads, advanced, self.findings
-            )
-        else:
-            lengths = scan(self.paths, shard_paths, work, threads, advanced, self.findings, opinion)
-        if mirror is not None:
-            findings = Findings()
-            copies = [mirror.path / file.name for file in self.index.files]
-            self.mirror_length = scan(copies, [], mirrored, threads, advanced, findings).read
-            self.findings.all += [
-                finding._replace(kind="mirror", message=f"in the mirror {finding.message}")
-                for finding in findings.all
-            ]
-        return lengths
 
-    def _mirrored(self, mirror: Mirror, items: Sequence[list[Item]]) -> list[Segment]:
-        """List the chosen items that lie in the mirror."""
-        assert mirror.record is not None
-        segments: list[Segment] = []
-        for file, of_file in enumerate(items):
-            name = self.index.files[file].name
-            coverage = RangeSet(mirror.record.ranges(name))
-            for start, end, number, ranges in of_file:
-                is_chosen = number is not None and (self.chosen is None or number in self.chosen)
-                if is_chosen and coverage.covers(start, end):
-                    plain = tuple(one._replace(source=None) for one in ranges)
-                    segments.append(Segment(file, start, end, plain))
-        return segments
+def _mirror(
+    pack: CheckedPack, files: Sequence[Sequence[Segment]]
+) -> tuple[Mirror | None, Sequence[Segment | Gap]]:
+    """Return the mirror, if there is one that can be read, and the chosen segments in it."""
+    mirror = find_mirror(pack.path, pack.index)
+    if mirror is not None and mirror.problem is not None:
+        pack.not_looked_at.append(f"its mirror in {mirror.path}: {mirror.problem}")
+        mirror = None
+    if mirror is None:
+        return None, ()
+    assert mirror.record is not None
+    segments = []
+    for file, of_file in zip(pack.index.files, files, strict=True):
+        coverage = RangeSet(mirror.record.ranges(file.name))
+        for one in of_file:
+            is_chosen = pack.chosen is None or one.number in pack.chosen
+            if one.number is not None and is_chosen and coverage.covers(one.start, one.end):
+                ranges = tuple(checked._replace(source=None) for checked in one.ranges)
+                segments.append(one._replace(ranges=ranges))
+    return mirror, segments
 
-    def _report(self, lengths: Lengths, unchecked: set[int], *, with_gguf_py: bool) -> Report:
-        index = self.index
-        checked = self.chosen
-        if checked is None:
-            checked = frozenset(range(index.blob_count + index.tensor_count))
-        checked -= unchecked
-        layers = dict.fromkeys(family.layer for family in index.families)
-        skipped = {
-            family.layer
-            for family in index.families
-            if not checked.issuperset(
-                range(family.first_blob, family.first_blob + family.expert_count)
-            )
-        }
-        checked_blob_count = sum(number < index.blob_count for number in checked)
-        findings = self.findings.in_order()
-        return Report(
-            passed=False if findings else None if self.not_looked_at else True,
-            headline=headline.write(
-                findings, self.manifest, self.comparison, is_all=not self.not_looked_at
-            ),
-            path=str(self.path),
-            findings=findings,
-            layers=tuple(layers),
-            checked_layers=tuple(layer for layer in layers if layer not in skipped),
-            blob_count=index.blob_count,
-            part_count=index.part_count,
-            tensor_count=index.tensor_count,
-            checked_blob_count=checked_blob_count,
-            checked_tensor_count=len(checked) - checked_blob_count,
-            read_length=lengths.read,
-            data_length=sum(file.length for file in index.files),
-            compared_length=lengths.compared if self.comparison else None,
-            sha256_count=self.sha256_count,
-            gguf_py_length=lengths.second if with_gguf_py else None,
-            not_looked_at=tuple(self.not_looked_at),
-            mirror_length=self.mirror_length,
-        )
+
+def _report(
+    pack: CheckedPack,
+    comparison: SourceComparison | None,
+    scanned: Scanned,
+    unchecked: set[int],
+) -> Report:
+    index = pack.index
+    checked = pack.chosen
+    if checked is None:
+        checked = frozenset(range(index.blob_count + index.tensor_count))
+    checked -= unchecked
+    layers = dict.fromkeys(family.layer for family in index.families)
+    skipped = {
+        family.layer
+        for family in index.families
+        if not checked.issuperset(range(family.first_blob, family.first_blob + family.expert_count))
+    }
+    checked_blob_count = sum(number < index.blob_count for number in checked)
+    findings = pack.findings.in_order()
+    is_all = not pack.not_looked_at
+    return Report(
+        passed=False if findings else True if is_all else None,
+        headline=headline.write(findings, pack.manifest, comparison, is_all=is_all),
+        path=str(pack.path),
+        findings=findings,
+        layers=tuple(layers),
+        checked_layers=tuple(layer for layer in layers if layer not in skipped),
+        blob_count=index.blob_count,
+        part_count=index.part_count,
+        tensor_count=index.tensor_count,
+        checked_blob_count=checked_blob_count,
+        checked_tensor_count=len(checked) - checked_blob_count,
+        read_length=scanned.read_length,
+        data_length=sum(file.length for file in index.files),
+        compared_length=scanned.compared_length if comparison else None,
+        not_looked_at=tuple(pack.not_looked_at),
+    )

@@ -13,7 +13,8 @@ import itertools
 import math
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from moepack.common.errors import SourceError, read_failure
@@ -24,6 +25,7 @@ from moepack.storage.input_file import open_input
 _MOST_DIMENSIONS = 4
 _LONGEST_NAME = 1 << 16
 _MOST_STRINGS = 1 << 22
+_MOST_EXPERTS = 1 << 16
 _LONGEST_TEXT = 200
 _WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _MATRICES = {"gate", "up", "down", "gate_up"}
@@ -66,29 +68,17 @@ _STARTS = (32 << 20, 512 << 20)
 
 def walk(path: str) -> WalkedShard:
     """Walk the header of one shard."""
-    with _named(path), contextlib.closing(open_input(path)) as file:
-        length = file.stamp.length
-        if file.descriptor is None:
+    try:
+        with contextlib.closing(open_input(path)) as file:
+            length = file.stamp.length
+            if file.descriptor is not None:
+                with mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) as data:
+                    return _HeaderWalk(path, data, length).shard()
             for start_length in _STARTS[:-1]:
                 with contextlib.suppress(struct.error, IndexError):
-                    return _walk(path, b"".join(file.stream(0, start_length)), length)
-            return _walk(path, b"".join(file.stream(0, _STARTS[-1])), length)
-        with mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) as data:
-            return _walk(path, data, length)
-
-
-def _walk(path: str, data: mmap.mmap | bytes, length: int) -> WalkedShard:
-    if data[:4] != b"GGUF":
-        problem, hint = sniff.describe(path, data[:64])
-        raise SourceError(problem, path=path, hint=hint)
-    return _HeaderWalk(path, data, length).shard()
-
-
-@contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Name the shard in errors of the system, and of the walk over it."""
-    try:
-        yield
+                    start = b"".join(file.stream(0, start_length))
+                    return _HeaderWalk(path, start, length).shard()
+            return _HeaderWalk(path, b"".join(file.stream(0, _STARTS[-1])), length).shard()
     except OSError as error:
         raise read_failure(error, path, SourceError) from error
     except (ValueError, LookupError, ArithmeticError, struct.error) as error:
@@ -97,6 +87,9 @@ def _named(path: str) -> Iterator[None]:
 
 class _HeaderWalk:
     def __init__(self, path: str, data: mmap.mmap | bytes, length: int) -> None:
+        if data[:4] != b"GGUF":
+            problem, hint = sniff.describe(path, data[:64])
+            raise SourceError(problem, path=path, hint=hint)
         self.path = path
         self.data = data
         self.length = length
@@ -208,37 +201,24 @@ class _HeaderWalk:
         return WalkedTensor(name, shape, type_id, start, length)
 
 
-class PartKey(NamedTuple):
-    """A part by its layer and its name there."""
-
-    layer: int
-    part: str
-
-
 class PartSlices(NamedTuple):
-    """One part of all experts of a layer.
+    """One part of all experts of a layer; `length` in bytes and `shape` are those of one expert.
 
-    `starts` are offsets from the start of shard number `shards[expert]`; `length` is bytes and
-    `shape` GGUF order, both of one expert.
+    `places` are the number of the shard and the offset there, for each expert.
     """
 
     type_id: int
     shape: tuple[int, ...]
     length: int
-    shards: Sequence[int]
-    starts: Sequence[int]
+    places: Sequence[tuple[int, int]]
 
 
 class Witness(NamedTuple):
-    """The shards in their order, and the expert parts and dense tensors in them."""
+    """The shards in their order; expert parts by layer and name, dense tensors by name."""
 
     shards: tuple[WalkedShard, ...]
-    parts: dict[PartKey, PartSlices]
+    parts: dict[tuple[int, str], PartSlices]
     dense: dict[str, WalkedTensor]
-
-    def text(self, key: str) -> str | None:
-        """Return a text of the model's metadata, None if it has none or a long one."""
-        return self.shards[0].texts.get(key)
 
 
 def read_shards(paths: Sequence[str], *, sort: bool = False) -> Witness:
@@ -246,36 +226,30 @@ def read_shards(paths: Sequence[str], *, sort: bool = False) -> Witness:
     shards = [walk(path) for path in paths]
     if sort:
         shards.sort(key=lambda shard: shard.numbers.get("split.no", 0))
-    parts: dict[PartKey, PartSlices] = {}
+    parts: dict[tuple[int, str], PartSlices] = {}
     dense: dict[str, WalkedTensor] = {}
-    alone: dict[PartKey, dict[int, WalkedTensor]] = {}
+    alone: dict[tuple[int, str], dict[int, WalkedTensor]] = defaultdict(dict)
     for number, shard in enumerate(shards):
         for walked in shard.tensors:
             tensor = walked._replace(shard=number)
             fields = tensor.name.split(".")
             if _is_stacked(fields, tensor.shape):
-                _check_length(shard, tensor, tensor.shape[-1])
-                key = PartKey(int(fields[1]), ".".join(fields[2:]))
                 *shape, count = tensor.shape
+                _check_length(shard, tensor, count)
                 length = tensor.length // count
                 starts = range(tensor.start, tensor.start + tensor.length, length)
-                shard_numbers = [number] * count
-                parts[key] = PartSlices(tensor.type_id, tuple(shape), length, shard_numbers, starts)
+                places = [(number, start) for start in starts]
+                key = int(fields[1]), ".".join(fields[2:])
+                parts[key] = PartSlices(tensor.type_id, tuple(shape), length, places)
             elif _is_alone(fields, tensor.shape):
                 _check_length(shard, tensor, 1)
-                key = PartKey(int(fields[1]), f"{fields[2]}_exps.weight")
-                alone.setdefault(key, {})[int(fields[3])] = tensor
+                alone[int(fields[1]), f"{fields[2]}_exps.weight"][int(fields[3])] = tensor
             else:
                 dense[tensor.name] = tensor
     for key, by_expert in alone.items():
         in_order = [by_expert[expert] for expert in sorted(by_expert)]
-        parts[key] = PartSlices(
-            type_id=in_order[0].type_id,
-            shape=in_order[0].shape,
-            length=in_order[0].length,
-            shards=[tensor.shard for tensor in in_order],
-            starts=[tensor.start for tensor in in_order],
-        )
+        places = [(tensor.shard, tensor.start) for tensor in in_order]
+        parts[key] = PartSlices(in_order[0].type_id, in_order[0].shape, in_order[0].length, places)
     return Witness(tuple(shards), parts, dense)
 
 
@@ -283,6 +257,8 @@ def _check_length(shard: WalkedShard, tensor: WalkedTensor, count: int) -> None:
     """Check that the tensor's length is known and that of `count` slices."""
     if not tensor.length:
         problem = "an empty tensor"
+    elif count > _MOST_EXPERTS:
+        problem = f"{count:,} experts"
     elif tensor.is_open:
         problem = "its length is open"
     elif tensor.length % count:
@@ -303,15 +279,11 @@ def _is_stacked(fields: list[str], shape: tuple[int, ...]) -> bool:
 
 
 def _is_alone(fields: list[str], shape: tuple[int, ...]) -> bool:
-    return (
-        len(fields) == 5
-        and fields[0] == "blk"
-        and fields[2] in ("ffn_gate", "ffn_up", "ffn_down")
-        and _is_number(fields[1])
-        and _is_number(fields[3])
-        and fields[4] == "weight"
-        and len(shape) == 2
-    )
+    if len(fields) != 5 or len(shape) != 2:
+        return False
+    block, layer, name, expert, kind = fields
+    is_weight = (block, kind) == ("blk", "weight") and name in ("ffn_gate", "ffn_up", "ffn_down")
+    return is_weight and _is_number(layer) and _is_number(expert)
 
 
 def _is_number(field: str) -> bool:

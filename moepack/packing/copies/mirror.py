@@ -18,43 +18,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.common.digest_counts import DigestCounts
-from moepack.common.errors import (
-    MachineError,
-    MoepackError,
-    PackError,
-    RequestError,
-    write_failure,
-)
-from moepack.common.phases import Phases, Progress
+from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, write_failure
+from moepack.common.phases import DigestCounts, Phases, Progress
 from moepack.common.sizes import Size, gaps
 from moepack.pack.format import manifest
 from moepack.pack.format.names import MIRROR_NAME
-from moepack.pack.reading import copy_record, mirror
-from moepack.pack.reading.copy_record import CopiedFile, CopyRecord, CopyRequest
+from moepack.pack.reading.copies import (
+    MIRROR_RECORD,
+    CopiedFile,
+    CopyRecord,
+    CopyRequest,
+    linked_folder,
+    load,
+)
 from moepack.pack.reading.directory import pack_folder, read_manifest
 from moepack.pack.reading.pack import Pack
-from moepack.packing.copies.packed_items import (
-    PackedItem,
-    choose,
-    length_of,
-    packed_items,
-    ranges_of,
-)
+from moepack.packing.copies.packed_items import choose, ranges_of
 from moepack.packing.copies.subset_copy import SubsetCopy, write_record
-from moepack.storage import holes
+from moepack.storage import blocks
 from moepack.storage.atomic import make_folder, sync_directory
-from moepack.storage.lock import locked_folder
+from moepack.storage.extents import RangeSet
+from moepack.storage.folders import locked_folder
 from moepack.storage.page_cache import drop
-from moepack.storage.ranges import RangeSet
 from moepack.storage.regular_file import open_regular
 
 _SUFFIX = ".mirror"
-_TEMPORARY_NAME = f"{mirror.NAME}.tmp"
+_TEMPORARY_NAME = f"{MIRROR_RECORD}.tmp"
 _THREADS = 4
 
 
@@ -111,7 +104,8 @@ def mirror_pack(
         opened.require_complete()
         limit = 0 if hottest is None else opened.budget_length(hottest, "hottest")
         request = CopyRequest(is_all=hottest is None, hottest=limit)
-        items = packed_items(opened.index)
+        copy = SubsetCopy(opened, folder)
+        items = copy.items
         chosen = choose(opened, items, request)
         if not chosen:
             raise RequestError("no expert fits", path=path, expected="more bytes", found=hottest)
@@ -123,12 +117,11 @@ def mirror_pack(
         files = {name: CopiedFile(0, ranges[name]) for name in sorted(ranges)}
         content = opened.index.content_digest()
         record = CopyRecord(os.path.realpath(path), content, request, files)
-        copy = SubsetCopy(opened, folder, items)
         try:
             make_folder(folder)
             with locked_folder(folder):
                 _prepare(path, folder, {one.name: one.length for one in opened.index.files}, record)
-                kept_length = _fill(opened, folder, items, chosen, copy, Phases(progress))
+                kept_length = _fill(opened, folder, chosen, copy, Phases(progress))
                 _write(folder, record)
             _link(path, folder)
         except OSError as error:
@@ -137,35 +130,26 @@ def mirror_pack(
         path=os.fspath(folder),
         pack=os.fspath(pack),
         expert_count=len({items[number].key for number in chosen}),
-        length=length_of(items, chosen),
+        length=copy.length(chosen),
         all_length=sum(item.length for item in items if item.key is not None),
         kept_length=kept_length,
         is_same_drive=os.stat(folder).st_dev == os.stat(path).st_dev,
-        digests=DigestCounts(
-            known_length=copy.part_length(chosen),
-            compared_length=copy.part_length(copy.compared),
-        ),
+        digests=copy.digest_counts(chosen),
     )
 
 
-def _fill(
-    pack: Pack,
-    folder: Path,
-    items: Sequence[PackedItem],
-    chosen: set[int],
-    copy: SubsetCopy,
-    phases: Phases,
-) -> int:
+def _fill(pack: Pack, folder: Path, chosen: set[int], copy: SubsetCopy, phases: Phases) -> int:
     """Copy the chosen items that are missing or wrong; return the bytes of the others.
 
     Raises PackError for items that are damaged in the pack, MachineError for a drive that does not
     give back the written bytes, and OSError.
     """
+    items = copy.items
     numbers = sorted({items[number].file for number in chosen})
     paths = [folder / pack.index.files[number].name for number in numbers]
     drop(path for path in paths if path.is_file())  # what is read is then what is on the drive
     copy.find(chosen, _THREADS, phases.begin(later=copy.part_length(chosen)))
-    kept_length = length_of(items, copy.here)
+    kept_length = copy.length(copy.here)
     missing = chosen - copy.here
     copy.fetch(missing, numbers, _THREADS, phases.begin(later=copy.part_length(missing)))
     drop(paths)
@@ -186,7 +170,7 @@ def remove_mirror(pack: str | os.PathLike[str]) -> RemovedMirror:
     RequestError for a pack without a mirror, and while it is being made, MachineError.
     """
     path = Path(pack)
-    folder = mirror.linked_folder(path)
+    folder = linked_folder(path)
     if folder is None:
         read_manifest(path)  # which raises a better error if it is no pack
         raise RequestError("the pack has no mirror", path=path)
@@ -207,18 +191,14 @@ def _check_link(pack: Path, folder: Path) -> None:
     link = pack / MIRROR_NAME
     if os.path.lexists(link) and not link.is_symlink():
         raise RequestError("has the name of a mirror's link, but is not one", path=link)
-    linked = mirror.linked_folder(pack)
-    if linked is not None and not _is_same(linked, folder):
+    linked = linked_folder(pack)
+    if linked is not None and os.path.realpath(linked) != os.path.realpath(folder):
         hint = f"remove that first: `moepack mirror {pack} --remove`"
         raise RequestError("the pack has a mirror already", path=pack, found=linked, hint=hint)
 
 
-def _is_same(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> bool:
-    return os.path.realpath(first) == os.path.realpath(second)
-
-
 def _link(pack: Path, folder: Path) -> None:
-    if mirror.linked_folder(pack) == folder:
+    if linked_folder(pack) == folder:
         return
     partial = pack / f"{MIRROR_NAME}.partial"
     partial.unlink(missing_ok=True)
@@ -231,7 +211,7 @@ def _prepare(pack: Path, folder: Path, lengths: Mapping[str, int], record: CopyR
     """Remove files and bytes that are not to be in a mirror, as far as no reader looks at them."""
     old = _record_in(folder)
     _check_owner(pack, folder, old)
-    if old is None and not (folder / mirror.NAME).exists():
+    if old is None and not (folder / MIRROR_RECORD).exists():
         if set(os.listdir(folder)) - {_TEMPORARY_NAME}:
             hint = "choose another target, or remove it"
             raise RequestError("exists already, and is not a mirror", path=folder, hint=hint)
@@ -247,7 +227,7 @@ def _prepare(pack: Path, folder: Path, lengths: Mapping[str, int], record: CopyR
             descriptor = open_regular(folder / name, os.O_RDWR | os.O_NOFOLLOW)
             with open(descriptor, "rb+", buffering=0):
                 for start, end in gaps(0, lengths[name], file.ranges):
-                    holes.punch(descriptor, start, end - start)
+                    blocks.punch(descriptor, start, end - start)
 
 
 def _is_within(old: CopyRecord, new: CopyRecord) -> bool:
@@ -261,7 +241,7 @@ def _is_within(old: CopyRecord, new: CopyRecord) -> bool:
 
 def _record_in(folder: Path) -> CopyRecord | None:
     try:
-        return copy_record.load(folder / mirror.NAME)
+        return load(folder / MIRROR_RECORD)
     except PackError:
         return None
 
@@ -271,8 +251,8 @@ def _check_owner(pack: Path, folder: Path, record: CopyRecord | None) -> None:
     if record is None or record.origin == os.path.realpath(pack):
         return
     other = Path(record.origin)
-    linked = mirror.linked_folder(other)
-    if linked is not None and _is_same(linked, folder):
+    linked = linked_folder(other)
+    if linked is not None and os.path.realpath(linked) == os.path.realpath(folder):
         hint = "choose another target"
         raise RequestError("the mirror of another pack", path=folder, found=other, hint=hint)
 
@@ -281,7 +261,7 @@ def _write(folder: Path, record: CopyRecord, names: Iterable[str] | None = None)
     """Write mirror.json; with `names` so that no reader looks for bytes in these files."""
     if names is not None:
         record = record._replace(files=dict.fromkeys(sorted(names), CopiedFile(0, ())))
-    write_record(folder / mirror.NAME, record)
+    write_record(folder / MIRROR_RECORD, record)
 
 
 def _remove_files(pack: Path, folder: Path) -> bool:
@@ -291,7 +271,7 @@ def _remove_files(pack: Path, folder: Path) -> bool:
     """
     if not (folder.name.endswith(_SUFFIX) and folder.is_dir()):
         return False
-    if not (folder / mirror.NAME).exists():
+    if not (folder / MIRROR_RECORD).exists():
         with contextlib.suppress(OSError):  # left empty by a removal that was cut off
             folder.rmdir()
         return not folder.exists()
@@ -308,7 +288,7 @@ def _remove_files(pack: Path, folder: Path) -> bool:
         if record is not None:
             _write(folder, record, names=names)
         _remove(folder, names)
-        _remove(folder, [mirror.NAME, _TEMPORARY_NAME])
+        _remove(folder, [MIRROR_RECORD, _TEMPORARY_NAME])
     with contextlib.suppress(OSError):  # files that are not the mirror's stay
         folder.rmdir()
     sync_directory(folder.parent)

@@ -12,12 +12,10 @@ from typing import NamedTuple
 
 from moepack.common.errors import PackError
 from moepack.pack.format.index import Index
-from moepack.pack.format.tables import PackedFamily
-from moepack.pack.reading.copy_record import CopyRequest
+from moepack.pack.reading.copies import CopyRequest
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import part_extent, tensor_extent
-from moepack.storage.extents import Extent
-from moepack.storage.ranges import Ranges, merged
+from moepack.storage.extents import Extent, Ranges, merged
 
 RUN_LENGTH = 32 << 20
 """About how many bytes are asked for at a time: the hub limits the count of requests."""
@@ -46,24 +44,8 @@ class PackedItem(NamedTuple):
         return self.end - self.start
 
 
-class ItemRun(NamedTuple):
-    """Items of one file that are asked for at once, by their numbers, and their extents."""
-
-    file: int
-    numbers: tuple[int, ...]
-    extents: tuple[Extent, ...]
-
-    @property
-    def length(self) -> int:
-        """The bytes from the first extent to the last."""
-        return self.extents[-1].end - self.extents[0].offset
-
-
 def packed_items(index: Index) -> list[PackedItem]:
-    """List all items of a pack in the order of its files; none is empty.
-
-    Raises PackError for records that break the format.
-    """
+    """List the items of a pack in the order of its files. Raises PackError for broken records."""
     items = [*_blobs(index), *_dense(index)]
     items.sort(key=attrgetter("file", "start"))
     for before, item in pairwise(items):
@@ -83,27 +65,21 @@ def _blobs(index: Index) -> Iterator[PackedItem]:
         for expert in range(family.expert_count):
             start, length, _, _, file = index.blob(family.first_blob + expert)
             key = (family.layer, expert, family.name)
-            parts = list(_parts(index, family, expert))
+            parts = []
+            for number in range(len(family.part_kinds)):
+                part = part_extent(index, family, expert, number, 0)
+                parts.append(part._replace(offset=part.input_offset))
             if not length:  # an index over shards, in which they lie apart
                 for part in parts:
                     yield PackedItem(part.input, part.offset, part.end, (part,), key)
                 continue
             parts.sort(key=attrgetter("offset"))
-            extents = _inside(index, file, start, start + length, parts)
-            yield PackedItem(file, start, start + length, extents, key)
+            _check_inside(index, file, start, start + length, parts)
+            yield PackedItem(file, start, start + length, tuple(parts), key)
 
 
-def _parts(index: Index, family: PackedFamily, expert: int) -> Iterator[Extent]:
-    """Yield the parts of an expert, at their own offsets."""
-    for number in range(len(family.part_kinds)):
-        part = part_extent(index, family, expert, number, 0)
-        yield part._replace(offset=part.input_offset)
-
-
-def _inside(
-    index: Index, file: int, start: int, end: int, parts: Sequence[Extent]
-) -> tuple[Extent, ...]:
-    """Return the parts of a blob; raise PackError if they are not one after the other in it."""
+def _check_inside(index: Index, file: int, start: int, end: int, parts: Sequence[Extent]) -> None:
+    """Raise PackError if the parts of a blob are not one after the other in it."""
     position = start
     for part in parts:
         if part.input != file or not position <= part.offset <= part.end <= end:
@@ -115,7 +91,6 @@ def _inside(
                 found=f"bytes {part.offset:,} to {part.end:,}",
             )
         position = part.end
-    return tuple(parts)
 
 
 def _dense(index: Index) -> Iterator[PackedItem]:
@@ -161,28 +136,21 @@ def ranges_of(
     return {name: merged(pairs) for name, pairs in ranges.items()}
 
 
-def runs_of(items: Sequence[PackedItem], numbers: Iterable[int]) -> Iterator[ItemRun]:
-    """Gather items to runs; those of the dense part first, since one may be long."""
-    gathered: list[int] = []
+def runs_of(items: Sequence[PackedItem], numbers: Iterable[int]) -> Iterator[list[int]]:
+    """Gather items of one file that are asked for at once, by their numbers.
+
+    Those of the dense part come first, since one may be long.
+    """
+    run: list[int] = []
     for number in sorted(numbers, key=lambda number: (items[number].key is not None, number)):
-        if gathered and not _is_next(items[gathered[0]], items[gathered[-1]], items[number]):
-            yield _run(items, gathered)
-            gathered = []
-        gathered.append(number)
-    if gathered:
-        yield _run(items, gathered)
+        if run and not _is_next(items[run[0]], items[run[-1]], items[number]):
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run
 
 
 def _is_next(first: PackedItem, last: PackedItem, item: PackedItem) -> bool:
     is_near = last.file == item.file and 0 <= item.start - last.end <= _MAX_GAP
     return is_near and item.end - first.start <= RUN_LENGTH
-
-
-def _run(items: Sequence[PackedItem], numbers: Sequence[int]) -> ItemRun:
-    extents = tuple(extent for number in numbers for extent in items[number].extents)
-    return ItemRun(items[numbers[0]].file, tuple(numbers), extents)
-
-
-def length_of(items: Sequence[PackedItem], numbers: Iterable[int]) -> int:
-    """Return the bytes of the items of these numbers, padding included."""
-    return sum(items[number].length for number in numbers)

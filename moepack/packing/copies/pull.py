@@ -18,30 +18,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from moepack.common import digest
-from moepack.common.digest_counts import DigestCounts
-from moepack.common.errors import (
-    MachineError,
-    MoepackError,
-    PackError,
-    RequestError,
-    write_failure,
-)
+from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, write_failure
 from moepack.common.pack_files import JOURNAL_NAME
-from moepack.common.paths import AnyPath
-from moepack.common.phases import Phases, Progress
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import AnyPath, is_remote
+from moepack.common.phases import DigestCounts, Phases, Progress
 from moepack.common.sizes import Size, parse_ranges, ranges_text
 from moepack.pack.format import manifest
-from moepack.pack.reading import partial as partials
-from moepack.pack.reading.copy_record import CopyRecord, CopyRequest
+from moepack.pack.reading.copies import (
+    PARTIAL_MANIFEST,
+    PARTIAL_RECORD,
+    CopyRecord,
+    CopyRequest,
+    load_partial,
+)
 from moepack.pack.reading.directory import read_manifest
 from moepack.pack.reading.pack import Pack
-from moepack.packing.copies.packed_items import choose, length_of, packed_items
+from moepack.packing.copies.packed_items import choose
 from moepack.packing.copies.subset_copy import SubsetCopy, write_record
 from moepack.packing.writing.commit import (
     TEMPORARY_NAME,
@@ -51,8 +48,7 @@ from moepack.packing.writing.commit import (
     write_proven,
 )
 from moepack.storage.atomic import make_folder, require_folder_of, sync_directory
-from moepack.storage.lock import locked_folder
-from moepack.storage.space import check_space
+from moepack.storage.folders import check_space, locked_folder
 
 DEFAULT_THREADS = 16
 _GO_ON = "run the same command again: it goes on from what is there"
@@ -130,7 +126,9 @@ def pull(
             record, request, hottest = None, None, None
         work = _Pull(opened, folder, record, request or CopyRequest(is_all=True), hottest)
         if is_whole:
-            work.check_same()
+            if read_manifest(folder) != opened.manifest_bytes:
+                hint = "choose another directory, or remove it"
+                raise RequestError("another pack is here already", path=folder, hint=hint)
             if not check:
                 return work.unread()
         return work.run(threads, check, planned, progress)
@@ -150,7 +148,7 @@ def _request(layers: str | Iterable[int] | None, hottest: Size | None) -> CopyRe
 def _record_in(folder: Path) -> CopyRecord | None:
     """Return the record of a partial pack; None for none, or a damaged one, which is made anew."""
     try:
-        return partials.load(folder)
+        return load_partial(folder)
     except (PackError, OSError):
         return None
 
@@ -174,17 +172,14 @@ class _Pull:
             if file.is_shard or not file.has_digests:
                 problem = "an index over shards" if file.is_shard else "has no digests"
                 raise PackError(problem, path=pack.index.path, place=file.name, expected="a pack")
-        self._items = packed_items(pack.index)
+        self._copy = SubsetCopy(pack, folder)
         if hottest is not None:
-            length = pack.budget_length(hottest, "hottest")
-            request = request._replace(hottest=length)
+            request = request._replace(hottest=pack.budget_length(hottest, "hottest"))
         self._request = request
-        self._all = set(range(len(self._items)))
-        self._chosen = self._choose()
+        self._chosen = self._choose(request)
 
-    def _choose(self) -> list[int]:
+    def _choose(self, request: CopyRequest) -> list[int]:
         """Return the numbers of the items that are asked for. Raises RequestError."""
-        request = self._request
         missing = sorted(set(request.layers) - set(self._pack.layers))
         if missing:
             hint = f"it has layers {ranges_text(self._pack.layers)}"
@@ -192,20 +187,15 @@ class _Pull:
         if request.hottest and not any(one.hotness_measured for one in self._pack.index.families):
             problem, hint = "no hotness was measured for it", "choose layers instead"
             raise RequestError(problem, path=self._pack.path, argument="hottest", hint=hint)
-        experts = choose(self._pack, self._items, request)
-        return [n for n, item in enumerate(self._items) if item.key is None or n in experts]
-
-    def check_same(self) -> None:
-        """Raise RequestError if the pack that is whole here is another one."""
-        if read_manifest(self._folder) != self._pack.manifest_bytes:
-            hint = "choose another directory, or remove it"
-            raise RequestError("another pack is here already", path=self._folder, hint=hint)
+        items = self._copy.items
+        experts = choose(self._pack, items, request)
+        return [n for n, item in enumerate(items) if item.key is None or n in experts]
 
     def unread(self) -> PullSummary:
         """Return the summary of a pack that is whole here, by its manifest alone."""
         self._remove_record()
-        copy = self._copy(self._all)
-        return self._summary(copy, kept=length_of(self._items, copy.here))
+        everything = self._copy.all
+        return self._summary(everything, kept=self._copy.length(everything))
 
     def run(
         self,
@@ -216,11 +206,10 @@ class _Pull:
     ) -> PullSummary:
         """Pull what is missing, and commit the pack if it is all here then."""
         self._check_target()
-        planned_length = length_of(self._items, self._chosen)
         if planned is not None:
-            planned(self._summary(self._copy(self._chosen), kept=0, fetched=None))
+            planned(self._summary(set(self._chosen), kept=0, fetched=None))
         if self._record is None and not self._folder.exists():  # so that nothing is left then
-            check_space(self._folder, planned_length)
+            check_space(self._folder, self._copy.length(self._chosen))
         try:
             make_folder(self._folder)
             with self._going_on(), locked_folder(self._folder):
@@ -238,14 +227,14 @@ class _Pull:
             raise PackError(
                 "a part of another pack is here, or of this one before it was made anew",
                 path=self._folder,
-                place=partials.NAME,
+                place=PARTIAL_RECORD,
                 expected=digest.to_text(self._digest),
                 found=digest.to_text(record.pack_digest),
                 hint="choose another directory, or remove this one",
             )
         if not self._folder.is_dir():
             return
-        ours = {f"{partials.NAME}.tmp", partials.NAME, partials.MANIFEST_NAME, TEMPORARY_NAME}
+        ours = {f"{PARTIAL_RECORD}.tmp", PARTIAL_RECORD, PARTIAL_MANIFEST, TEMPORARY_NAME}
         names = set(os.listdir(self._folder)) - {"lost+found"}
         if JOURNAL_NAME in names or (names and not names & ours):
             raise RequestError(
@@ -268,40 +257,44 @@ class _Pull:
             raise
 
     def _carry_out(self, threads: int, check: bool, phases: Phases) -> PullSummary:
-        record, is_committed = self._new_record(), self._is_committed
+        copy, record, is_committed = self._copy, self._new_record(), self._is_committed
         if not is_committed:
             self._describe(record)
-        copy = self._copy()
-        mended_length = self._find_present(copy, threads, check, phases)
+        mended_length = self._find_present(threads, check, phases)
         missing = [number for number in self._chosen if number not in copy.here]
-        was_here = self._all if is_committed else copy.named_before(record)
-        mended_length += length_of(self._items, was_here.intersection(missing))
-        kept_length = length_of(self._items, copy.here)
+        was_here = copy.all if is_committed else copy.named(record, unchanged=False)
+        mended_length += copy.length(was_here.intersection(missing))
+        kept_length = copy.length(copy.here)
         if is_committed:
             if not missing and not mended_length:
-                return self._summary(copy, kept=kept_length)
-            self._withdraw(record)
+                return self._summary(copy.here, kept=kept_length)
+            self._describe(record)  # a partial pack from here on, of which nothing is trusted yet
+            (self._folder / manifest.NAME).unlink()
+            sync_directory(self._folder)
         fetched_length = copy.fetch(
             missing,
             range(len(self._pack.index.files)),
             threads,
             phases.begin(),
-            lambda files: self._write(record._replace(files=files)),
+            lambda files: write_record(self._folder / PARTIAL_RECORD, record._replace(files=files)),
         )
-        if copy.here >= self._all:
+        if copy.here >= copy.all:
             assert copy.here <= copy.compared, "what is kept is read before the commit"
             self._commit()
-        return self._summary(copy, kept=kept_length, fetched=fetched_length, mended=mended_length)
+        return self._summary(
+            copy.here, kept=kept_length, fetched=fetched_length, mended=mended_length
+        )
 
-    def _find_present(self, copy: SubsetCopy, threads: int, check: bool, phases: Phases) -> int:
+    def _find_present(self, threads: int, check: bool, phases: Phases) -> int:
         """Find what is here already; return how many bytes other than parts are wrong.
 
         With `check`, or if nothing would be missing afterwards, everything is read.
         """
+        copy = self._copy
         later = copy.part_length(self._chosen)
         named = copy.named(self._record)
-        copy.find(self._all - named, threads, phases.begin(later=later))
-        if not check and not copy.here.union(named, self._chosen) >= self._all:
+        copy.find(copy.all - named, threads, phases.begin(later=later))
+        if not check and not copy.here.union(named, self._chosen) >= copy.all:
             copy.here |= named
             return 0
         copy.find(named, threads, phases.begin(later=later))
@@ -316,24 +309,10 @@ class _Pull:
     def _describe(self, record: CopyRecord) -> None:
         """Write what makes the folder a partial pack."""
         if self._record is None or self._record.request != record.request:
-            self._write(record)
+            write_record(self._folder / PARTIAL_RECORD, record)
         entry = self._pack.manifest.index_entry
-        description = {partials.MANIFEST_NAME: self._pack.manifest_bytes}
+        description = {PARTIAL_MANIFEST: self._pack.manifest_bytes}
         write_proven(self._folder, {**description, entry.name: self._pack.index_bytes})
-
-    def _write(self, record: CopyRecord) -> None:
-        write_record(self._folder / partials.NAME, record)
-
-    def _withdraw(self, record: CopyRecord) -> None:
-        """Make a damaged pack a partial one, of which nothing is trusted yet."""
-        self._describe(record)
-        (self._folder / manifest.NAME).unlink()
-        sync_directory(self._folder)
-
-    def _copy(self, here: Collection[int] = ()) -> SubsetCopy:
-        copy = SubsetCopy(self._pack, self._folder, self._items)
-        copy.here.update(here)
-        return copy
 
     def _new_record(self) -> CopyRecord:
         """Return the record with this request added to the earlier ones."""
@@ -360,15 +339,16 @@ class _Pull:
     def _remove_record(self) -> None:
         """Remove what only a partial pack has."""
         with settling(self._folder, "still has the record of its pull"):
-            for name in (partials.NAME, partials.MANIFEST_NAME):
+            for name in (PARTIAL_RECORD, PARTIAL_MANIFEST):
                 (self._folder / name).unlink(missing_ok=True)
             sync_directory(self._folder)
 
     def _summary(
-        self, copy: SubsetCopy, *, kept: int, fetched: int | None = 0, mended: int = 0
+        self, present: set[int], *, kept: int, fetched: int | None = 0, mended: int = 0
     ) -> PullSummary:
-        keys = [item.key for item in self._items if item.key is not None]
-        here = {self._items[number].key for number in copy.here}
+        items = self._copy.items
+        keys = [item.key for item in items if item.key is not None]
+        here = {items[number].key for number in present}
         counts = dict.fromkeys((key[0] for key in keys), 0)
         missing_counts = dict.fromkeys(counts, 0)
         for key in keys:
@@ -376,18 +356,15 @@ class _Pull:
         return PullSummary(
             path=os.fspath(self._folder),
             origin=str(self._pack.path),
-            is_whole=copy.here >= self._all,
+            is_whole=present >= self._copy.all,
             layers=tuple(layer for layer in counts if not missing_counts[layer]),
             missing_layers=tuple(layer for layer in counts if not counts[layer]),
             expert_count=sum(counts.values()),
             all_expert_count=len(keys),
-            length=length_of(self._items, copy.here),
-            all_length=length_of(self._items, self._all),
+            length=self._copy.length(present),
+            all_length=self._copy.length(self._copy.all),
             kept_length=kept,
             fetched_length=fetched,
             mended_length=mended,
-            digests=DigestCounts(
-                known_length=copy.part_length(copy.here),
-                compared_length=copy.part_length(copy.compared),
-            ),
+            digests=self._copy.digest_counts(present),
         )

@@ -27,7 +27,7 @@ from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, PackError, SourceError
 from moepack.packing.in_place.unit_files import FileSet, PackFiles, ShardFiles
 from moepack.packing.in_place.units import FreeableBlocks, Piece, PieceKey, Unit, Units
-from moepack.storage import holes
+from moepack.storage import blocks
 from moepack.storage.thread_pool import ThreadPool
 
 T = TypeVar("T")
@@ -168,7 +168,7 @@ class PieceSearch:
 class Conversion:
     """Units on their way; `advanced` is called with the bytes that were moved, by one thread.
 
-    `has_given_up` if any byte was taken from a side that had it.
+    `given_up` is called before any byte is taken from a side that has it.
     """
 
     def __init__(
@@ -178,23 +178,24 @@ class Conversion:
         locations: PieceLocations,
         threads: int,
         advanced: Callable[[int], None],
+        given_up: Callable[[], None],
     ) -> None:
         self._shards = shards
         self._pack = pack
         self._locations = locations
         self._threads = threads
         self._advanced = advanced
-        self.has_given_up = False
+        self._given_up = given_up
 
-    def pack(self, units: Sequence[Unit], blocks: FreeableBlocks) -> None:
-        """Bring all units into the pack; `blocks` is fresh, and is used up."""
+    def pack(self, units: Sequence[Unit], freeable: FreeableBlocks) -> None:
+        """Bring all units into the pack; `freeable` is fresh, and is used up."""
         for file, of_file in groupby(units, key=lambda unit: unit.file):
             for unit in of_file:
                 missing = [piece for piece in unit.pieces if not self._locations.has(piece)]
                 if missing or not self._pack.is_padded(unit):
                     self._move(unit, missing, self._shards, self._pack)
                     self._locations.in_pack.update(piece.key for piece in missing)
-                self._punch(unit, blocks)
+                self._punch(unit, freeable)
             self._pack.truncate(file, unit.end)
 
     def restore(self, units: Sequence[Unit]) -> None:
@@ -204,7 +205,7 @@ class Conversion:
             if pieces:
                 self._move(unit, pieces, self._pack, self._shards)
                 self._locations.in_pack.difference_update(piece.key for piece in pieces)
-            self.has_given_up = True
+            self._given_up()
             if self._pack.truncate(unit.file, unit.start):
                 self._pack.sync({unit.file})
 
@@ -260,12 +261,12 @@ class Conversion:
                 digests = digest.to_text(expected), digest.to_text(computed)
                 raise _differs(target, file, place, *digests)
 
-    def _punch(self, unit: Unit, blocks: FreeableBlocks) -> None:
+    def _punch(self, unit: Unit, freeable: FreeableBlocks) -> None:
         """Free the blocks of shards that hold nothing else, in as few ranges as possible."""
         ranges = sorted(
             (piece.shard, *block_range)
             for piece in unit.pieces
-            if (block_range := blocks.add(piece)) and self._shards.paths[piece.shard]
+            if (block_range := freeable.add(piece)) and self._shards.paths[piece.shard]
         )
         joined: list[tuple[int, int, int]] = []
         for shard, start, end in ranges:
@@ -274,8 +275,8 @@ class Conversion:
                 end = max(end, last_end)
             joined.append((shard, start, end))
         for shard, start, end in joined:
-            self.has_given_up = True
-            holes.punch(self._shards.descriptor(shard), start, end - start)
+            self._given_up()
+            blocks.punch(self._shards.descriptor(shard), start, end - start)
         self._shards.sync({shard for shard, _, _ in joined})
 
 

@@ -26,23 +26,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moepack.common import digest
-from moepack.common.digest_counts import DigestCounts
-from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.common.pack_files import IN_PLACE_NAME
 from moepack.common.paths import PathOrPaths, path_list
-from moepack.common.phases import Progress
+from moepack.common.phases import DigestCounts, Phases, Progress
 from moepack.pack.format import manifest, records
 from moepack.pack.format.names import MIRROR_NAME
-from moepack.pack.format.source_entry import ShardEntry, SourceEntry
+from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.directory import read_manifest
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import map_shards
+from moepack.pack.verifying.verifier import verify
 from moepack.packing.in_place import draft as drafts
 from moepack.packing.in_place import refusals as reasons
 from moepack.packing.in_place.conversion import PieceLocations, PieceSearch
 from moepack.packing.in_place.draft import Draft
-from moepack.packing.in_place.leftovers import read_draft, settle
 from moepack.packing.in_place.unfinished import (
     Beginning,
     Shard,
@@ -50,6 +49,7 @@ from moepack.packing.in_place.unfinished import (
     check_homes,
     has_shards,
     is_unfinished,
+    is_untouched,
     is_whole_pack,
     made,
     translated,
@@ -58,39 +58,35 @@ from moepack.packing.in_place.unit_files import PackFiles, ShardFiles
 from moepack.packing.in_place.units import PieceKey, Units, unit_length
 from moepack.packing.in_place.work import ByteProgress, InPlaceWork, margin
 from moepack.packing.plan.pack_summary import InPlaceFacts, WrittenFiles
-from moepack.packing.plan.plan import Plan
-from moepack.packing.writing import manifest_encoder
-from moepack.packing.writing.finished_files import encode_index
-from moepack.packing.writing.target_directory import prepare
-from moepack.source.shards import Source
-from moepack.storage import holes
+from moepack.packing.writing.planned_pack import PlannedPack
+from moepack.packing.writing.target import OwnFolder, check_existing
+from moepack.storage import blocks
 from moepack.storage.extents import FinishedFile
+from moepack.storage.folders import check_space, shortage
 from moepack.storage.regular_file import FileStamp, read_back
-from moepack.storage.space import check_space, shortage
-from moepack.version import TOOL
 
 
 def examine(
-    source: Source, described: SourceEntry, plan: Plan, target: str | os.PathLike[str]
+    planned: PlannedPack, target: str | os.PathLike[str]
 ) -> tuple[InPlaceFacts, list[MoepackError]]:
     """Return the needs of packing in place, and all reasons against it; touches nothing."""
-    path, paths = Path(target), [Path(header.path) for header in source.shards]
-    draft = _draft(path, described, plan, {})
+    path, paths = Path(target), [Path(header.path) for header in planned.source.shards]
+    draft = _draft(path, planned, {})
     instead = "pack without `in_place`, or copy the model first"
     refusals: list[MoepackError] = []
     if path.exists() and not _is_barely_begun(path):
         try:
-            prepare(path, resume=False)
+            check_existing(OwnFolder(path), resume=False)
         except MoepackError as error:
             refusals.append(error)
     refusals = refusals or list(reasons.refusals(paths, path, instead))
     units = _units(draft)
-    needs = units.space_needs(holes.block_length(paths[0]), holes.extent_length(paths[0]))
+    needs = units.space_needs(blocks.block_length(paths[0]), blocks.extent_length(paths[0]))
     extra = needs.to_pack(0) + margin(units, draft.index)
     if refusal := shortage(path, extra):
         refusals.append(refusal)
     facts = InPlaceFacts(
-        shards=tuple(DataFile(header.path, header.file_length) for header in source.shards),
+        shards=tuple(DataFile(header.path, header.file_length) for header in planned.source.shards),
         unit_count=len(units.units),
         unit_length=max(unit.end - unit.start for unit in units.units),
         extra_length=extra,
@@ -107,65 +103,41 @@ def _is_barely_begun(path: Path) -> bool:
 
 
 def pack_in_place(
-    source: Source,
-    described: SourceEntry,
-    plan: Plan,
+    planned: PlannedPack,
     target: str | os.PathLike[str],
     *,
     threads: int,
     progress: Progress | None = None,
 ) -> WrittenFiles:
-    """Turn the shards of `source` into the pack that `plan` describes, in the directory `target`.
+    """Turn the shards of a planned pack into it, in the directory `target`.
 
-    Raises the refusals of `examine` before anything is touched. Raises SourceError or MachineError
-    for failures later; if no byte of the shards was given up yet, they are put back.
+    `examine` found no reason against it. Raises SourceError or MachineError for failures; if no
+    byte of the shards was given up yet, they are put back.
     """
-    reasons.raise_first(examine(source, described, plan, target)[1])
     path, advanced = Path(target), ByteProgress(progress)
     with translated(path), made(path) as unfinished:
-        with unfinished.cleaned_up_on_failure():
-            draft, locations = _read_shards(path, source, described, plan, threads, advanced)
-            shards = []
-            for header in source.shards:
-                status = os.stat(header.path)
-                home = os.path.abspath(header.path)
-                shards.append(Shard(home, status.st_size, status.st_mtime_ns))
-            work = _begin(unfinished, draft, shards, False, threads, advanced)
+        draft, locations = _read_shards(path, planned, threads, advanced)
+        shards = []
+        for header in planned.source.shards:
+            status = os.stat(header.path)
+            shards.append(Shard(os.path.abspath(header.path), status.st_size, status.st_mtime_ns))
+        drafts.write(unfinished.inner, draft)
+        unfinished.begin(Beginning(False, unit_length(draft.index), tuple(shards)))
+        work = InPlaceWork(unfinished, draft, threads, advanced)
         with work.undone_on_failure():
             work.pack(locations)
-    return WrittenFiles(plan.data_length, 0)
-
-
-def _begin(
-    unfinished: Unfinished,
-    draft: Draft,
-    shards: Sequence[Shard],
-    was_pack: bool,
-    threads: int,
-    advanced: ByteProgress,
-) -> InPlaceWork:
-    """Write draft and journal, after which the work can be taken up by others."""
-    drafts.write(unfinished.inner, draft)
-    unfinished.journal.begin_with(
-        Beginning(TOOL, was_pack, unit_length(draft.index), tuple(shards))
-    )
-    unfinished.sync()
-    return InPlaceWork(unfinished, draft, threads, advanced)
+    return WrittenFiles(planned.plan.data_length, 0)
 
 
 def _read_shards(
-    path: Path,
-    source: Source,
-    described: SourceEntry,
-    plan: Plan,
-    threads: int,
-    advanced: ByteProgress,
+    path: Path, planned: PlannedPack, threads: int, advanced: ByteProgress
 ) -> tuple[Draft, PieceLocations]:
     """Read all of the shards; return the draft of the pack at `path`, with all digests."""
-    units = _units(_draft(path, described, plan, {}))
+    headers = planned.source.shards
+    units = _units(_draft(path, planned, {}))
     advanced.expect(2 * sum(piece.length for piece in units.pieces))  # then they are moved
-    shards = ShardFiles([Path(header.path) for header in source.shards])
-    no_pack = PackFiles([None] * len(plan.new_files()))
+    shards = ShardFiles([Path(header.path) for header in headers])
+    no_pack = PackFiles([None] * len(planned.files))
     pieces = [piece._replace(digest=None) for piece in units.pieces]
     pieces.sort(key=lambda piece: (piece.shard, piece.shard_offset))
     try:
@@ -175,11 +147,11 @@ def _read_shards(
         shards.drop_cached()
     finally:
         shards.close()
-    for header in source.shards:
+    for header in headers:
         if FileStamp.from_stat(os.stat(header.path)) != header.stamp:
             hint = "pack again once nothing else writes to it"
             raise SourceError("the shard changed meanwhile", path=header.path, hint=hint)
-    return _draft(path, described, plan, locations.digests | locations.uncut), locations
+    return _draft(path, planned, locations.digests | locations.uncut), locations
 
 
 def resume_in_place(
@@ -260,9 +232,9 @@ def _restore_whole(
     homes = [os.path.abspath(folder / entry.name) for entry in entries]
     check_homes(homes, path, force)
     with made(path) as unfinished:
-        with unfinished.cleaned_up_on_failure():
-            shards = _shards_at(homes, entries)
-            work = _begin(unfinished, draft, shards, True, threads, ByteProgress(progress))
+        drafts.write(unfinished.inner, draft)
+        unfinished.begin(_beginning_at(homes, draft))
+        work = InPlaceWork(unfinished, draft, threads, ByteProgress(progress))
         with work.undone_on_failure():
             return work.restore(work.locate(pack_first=False), folder, force)
 
@@ -283,31 +255,31 @@ def _check_whole_pack(path: Path) -> Draft:
         raise reader
     index_bytes = read_back(index_path, records.MAX_INDEX_LENGTH)
     draft = drafts.decode(path, read_manifest(path), index_bytes)
-    units, block = _units(draft), holes.block_length(path)
+    units, block = _units(draft), blocks.block_length(path)
     needs = units.space_needs(block).to_restore(len(units.units)) + units.absent_length(block)
-    needs += holes.extent_length(path) + margin(units, draft.index)
+    needs += blocks.extent_length(path) + margin(units, draft.index)
     check_space(path, needs)
     return draft
 
 
-def _draft(
-    path: Path, described: SourceEntry, plan: Plan, digests: Mapping[PieceKey, int]
-) -> Draft:
+def _draft(path: Path, planned: PlannedPack, digests: Mapping[PieceKey, int]) -> Draft:
     """Return the draft of a pack; all digests that are not in `digests` are 0."""
     files = {}
-    for number, file in enumerate(plan.new_files()):
+    for number, file in enumerate(planned.files.values()):
         in_order = (
             digests.get((number, extent.offset), 0) if extent.length else digest.xxh3(b"")
             for extent in file.extents()
         )
         files[file.name] = FinishedFile(file.name, array("Q", in_order))
-    index = encode_index(plan, files)
-    return drafts.decode(path, manifest_encoder.encode(plan, described, index), index)
+    index, described = planned.encode(files)
+    return drafts.decode(path, described, index)
 
 
-def _shards_at(homes: Sequence[str | None], entries: Sequence[ShardEntry]) -> list[Shard]:
-    pairs = zip(homes, entries, strict=True)
-    return [Shard(home, entry.length, None) for home, entry in pairs]
+def _beginning_at(homes: Sequence[str | None], draft: Draft) -> Beginning:
+    """Return the beginning of a pack that goes back, with its shards at `homes`."""
+    pairs = zip(homes, draft.manifest.source.shards, strict=True)
+    shards = tuple(Shard(home, entry.length, None) for home, entry in pairs)
+    return Beginning(True, unit_length(draft.index), shards)
 
 
 def _units(draft: Draft) -> Units:
@@ -331,16 +303,65 @@ def _opened(
         raise RequestError("no run in place was begun here", path=path)
     unfinished = Unfinished(path)
     try:
-        if unfinished.journal.beginning is None and recover is None:
-            raise MachineError("the journal is damaged", path=unfinished.journal.path)
-        draft = read_draft(unfinished)
-        if unfinished.journal.beginning is None:
+        if unfinished.beginning is None and recover is None:
+            raise MachineError("the journal is damaged", path=unfinished.journal_path)
+        draft = _read_draft(unfinished)
+        if unfinished.beginning is None:
             assert recover is not None
-            entries = draft.manifest.source.shards
-            homes = recover([entry.name for entry in entries])
-            shards = tuple(_shards_at(homes, entries))
-            beginning = Beginning(TOOL, True, unit_length(draft.index), shards)
-            unfinished.journal.begin_with(beginning)
+            names = [entry.name for entry in draft.manifest.source.shards]
+            unfinished.begin(_beginning_at(recover(names), draft))
         yield InPlaceWork(unfinished, draft, threads, ByteProgress(progress))
     finally:
         unfinished.close()
+
+
+def settle(path: Path, threads: int, progress: Progress | None = None) -> bool:
+    """Remove leftovers beside a whole pack or whole shards; return whether they were whole.
+
+    A run that ended between its last byte and its last step leaves them: drafts and journal are of
+    no more use then, unless the pack was damaged since, or is to go back.
+
+    No byte of the model is touched. A pack is read before; raises PackError if it is damaged, and
+    leaves everything there.
+    """
+    if not is_unfinished(path):
+        return False
+    unfinished = Unfinished(path)
+    try:
+        if not is_untouched(path):
+            return False
+        if (path / manifest.NAME).exists():
+            _require_sound(unfinished, threads, progress)
+        unfinished.clean_up()
+        return True
+    finally:
+        unfinished.close()
+
+
+def _require_sound(unfinished: Unfinished, threads: int, progress: Progress | None) -> None:
+    """Read a whole pack; write a damaged manifest or index anew, which its drafts have."""
+    path, phases = unfinished.path, Phases(progress)
+    report = verify(path, threads=threads, progress=phases.begin())
+    if any(finding.kind in ("manifest", "index") for finding in report.findings):
+        unfinished.commit(drafts.read(unfinished.inner, path))
+        report = verify(path, threads=threads, progress=phases.begin())
+    if not report.passed:
+        first = report.findings[0]
+        raise PackError(
+            f"the pack is damaged: {report.headline or first.message}",
+            path=path,
+            place=first.place or None,
+            hint=f"nothing was removed; `moepack verify {path}` names all of the damage",
+        )
+
+
+def _read_draft(unfinished: Unfinished) -> Draft:
+    """Return the draft; that of a whole pack is in the pack, too. Raises PackError."""
+    path = unfinished.path
+    try:
+        return drafts.read(unfinished.inner, path)
+    except PackError:
+        if not is_whole_pack(path):
+            raise
+    with Pack(path) as pack:
+        return drafts.decode(path, pack.manifest_bytes, pack.index_bytes)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moepack.common.errors import MachineError, MoepackError, RequestError
-from moepack.storage import holes, sharing
+from moepack.storage import blocks
 from moepack.storage.regular_file import open_regular
 
 
@@ -36,12 +36,12 @@ def raise_first(refusals: Sequence[MoepackError]) -> None:
 
 def check_open(path: Path) -> MoepackError | None:
     """Return the error if another program has the file open; None if none has."""
-    if not sharing.is_open_elsewhere(path):
+    if not blocks.is_open_elsewhere(path):
         return None
     return RequestError(
         "another program has it open, or mapped",
         path=path,
-        found=", ".join(list(sharing.holders(path))[:5]) or None,
+        found=", ".join(list(blocks.holders(path))[:5]) or None,
         hint="end that program, and try again",
     )
 
@@ -91,12 +91,12 @@ def _check_blocks(path: Path, instead: str) -> Iterator[MoepackError]:
     if refusal := check_open(path):
         yield refusal
     with open(path, "rb", opener=open_regular) as file:
-        hole = holes.hole_in(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        hole = blocks.hole_in(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         if hole is not None:
             hint = "make a full copy (`cp --sparse=never`), or download it again"
             place = f"byte {hole:,}"
             yield RequestError("the file has holes already", path=path, place=place, hint=hint)
-        elif sharing.shares_blocks(file.fileno()):
+        elif blocks.shares_blocks(file.fileno()):
             problem = "a snapshot or a clone shares its blocks: nothing would be saved"
             hint = f"remove the snapshots and clones; or {instead}"
             yield RequestError(problem, path=path, hint=hint)
@@ -107,7 +107,7 @@ def _check_folder(folder: Path, instead: str) -> Iterator[MoepackError]:
         yield RequestError("this folder cannot be written to", path=folder)
         return
     try:
-        can_punch = holes.can_punch(folder)
+        can_punch = blocks.can_punch(folder)
     except OSError as error:
         yield MachineError(f"cannot try a file with a hole: {error.strerror}", path=folder)
         return

@@ -3,7 +3,8 @@
     model.moepack/
       experts-….bin     as far as they are written
       in-place/
-        journal         the paths where the shards belong; the lock as well
+        journal         the paths where the shards belong
+        lock            empty: one process at a time
         manifest.json   what the pack will be, or was; and a copy of it
         index.bin       where every byte belongs, its digest with it; and a copy
         shard-00001-of-00006.moepack-source
@@ -23,7 +24,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, write_failure
 from moepack.common.pack_files import IN_PLACE_NAME, is_in_pack
@@ -31,12 +32,17 @@ from moepack.pack.format import manifest
 from moepack.packing.in_place import draft as drafts
 from moepack.packing.in_place.draft import Draft
 from moepack.packing.in_place.refusals import check_open
-from moepack.packing.writing.commit import TEMPORARY_NAME, commit
-from moepack.packing.writing.line_log import LineLog
-from moepack.storage.atomic import make_folder, sync_directory
+from moepack.packing.writing.commit import TEMPORARY_NAME, commit, write_proven
+from moepack.packing.writing.lock_file import LockFile
+from moepack.packing.writing.records import MAX_LENGTH, seal, unseal
+from moepack.storage.atomic import make_folder, publish, sync_directory
+from moepack.storage.regular_file import read_back
+from moepack.version import TOOL
 
+JOURNAL = "journal"
+_LOCK = "lock"
 _SHARD_SUFFIX = ".moepack-source"
-_VERSION = 2
+_VERSION = 3
 
 _KEEP = "do not remove the directory: it holds the model"
 
@@ -53,75 +59,38 @@ class Shard(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """The first line. `was_pack` if there was a pack at the beginning, and no shards.
+    """The content of a journal: `was_pack` if there was a pack at first, and no shards.
 
     `unit_length` is in bytes: pieces that are longer were cut there.
     """
 
-    tool: str
     was_pack: bool
     unit_length: int
     shards: tuple[Shard, ...]
 
 
-def _read_beginning(entry: dict[str, Any]) -> Beginning:
-    """Read the first line; raises KeyError, TypeError or ValueError."""
-    if entry["version"] != _VERSION or int(entry["unit_length"]) <= 0:
-        raise ValueError("unknown version")
-    shards = tuple(Shard(*shard) for shard in entry["shards"])
-    for home, length, mtime_ns in shards:
-        if type(length) is not int or not isinstance(home, str | None):
-            raise TypeError("not a shard")
-        if not isinstance(mtime_ns, int | None):
-            raise TypeError("not a time")
-    length = int(entry["unit_length"])
-    return Beginning(str(entry["tool"]), bool(entry["was_pack"]), length, shards)
-
-
-class InPlaceJournal(LineLog):
-    """An open, locked journal.
-
-    `beginning` is None if the first line is missing, or not whole. `is_damaged` if others stand
-    behind a line that is not as it was written: a crash does not leave that. `homes` are where the
-    shards belong by now.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.beginning: Beginning | None = None
-        self.is_damaged = False
-        self.homes: list[str | None] = []
-        self._load()
-
-    def _load(self) -> None:
-        entries = list(self.entries())
-        count = entries.index(None) if None in entries else len(entries)
-        self.is_damaged = any(entry is not None for entry in entries[count:])
-        if self.is_damaged or not count:
-            return
-        first, *others = self.trusted()
-        try:
-            self.beginning = _read_beginning(first)
-            self.homes = [shard.home for shard in self.beginning.shards]
-            for entry in others:
-                self.homes = [str(home) for home in entry["homes"]]
-        except (KeyError, TypeError, ValueError):
-            hint = "continue with the version that began it; do not remove the directory"
-            problem = "the journal was written by another version of moepack"
-            raise MachineError(problem, path=self.path, hint=hint) from None
-        self.keep(count)
-
-    def begin_with(self, beginning: Beginning) -> None:
-        """Write the first line, in place of all that was there."""
-        shards = [list(shard) for shard in beginning.shards]
-        self.begin({"version": _VERSION} | beginning._asdict() | {"shards": shards})
-        self._load()
-
-    def set_homes(self, homes: list[str]) -> None:
-        """Record where the shards belong from now on."""
-        if homes != self.homes:
-            self.append({"homes": homes})
-            self.homes = list(homes)
+def _read_beginning(path: Path) -> Beginning | None:
+    """Read a journal; None if it is damaged or missing. Raises MachineError, and OSError."""
+    try:
+        entry = unseal(read_back(path, MAX_LENGTH))
+    except FileNotFoundError:
+        return None
+    if entry is None:
+        return None
+    try:
+        if entry["version"] != _VERSION or int(entry["unit_length"]) <= 0:
+            raise ValueError("unknown version")
+        shards = tuple(Shard(*shard) for shard in entry["shards"])
+        for home, length, mtime_ns in shards:
+            if type(length) is not int or not isinstance(home, str | None):
+                raise TypeError("not a shard")
+            if not isinstance(mtime_ns, int | None):
+                raise TypeError("not a time")
+        return Beginning(bool(entry["was_pack"]), int(entry["unit_length"]), shards)
+    except (KeyError, TypeError, ValueError):
+        hint = "continue with the version that began it; do not remove the directory"
+        problem = "the journal was written by another version of moepack"
+        raise MachineError(problem, path=path, hint=hint) from None
 
 
 def is_unfinished(path: Path) -> bool:
@@ -146,16 +115,43 @@ def is_whole_pack(path: Path) -> bool:
 
 
 class Unfinished:
-    """The directory `path`, locked until `close`. Its journal may be empty."""
+    """The directory `path`, locked until `close`.
+
+    `beginning` is what its journal says, None for one that is damaged or missing.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.inner = path / IN_PLACE_NAME
-        self.journal = InPlaceJournal(self.inner / "journal")
+        self.journal_path = self.inner / JOURNAL
+        self._lock = LockFile(self.inner / _LOCK)
+        try:
+            self.beginning = _read_beginning(self.journal_path)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Release the lock."""
-        self.journal.close()
+        self._lock.close()
+
+    def begin(self, beginning: Beginning) -> None:
+        """Write the journal, after which the work can be taken up by others."""
+        shards = [list(shard) for shard in beginning.shards]
+        entry = {"version": _VERSION, "tool": TOOL} | beginning._asdict() | {"shards": shards}
+        partial = f"{JOURNAL}.partial"
+        write_proven(self.inner, {partial: seal(entry)})
+        publish(self.inner / partial, self.journal_path)
+        self.sync()
+        self.beginning = beginning
+
+    def set_homes(self, homes: Sequence[str]) -> None:
+        """Record where the shards belong from now on."""
+        assert self.beginning is not None
+        pairs = zip(self.beginning.shards, homes, strict=True)
+        shards = tuple(shard._replace(home=home) for shard, home in pairs)
+        if shards != self.beginning.shards:
+            self.begin(self.beginning._replace(shards=shards))
 
     def sync(self) -> None:
         """Make all names in the directory, and its own, outlive a loss of power."""
@@ -176,7 +172,7 @@ class Unfinished:
         paths: list[Path | None] = []
         at_home = []
         for number, inner in enumerate(self._shard_paths(len(shards))):
-            home = self.journal.homes[number]
+            home = shards[number].home
             if os.path.lexists(inner):
                 paths.append(inner)
             elif home is not None and _is_file(home, shards[number].length):
@@ -253,23 +249,14 @@ class Unfinished:
         The journal goes last: if there is a pack, that has what the drafts have.
         """
         assert not has_shards(self.inner)
-        self._remove(self.inner / name for name in drafts.NAMES)
-        self.journal.remove()
+        names = (*drafts.NAMES, f"{JOURNAL}.partial", JOURNAL)
+        self._remove(self.inner / name for name in names)
+        self._lock.remove()
         self.inner.rmdir()
         sync_directory(self.path)
         if not os.listdir(self.path):
             self.path.rmdir()
             sync_directory(self.path.absolute().parent)
-
-    @contextlib.contextmanager
-    def cleaned_up_on_failure(self) -> Iterator[None]:
-        """Remove all that was made in the directory if the work does not begin in the block."""
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(OSError, MoepackError):
-                self.clean_up()
-            raise
 
     def _remove(self, paths: Iterable[Path]) -> None:
         for path in list(paths):
@@ -280,13 +267,22 @@ class Unfinished:
 
 @contextlib.contextmanager
 def made(path: Path) -> Iterator[Unfinished]:
-    """Make the directory of an unfinished pack, synced, and lock it for the block."""
+    """Make the directory of an unfinished pack, synced, and lock it for the block.
+
+    If the block ends before it writes a journal, all that was made in the directory is removed.
+    """
     path.mkdir(exist_ok=True)
     (path / IN_PLACE_NAME).mkdir(exist_ok=True)
     unfinished = Unfinished(path)
+    unfinished.beginning = None  # of a run that was killed before it moved a shard
     try:
         unfinished.sync()
         yield unfinished
+    except BaseException:
+        if unfinished.beginning is None:
+            with contextlib.suppress(OSError, MoepackError):
+                unfinished.clean_up()
+        raise
     finally:
         unfinished.close()
 
@@ -362,7 +358,7 @@ def _hint(path: Path) -> str | None:
         is_pack = (path / manifest.NAME).exists()
         if is_untouched(path) and not is_pack:
             return f"the shards are where they belong; {back} removes what is left of the pack"
-        if unfinished.journal.beginning is None:
+        if unfinished.beginning is None:
             return (
                 "the bytes tell where they belong: go on with"
                 f" `moepack pack --in-place --resume --recover -o {path}`, or back with"

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import MoepackError, RequestError
-from moepack.common.phases import Progress
+from moepack.common.phases import DigestCounts, Progress
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.reading.shard_map import map_shards
@@ -18,8 +17,8 @@ from moepack.packing.in_place.draft import Draft
 from moepack.packing.in_place.unfinished import Unfinished, check_homes
 from moepack.packing.in_place.unit_files import PackFiles, ShardFiles
 from moepack.packing.in_place.units import Piece, Units
-from moepack.storage import holes
-from moepack.storage.space import check_space
+from moepack.storage import blocks
+from moepack.storage.folders import check_space
 
 MARGIN = 8 << 20
 """For the file system itself, such as for lists of blocks."""
@@ -53,9 +52,9 @@ class InPlaceWork:
     def __init__(
         self, unfinished: Unfinished, draft: Draft, threads: int, advanced: ByteProgress
     ) -> None:
-        assert unfinished.journal.beginning is not None
+        assert unfinished.beginning is not None
         self._unfinished = unfinished
-        self._beginning = unfinished.journal.beginning
+        self._beginning = unfinished.beginning
         self._draft = draft
         self._threads = threads
         self._advanced = advanced
@@ -99,14 +98,14 @@ class InPlaceWork:
                 first = next(
                     n for n, u in enumerate(units) if not all(map(locations.has, u.pieces))
                 )
-                extent = holes.extent_length(unfinished.inner)
+                extent = blocks.extent_length(unfinished.inner)
                 needs = self._units.space_needs(block, extent).to_pack(first)
                 self._check_space(needs - self._spare_length(pack, locations))
                 unfinished.withdraw(self._draft)
                 for file, end in enumerate(self._ends(locations)):
                     pack.truncate(file, end)
-            with self._conversion(shards, pack, locations, missing) as conversion:
-                conversion.pack(self._units.units, self._units.blocks(block))
+            conversion = self._conversion(shards, pack, locations, missing)
+            conversion.pack(self._units.units, self._units.blocks(block))
         unfinished.commit(self._draft)
         self.has_given_up = True
         unfinished.remove_shards()
@@ -130,7 +129,7 @@ class InPlaceWork:
             self._shard_paths = unfinished.take_shards(self._shard_paths)
             with self._files(writable=True) as (shard_files, _):
                 shard_files.round_off(self._maps)
-        unfinished.journal.set_homes(homes)
+        unfinished.set_homes(homes)
         unfinished.restore_names(self._beginning.shards, homes)
         self.has_given_up = True
         unfinished.remove_data_files(self._draft)
@@ -167,7 +166,7 @@ class InPlaceWork:
         unfinished, shards = self._unfinished, self._beginning.shards
         last = max(unit.number for unit in self._units.units if locations.any(unit))
         needs = self._units.space_needs(self._block()).to_restore(last + 1)
-        needs += holes.extent_length(unfinished.inner)
+        needs += blocks.extent_length(unfinished.inner)
         if self._beginning.was_pack or None in self._shard_paths:
             needs += self._units.absent_length(self._block())
         with self._files(writable=True) as (_, pack):
@@ -176,8 +175,8 @@ class InPlaceWork:
         self._shard_paths = unfinished.make_shards(self._shard_paths, shards)
         unfinished.withdraw(self._draft)
         with self._files(writable=True) as (shard_files, pack):
-            with self._conversion(shard_files, pack, locations, pieces) as conversion:
-                conversion.restore(self._units.units)
+            conversion = self._conversion(shard_files, pack, locations, pieces)
+            conversion.restore(self._units.units)
             shard_files.round_off(self._maps)
 
     def _homes(self, folder: Path | None) -> list[str]:
@@ -185,27 +184,27 @@ class InPlaceWork:
         if folder is not None:
             names = [shard.name for shard in self._draft.manifest.source.shards]
             return [os.path.abspath(folder / name) for name in names]
-        homes = [home for home in self._unfinished.journal.homes if home is not None]
+        beginning = self._unfinished.beginning or self._beginning
+        homes = [home for home, _, _ in beginning.shards if home is not None]
         if len(homes) < len(self._maps):
             problem = "nobody knows any more where the shards were"
             raise RequestError(problem, hint="name a folder for them with `target`")
         return homes
 
-    @contextmanager
     def _conversion(
         self,
         shards: ShardFiles,
         pack: PackFiles,
         locations: PieceLocations,
         pieces: Sequence[Piece],
-    ) -> Iterator[Conversion]:
-        """Yield the conversion that moves `pieces`; note whether it has given up any byte."""
+    ) -> Conversion:
+        """Return the conversion that moves `pieces`."""
         self._advanced.expect(_length(pieces) - _length(self._units.pieces))
-        conversion = Conversion(shards, pack, locations, self._threads, self._advanced)
-        try:
-            yield conversion
-        finally:
-            self.has_given_up = conversion.has_given_up
+        threads, advanced = self._threads, self._advanced
+        return Conversion(shards, pack, locations, threads, advanced, self._give_up)
+
+    def _give_up(self) -> None:
+        self.has_given_up = True
 
     @contextmanager
     def _files(self, *, writable: bool) -> Iterator[tuple[ShardFiles, PackFiles]]:
@@ -219,7 +218,7 @@ class InPlaceWork:
             pack.close()
 
     def _block(self) -> int:
-        return holes.block_length(self._unfinished.inner)
+        return blocks.block_length(self._unfinished.inner)
 
     def _ends(self, locations: PieceLocations) -> list[int]:
         """Return the end of the last unit with a piece in the pack, in each data file."""

@@ -1,9 +1,9 @@
-"""The hotness that orders a pack, and that of a blob by the counts of experts."""
+"""The hotness that orders a pack, and that of its blobs by the counts of experts."""
 
 import os
+from collections.abc import Sequence
 
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import CHUNK_FAMILY, ROUTED_FAMILY, ModelShape
+from moepack.common.shape import CHUNK_FAMILY, ROUTED_FAMILY, ExpertKey, ModelShape
 from moepack.pack.format.tables import PackedFamily
 from moepack.source.experts import SourceFamily
 from moepack.traces.hotness.model import Hotness
@@ -25,22 +25,26 @@ def load_hotness(
     return hotness
 
 
-def is_measured(family: Family, routed_count: int | None, hotness: Hotness | None) -> bool:
-    """Return whether hotness has counts for the experts of a family.
+def family_counts(families: Sequence[Family], hotness: Hotness | None) -> list[list[int] | None]:
+    """Return the hotness of the experts of each family; None for one that is not measured.
 
-    `routed_count` is the number of experts in the layer's routed family. Chunk experts are counted
-    if `routed_count` tells which experts they serve.
+    A chunk expert has the sum of the experts that it serves, if their number tells which they are.
     """
-    if hotness is None or not any(layer == family.layer for layer, _ in hotness.counts):
-        return False
-    if family.name == ROUTED_FAMILY:
-        return True
-    return family.name == CHUNK_FAMILY and (routed_count or 1) % family.expert_count == 0
+    routed = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}
+    if hotness is None:
+        return [None] * len(families)
+    layers = {layer for layer, _ in hotness.counts}
+    return [
+        _counts(family, routed.get(family.layer, 1), hotness) if family.layer in layers else None
+        for family in families
+    ]
 
 
-def count_of(family: Family, routed_count: int | None, hotness: Hotness, expert: int) -> int:
-    """Return the hotness of one expert, or the sum over a chunk expert's experts."""
+def _counts(family: Family, routed_count: int, hotness: Hotness) -> list[int] | None:
+    experts = range(family.expert_count)
     if family.name == ROUTED_FAMILY:
-        return hotness.counts.get(ExpertKey(family.layer, expert), 0)
-    size = (routed_count or 1) // family.expert_count
-    return hotness.chunk_count(family.layer, expert, size)
+        return [hotness.counts.get(ExpertKey(family.layer, expert), 0) for expert in experts]
+    size, rest = divmod(routed_count, family.expert_count)
+    if family.name != CHUNK_FAMILY or rest:
+        return None
+    return [hotness.chunk_count(family.layer, expert, size) for expert in experts]

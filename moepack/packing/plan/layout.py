@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moepack.common import installed
+from moepack.common import extras
 from moepack.common.errors import RequestError
 from moepack.common.fields import Fields, parse_toml
 from moepack.common.sizes import parse_size, size_text
@@ -88,7 +88,7 @@ class Layout:
 
 def names() -> list[str]:
     """Name the shipped layouts."""
-    return sorted(path.stem for path in installed.folder("layouts").glob("*.toml"))
+    return sorted(path.stem for path in extras.folder("layouts").glob("*.toml"))
 
 
 def load(name_or_path: str | os.PathLike[str]) -> Layout:
@@ -100,7 +100,7 @@ def load(name_or_path: str | os.PathLike[str]) -> Layout:
     if name.endswith(".toml") or "/" in name:
         path = Path(name)
     elif name in names():
-        path = installed.folder("layouts") / f"{name}.toml"
+        path = extras.folder("layouts") / f"{name}.toml"
     else:
         expected = f"{', '.join(names())}, or a path ending in .toml"
         raise RequestError("no such layout", expected=expected, found=name[:80])

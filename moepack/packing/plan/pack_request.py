@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,10 +35,14 @@ class PackRequest:
     source: PathOrPaths
     layout: str | os.PathLike[str] | Layout
     hotness: str | os.PathLike[str] | Hotness | None = None
-    layers: str | tuple[int, ...] | None = None
+    layers: str | Iterable[int] | None = None
     mtp: bool = True
     experts_only: bool = False
     alignment: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.layers is not None and not isinstance(self.layers, str):
+            object.__setattr__(self, "layers", tuple(self.layers))
 
     def plan(self) -> PlannedModel:
         """Open the source and plan its pack. Raises as `pack_model`."""
@@ -57,16 +61,16 @@ class PackRequest:
         )
         return PlannedModel(source, shape, plan)
 
-    def elsewhere(self, planned: PlannedModel) -> PackRequest:
+    def elsewhere(self, source: Source, plan: Plan) -> PackRequest:
         """Return the request by which another process plans the same: nothing is relative."""
-        shards = [shard.path for shard in planned.source.shards]
-        is_remote = planned.source.is_remote  # then the first names all others, at one commit
+        shards = [shard.path for shard in source.shards]
+        is_remote = source.is_remote  # then the first names all others, at one commit
         return PackRequest(
             source=shards[0] if is_remote else [os.path.abspath(path) for path in shards],
-            layout=planned.plan.layout,
-            hotness=planned.plan.hotness,
-            layers=planned.plan.layers,
-            mtp=True if planned.plan.layers is not None else self.mtp,
+            layout=plan.layout,
+            hotness=plan.hotness,
+            layers=plan.layers,
+            mtp=True if plan.layers is not None else self.mtp,
             experts_only=self.experts_only,
         )
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.common.digest_counts import DigestCounts
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import is_remote
+from moepack.common.phases import DigestCounts
 from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.pack import Pack
 from moepack.packing.plan.plan import Plan
-from moepack.storage.space import free_space
+from moepack.storage.folders import free_space
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """The plan: the files of a pack, and the blobs in each. Pure: no file is opened."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from moepack.common.errors import RequestError
-from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import align
 from moepack.pack.format import records
 from moepack.pack.format.contents import (
@@ -16,10 +15,10 @@ from moepack.pack.format.contents import (
     in_source_order,
     list_templates,
 )
-from moepack.packing.plan.blob_hotness import count_of, is_measured
+from moepack.packing.plan.blob_hotness import family_counts
 from moepack.packing.plan.layout import Layout
 from moepack.source.dense import Dense
-from moepack.source.experts import Experts, SourceFamily, SourcePart
+from moepack.source.experts import Experts
 from moepack.storage.extents import Extent, NewFile
 from moepack.traces.hotness.model import Hotness
 
@@ -125,7 +124,7 @@ class Plan(IndexContents):
         for key in file.blobs:
             template = self.templates[key.template]
             for part, offset in zip(template.parts, template.offsets_in_blob, strict=True):
-                shard, shard_offset = part.slices.at(key.expert)
+                shard, shard_offset = part.at(key.expert)
                 yield Extent(start + offset, part.length, shard, shard_offset)
             start += template.length
 
@@ -148,15 +147,19 @@ def make(
             expected = "one of " + ", ".join(map(str, experts.layers[:64]))
             raise RequestError(f"layer {layer} has no experts", expected=expected)
     families = [f for f in experts.families if layers is None or f.layer in layers]
-    routed = {f.layer: f.expert_count for f in families if f.name == ROUTED_FAMILY}
-    templates = _templates(families, routed, layout, hotness)
+    measured = family_counts(families, hotness)
+    templates = tuple(
+        _place_parts(template, layout, counts is not None)
+        for template, counts in zip(
+            list_templates(families, layout.projections), measured, strict=True
+        )
+    )
     blobs = in_source_order(templates)
-    counts = {}
-    for blob in blobs:
-        template = templates[blob.template]
-        if hotness and template.hotness_measured:
-            routed_count = routed.get(template.family.layer)
-            counts[blob] = count_of(template.family, routed_count, hotness, blob.expert)
+    counts = {
+        blob: of_family[blob.expert]
+        for blob in blobs
+        if (of_family := measured[blob.template]) is not None
+    }
     # Sorting is stable: experts of equal hotness, and those not measured, keep the source's order.
     order = sorted(blobs, key=lambda blob: -counts.get(blob, -1))
     physical = order if layout.order == "hotness" else blobs
@@ -180,35 +183,21 @@ def make(
     return plan
 
 
-def _templates(
-    families: list[SourceFamily], routed: Mapping[int, int], layout: Layout, hotness: Hotness | None
-) -> tuple[Template, ...]:
-    templates = []
-    for template in list_templates(families, layout.projections):
-        parts, family = template.parts, template.family
-        offsets, length = _place_parts(parts, layout)
-        measured = is_measured(family, routed.get(family.layer), hotness)
-        templates.append(
-            replace(template, offsets_in_blob=offsets, length=length, hotness_measured=measured)
-        )
-    return tuple(templates)
-
-
-def _place_parts(parts: Sequence[SourcePart], layout: Layout) -> tuple[tuple[int, ...], int]:
-    """Place the parts of one blob: weights aligned, small parts together behind them.
-
-    Returns their offsets in the blob, and its length.
-    """
+def _place_parts(template: Template, layout: Layout, is_measured: bool) -> Template:
+    """Place the parts of one blob: weights aligned, small parts together behind them."""
     offsets = []
     position = 0
     small_before = False
-    for part in parts:
+    for part in template.parts:
         shares = small_before and not part.is_weight
         position = align(position, layout.small_alignment if shares else layout.part_alignment)
         offsets.append(position)
         position += part.length
         small_before = not part.is_weight
-    return tuple(offsets), align(position, layout.blob_alignment)
+    length = align(position, layout.blob_alignment)
+    return replace(
+        template, offsets_in_blob=tuple(offsets), length=length, hotness_measured=is_measured
+    )
 
 
 def _by_layer(

@@ -3,10 +3,9 @@
 import os
 from dataclasses import replace
 
-from moepack.common.digest_counts import DigestCounts
 from moepack.common.errors import PackError
-from moepack.common.paths import AnyPath
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import AnyPath, is_remote
+from moepack.common.phases import DigestCounts
 from moepack.pack.format import manifest
 from moepack.pack.format.manifest import Manifest
 from moepack.pack.reading.pack import Pack
@@ -39,7 +38,6 @@ def finished_pack(
 
 def _is_planned(described: Manifest, planned: PlannedPack, *, sha256: bool, strong: bool) -> bool:
     """Return whether a manifest says what that of the planned pack would, and has what is asked."""
-    plan = planned.plan
     sha256_by_name = {shard.name: shard.sha256 for shard in described.source.shards}
     if sha256 and not all(sha256_by_name.values()):
         return False
@@ -49,13 +47,8 @@ def _is_planned(described: Manifest, planned: PlannedPack, *, sha256: bool, stro
         shard._replace(sha256=shard.sha256 or sha256_by_name.get(shard.name))
         for shard in planned.described.shards
     )
-    expected = described._replace(
-        is_whole=plan.is_whole,
-        source=planned.described._replace(shards=shards),
-        layout=plan.layout.to_json(),
-        hotness=plan.hotness_to_json(),
-        layers=None if plan.layers is None else list(plan.layers),
-        files=tuple(manifest.FileEntry(file.name, file.length) for file in planned.files.values()),
+    expected = planned.to_manifest(described.index_entry)._replace(
+        tool=described.tool, source=planned.described._replace(shards=shards)
     )
     return manifest.encode(expected) == manifest.encode(described)
 

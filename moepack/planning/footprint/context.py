@@ -6,6 +6,7 @@ of `llama_memory_recurrent`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from moepack.common.errors import RequestError
@@ -43,7 +44,6 @@ class ContextOptions(NamedTuple):
     has_checkpoint: bool = False
 
 
-DEFAULTS = ContextOptions()
 LLAMA_SERVER = ContextOptions(sequence_count=4, is_unified=True)
 """The context of llama.cpp's `llama-server` without `--parallel` (server.cpp)."""
 IK_LLAMA_SERVER = ContextOptions(swa_full=True)
@@ -95,7 +95,7 @@ class ContextLengths(NamedTuple):
         return read + sum(layer.state_length for layer in self.layers)
 
 
-def context_of(attention: Attention, options: ContextOptions = DEFAULTS) -> ContextLengths:
+def context_of(attention: Attention, options: ContextOptions) -> ContextLengths:
     """Return the memory of a context for a model.
 
     Raises RequestError for options that llama.cpp refuses.
@@ -114,9 +114,11 @@ class KvCache:
 
     def __init__(self, attention: Attention, options: ContextOptions) -> None:
         self._attention, self._options = attention, options
-        self._type_k, self._type_v = _type("K", options.type_k), _type("V", options.type_v)
+        type_k, type_v = _type("K", options.type_k), _type("V", options.type_v)
+        self._keys = partial(_row_length, "K", type_k)
+        self._values = partial(_row_length, "V", type_v)
         self.has_flash_attention = options.has_flash_attention and attention.allows_flash
-        if self._type_v.block_count > 1 and not self.has_flash_attention:
+        if type_v.block_count > 1 and not self.has_flash_attention:
             problem = "quantised values need flash attention"
             raise RequestError(problem, place="cache type of V", found=options.type_v)
         token_count = options.token_count or attention.context_length
@@ -176,12 +178,6 @@ class KvCache:
             if layer.compression == FINE:
                 cells.append(Cells(rows, self._keys(layer.index_key_count)))
         return cells
-
-    def _keys(self, count: int) -> int:
-        return _row_length("K", self._type_k, count)
-
-    def _values(self, count: int) -> int:
-        return _row_length("V", self._type_v, count)
 
 
 def _type(which: str, name: str) -> GgmlType:

@@ -15,17 +15,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moepack.common.shape import ModelShape
-from moepack.pack.opening.open_model import Model, is_pack, pack_or_source, path_of
-from moepack.pack.opening.source_header import read_source
+from moepack.pack.opening.open_model import Model, is_pack, pack_or_source, path_of, read_source
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.attention import Attention, attention_of, states_attention
-from moepack.planning.footprint.context import (
-    DEFAULTS,
-    ContextLengths,
-    ContextOptions,
-    KvCache,
-    context_of,
-)
+from moepack.planning.footprint.context import ContextLengths, ContextOptions, KvCache, context_of
 from moepack.planning.footprint.weights import Weights, weights_of_experts, weights_of_source
 from moepack.source.experts import Experts, find_experts
 from moepack.source.shards import Source
@@ -49,11 +42,11 @@ class Footprint(NamedTuple):
     attention: Attention | None
     widths: tuple[int, int, int] | None
 
-    def context(self, options: ContextOptions = DEFAULTS) -> ContextLengths | None:
+    def context(self, options: ContextOptions) -> ContextLengths | None:
         """Return the memory of a context, None if it is not known. Raises as `context_of`."""
         return None if self.attention is None else context_of(self.attention, options)
 
-    def compute_length(self, options: ContextOptions = DEFAULTS) -> int | None:
+    def compute_length(self, options: ContextOptions) -> int | None:
         """Return about how many bytes compute buffers take; None if that is not known.
 
         Raises as `context_of`.

@@ -127,29 +127,27 @@ class Weights(NamedTuple):
 
 def weights_of_source(source: Source, experts: Experts) -> Weights:
     """Return the weights of a source with its `experts`."""
-    shape = shape_of(source, experts)
-    first_mtp = mtp_start(source)
+    shape, first_mtp = shape_of(source, experts), mtp_start(source)
     dense: Counter[int] = Counter()
     outside: dict[str, Tensor] = {}
-    tables = [tensor for _, tensor in source.tensors() if is_row_table(tensor.name)]
+    tables = []
     for _, tensor in source.tensors():
         layer = layer_of(tensor.name)
         if is_row_table(tensor.name):
-            continue
-        if layer is None:
+            tables.append(tensor)
+        elif layer is None:
             outside[tensor.name] = tensor
         elif tensor.name not in experts.names:
             dense[layer] += tensor.length
     tensors: dict[int, Counter[str]] = defaultdict(Counter)
+    staged_length = 0
     for family in experts.families:
         for part in family.parts:
             length = part.length * family.expert_count
             tensors[family.layer][part.name.partition(".")[0]] += length
+            staged_length = max(staged_length, length)
     layers = _layers(shape, dense, tensors)
     run = tuple(one for one in layers if first_mtp is None or one.layer < first_mtp)
-    expert_tensors = (
-        part.length * family.expert_count for family in experts.families for part in family.parts
-    )
     blocks = source.model_value("block_count")
     return Weights(
         block_count=first_mtp or (blocks if type(blocks) is int else None),
@@ -160,20 +158,14 @@ def weights_of_source(source: Source, experts: Experts) -> Weights:
         parameters=count_parameters(source, experts, shape),
         table_length=sum(table.length for table in tables),
         table_row_length=sum(map(_row_length, tables)),
-        staged_length=max(expert_tensors, default=0),
+        staged_length=staged_length,
     )
 
 
 def weights_of_experts(pack: Pack) -> Weights:
     """Return the weights that a pack of experts alone tells of."""
-    return Weights(
-        block_count=None,
-        layers=_layers(pack.shape.without_mtp(), None, {}),
-        outer=None,
-        loaded_mtp_length=None,
-        shape=pack.shape,
-        parameters=None,
-    )
+    layers = _layers(pack.shape.without_mtp(), None, {})
+    return Weights(None, layers, None, None, pack.shape, None)
 
 
 def _layers(

@@ -6,51 +6,71 @@ from collections.abc import Sequence
 
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
-from moepack.common.sizes import size_text
-from moepack.planning.footprint.model import Footprint
+from moepack.common.sizes import rate_text, size_text
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
-from moepack.planning.forecasting.rates import Rates
-from moepack.planning.forecasting.reads import KIND_WORDS, STREAMS, Kind, Reads
+from moepack.planning.forecasting.rates import (
+    KIND_WORDS,
+    STREAMS,
+    Kind,
+    Rates,
+    Reads,
+    ceiling_seconds,
+)
 
 _ALIKE = 0.02
 """The relative difference of one model's lengths: versions load more or fewer tensors."""
+_MOST_OF_CEILING = 1.2
+"""Figures are that far off without being wrong, and caches of CPUs help a little."""
 
 # Fitted to published runs: with less, the ranges cover fewer than nine of ten (docs/numbers.md).
-_STEADY, _UNSTEADY = 0.065, 0.22
-RUN_REL_STD: dict[Kind, float] = {
-    kind: _UNSTEADY if kind in STREAMS else _STEADY for kind in KIND_WORDS
-}
-"""The relative standard deviation of a run from the terms that describe it."""
+STEADY, UNSTEADY = 0.065, 0.22
+"""The relative standard deviation of a run from the terms that describe it, without a drive and
+with one."""
 _REPEATED = 0.045
 """The same of a steady run from the same one, done again."""
 _ENOUGH = 2
 
+RunReads = tuple[MeasuredRun, Reads | None]
+"""A run with the reads of a token in it, None if unknown."""
 
-def check_model(runs: Sequence[MeasuredRun], footprint: Footprint) -> None:
-    """Raise RequestError for a run of another model."""
-    length = footprint.weights.length
+
+def check_runs(model: ModelOnMachine, runs: Sequence[MeasuredRun]) -> list[RunReads]:
+    """Return runs with their reads; those that are faster than their bandwidths are excluded.
+
+    Raises RequestError for a run of another model.
+    """
+    length, checked = model.weights.length, list[RunReads]()
     for run in runs:
         if length is not None and abs(run.model_length / length - 1) > _ALIKE:
             raise RequestError(
                 "a receipt of another model",
                 path=run.path,
                 place=run.place,
-                expected=f"{size_text(length)} of tensors, as {footprint.path} has",
+                expected=f"{size_text(length)} of tensors, as {model.footprint.path} has",
                 found=size_text(run.model_length),
             )
+        reads = model.read_by(run)
+        least = None if reads is None else ceiling_seconds(model.machine, reads, model.drive)
+        if least and run.tokens_per_second * least > _MOST_OF_CEILING and not run.exclusion:
+            exclusion = (
+                f"the machine's bandwidths allow at most {rate_text(1 / least)} tok/s: one of them "
+                "is wrong, or it ran elsewhere"
+            )
+            run = run._replace(exclusion=exclusion)
+        checked.append((run, reads))
+    return checked
 
 
 def calibrate(
-    rates: Rates, kind: Kind, runs: Sequence[tuple[MeasuredRun, Reads | None]], layer_count: int
+    model: ModelOnMachine, kind: Kind, runs: Sequence[RunReads]
 ) -> tuple[Rates, list[str | None]]:
-    """Return rates updated by runs, and for each the reason not to use it; None for used ones.
-
-    Each run comes with its reads. `layer_count` is of the model.
-    """
+    """Return rates updated by runs, and for each the reason not to use it; None for used ones."""
+    rates = Rates.from_machine(model.machine, kind, model.drive)
     kinds = {kind}
     if kind == "offload" and any(run.kind == kind for run, _ in runs):
         kinds.add("gpu")  # its end, with nothing in memory
+    layer_count = model.weights.block_count or len(model.weights.layers)
     refusals: list[str | None] = []
     for run, reads in runs:
         refusal = _refusal(run, kind, kinds, layer_count)
@@ -59,7 +79,7 @@ def calibrate(
         refusals.append(refusal)
         if refusal is None and reads is not None:
             seconds = 1 / run.tokens_per_second
-            rel_std = _UNSTEADY if run.kind in STREAMS else _REPEATED
+            rel_std = UNSTEADY if run.kind in STREAMS else _REPEATED
             if run.kind == "stream":
                 computing = max(seconds - run.read_seconds, 0.01 * seconds)
                 rates = rates.updated(reads._replace(drive=0.0), computing, rel_std)
@@ -95,20 +115,19 @@ def next_receipt(
     path = shell_word(model.footprint.path)
     if "stream" in kinds:
         streamed = [run for run in runs if run.kind == "stream"]
-        count = len(streamed)
-        if count >= _ENOUGH:
+        if len(streamed) >= _ENOUGH:
             return None
         memory = "" if any(run.is_near_floor for run in streamed) else " --memory floor"
-        options = f"-n 100{memory} --json"
-        return f'moepack run {path} -p "…" {options} > receipt-{count + 1}.json'
+        receipt = f"receipt-{len(streamed) + 1}.json"
+        return f'moepack run {path} -p "…" -n 100{memory} --json > {receipt}'
     gguf = "MODEL.gguf" if model.footprint.is_pack else path
     bench = f"llama-bench -m {gguf} -p 512 -n 128 -o json"
     if kinds == {"cpu"}:
         return None if any(run.kind == "cpu" for run in runs) else f"{bench} -ngl 0"
     if kinds == {"gpu"}:
-        is_whole = any(run.kind == "gpu" for run in runs)
-        fits = any(model.fits(mode) is not False for mode in modes)
-        return f"{bench} -ngl 99 -ncmoe 0" if fits and not is_whole else None
+        if any(run.kind == "gpu" for run in runs) or all(model.fits(one) is False for one in modes):
+            return None
+        return f"{bench} -ngl 99 -ncmoe 0"
     fitting = [mode for mode in model.offloads() if model.fits(mode) is not False]
     ends = {one.cpu_layer_count: model.reads(one, 0, 0) for one in (*fitting[:1], *fitting[-1:])}
     memory_reads = {

@@ -1,11 +1,13 @@
 """The results of a forecast."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from moepack.planning.forecasting.misses import Source
-from moepack.planning.forecasting.reads import Kind
-from moepack.planning.forecasting.touched import TouchedFrom
+from moepack.planning.forecasting.rates import Kind
 from moepack.planning.machine.model import Basis
+
+TouchedFrom = Literal["trace", "published texts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +20,12 @@ class TermFacts:
     """
 
     name: str
-    length: int | None
-    count: int | None
-    bandwidth: float | None
-    basis: Basis | None
-    reached: float | None
-    seconds: float | None
+    length: int | None = None
+    count: int | None = None
+    bandwidth: float | None = None
+    basis: Basis | None = None
+    reached: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,12 @@ class PromptFacts:
     pass_length: int | None
     read_length: int | None
     reason: str | None
-    seconds: float | None
-    shortest: float | None
-    longest: float | None
-    tokens_per_second: float | None
-    limit: float | None
-    binding: str | None
+    seconds: float | None = None
+    shortest: float | None = None
+    longest: float | None = None
+    tokens_per_second: float | None = None
+    limit: float | None = None
+    binding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

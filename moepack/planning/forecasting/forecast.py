@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -9,37 +10,42 @@ import numpy as np
 
 from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath
-from moepack.common.sizes import Size, parse_size, rate_text, size_text
+from moepack.common.sizes import Size, parse_size, size_text
 from moepack.pack.opening.open_model import Model
 from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.planning.forecasting.calibration import (
-    RUN_REL_STD,
+    STEADY,
+    UNSTEADY,
+    RunReads,
     calibrate,
-    check_model,
+    check_runs,
     next_receipt,
 )
-from moepack.planning.forecasting.facts import ForecastFacts, ReceiptFacts, SpeedFacts, TermFacts
-from moepack.planning.forecasting.measured_runs import AnyReceipts, MeasuredRun, read_runs
+from moepack.planning.forecasting.facts import (
+    ForecastFacts,
+    PromptFacts,
+    ReceiptFacts,
+    SpeedFacts,
+    TermFacts,
+)
+from moepack.planning.forecasting.measured_runs import AnyReceipts, read_runs
 from moepack.planning.forecasting.misses import Misses, WorkingSet, cache_misses
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
-from moepack.planning.forecasting.prompts import forecast_prompt
-from moepack.planning.forecasting.rates import Rates, ceiling_seconds
-from moepack.planning.forecasting.reads import KIND_WORDS, Kind, Reads
-from moepack.planning.forecasting.touched import Touched, touched_of
-from moepack.planning.forecasting.warnings import warnings_of
+from moepack.planning.forecasting.prompts import Touched, forecast_prompt, touched_of
+from moepack.planning.forecasting.rates import KIND_WORDS, STREAMS, Rates, Reads, ceiling_seconds
 from moepack.planning.machine.file import read_machine
 from moepack.planning.machine.model import Machine
-from moepack.traces.formats.reading import spooled
-from moepack.traces.formats.registry import AnyTrace, ReadOptions
+from moepack.traces.formats.reading import AnyTrace, spooled
+from moepack.traces.formats.registry import ReadOptions
 
 _BUDGET_COUNT = 12
 _NO_CACHE = (
     "nothing is read from the drive here, so the working set was not used: `budget` asks for a "
     "cache"
 )
+_NEARLY = 0.9
+_ALIKE = 0.1
 _MEMORIES = {"vram": "VRAM", "memory": "memory", "drive": "drive", "link": "GPU's link"}
-_MOST_OF_CEILING = 1.2
-"""Figures are that far off without being wrong, and caches of CPUs help a little."""
 
 
 def forecast(
@@ -96,20 +102,15 @@ def forecast(
     if vram_cache is not None:
         cache_length = parse_size(vram_cache, "vram_cache")
         modes = [_with_cache(mode, cache_length) for mode in modes]
-    runs = read_runs(receipts)
-    check_model(runs, placed.footprint)
+    runs = check_runs(placed, read_runs(receipts))
     with spooled(traces, ReadOptions(shape=weights.shape)) as trace:
         misses = cache_misses(placed, modes, trace, working_set, micro_batch)
         touched = touched_of(weights.shape.without_mtp(), trace)
-    forecasts = _Forecasts(placed, runs, depth)
-    speeds = tuple(
-        forecasts.speed(mode, *missed, touched, prompt)
-        for mode, missed in zip(modes, misses, strict=True)
-    )
+    speeds, refusals = _speeds_of_modes(placed, modes, misses, touched, runs, depth, prompt)
     if working_set is not None and all(mode.budget is mode.vram_cache is None for mode in modes):
-        speeds = tuple(replace(one, warnings=(*one.warnings, _NO_CACHE)) for one in speeds)
-    receipt_facts = forecasts.receipts()
-    used = [run for run, one in zip(runs, receipt_facts, strict=True) if one.refusal is None]
+        speeds = [replace(one, warnings=(*one.warnings, _NO_CACHE)) for one in speeds]
+    measured = [run for run, _ in runs]
+    used = [run for run, refusal in zip(measured, refusals, strict=True) if refusal is None]
     return ForecastFacts(
         model=placed.footprint.path,
         machine=machine.name,
@@ -120,8 +121,11 @@ def forecast(
         read_expert_length=weights.read_expert_length,
         context=context,
         context_length=placed.context_lengths[modes[0].kind],
-        forecasts=speeds,
-        receipts=receipt_facts,
+        forecasts=tuple(speeds),
+        receipts=tuple(
+            ReceiptFacts(run.path, run.place, run.kind, run.tokens_per_second, refusal, run.fields)
+            for run, refusal in zip(measured, refusals, strict=True)
+        ),
         next_receipt=next_receipt(placed, modes, used),
     )
 
@@ -180,144 +184,182 @@ def _with_cache(mode: ExecutionMode, length: int) -> ExecutionMode:
     return mode._replace(vram_cache=length)
 
 
-class _Forecasts:
-    """Makes forecasts for one model on one machine, and records which runs calibrate them."""
+def _speeds_of_modes(
+    model: ModelOnMachine,
+    modes: Sequence[ExecutionMode],
+    misses: Sequence[tuple[Misses | None, Misses | None]],
+    touched: Touched | None,
+    runs: Sequence[RunReads],
+    depth: int,
+    prompt: int,
+) -> tuple[list[SpeedFacts], list[str | None]]:
+    """Forecast each mode; return for each run the reason why none of them uses it, too."""
+    kinds = dict.fromkeys(mode.kind for mode in modes)
+    calibrations = {kind: calibrate(model, kind, runs) for kind in kinds}
+    measured = [run for run, _ in runs]
+    speeds = []
+    for mode, missed in zip(modes, misses, strict=True):
+        calibration = calibrations[mode.kind]
+        facts = forecast_prompt(model, mode, calibration[0], touched, prompt, measured)
+        speeds.append(_speed(model, mode, calibration, depth, missed, facts))
+    each = zip(*(refusals for _, refusals in calibrations.values()), strict=True)
+    return speeds, [None if None in reasons else reasons[0] for reasons in each]
 
-    def __init__(self, model: ModelOnMachine, runs: Sequence[MeasuredRun], depth: int) -> None:
-        self._model, self._depth = model, depth
-        self._runs = [self._with_reads(run) for run in runs]
-        self._calibrations: dict[Kind, tuple[Rates, list[str | None]]] = {}
 
-    def _with_reads(self, run: MeasuredRun) -> tuple[MeasuredRun, Reads | None]:
-        """Return a run with its reads; no run is faster than its bandwidths."""
-        reads = self._model.read_by(run)
-        if reads is None:
-            return run, None
-        least = ceiling_seconds(self._model.machine, reads, self._model.drive)
-        if least and run.tokens_per_second * least > _MOST_OF_CEILING and not run.exclusion:
-            most = f"at most {rate_text(1 / least)} tok/s"
-            run = run._replace(
-                exclusion=f"the machine's bandwidths allow {most}: one of them is wrong, or it ran "
-                "elsewhere"
+def _speed(
+    model: ModelOnMachine,
+    mode: ExecutionMode,
+    calibration: tuple[Rates, list[str | None]],
+    depth: int,
+    missed: tuple[Misses | None, Misses | None],
+    prompt: PromptFacts,
+) -> SpeedFacts:
+    """Forecast one mode; the second misses are those of a cache in VRAM."""
+    (rates, refusals), (misses, uploads) = calibration, missed
+    read_length, uploaded = (0.0 if one is None else one.length for one in missed)
+    reads = model.reads(mode, read_length, depth, uploaded)
+    terms = () if reads is None else tuple(_terms(model, rates, reads))
+    likely = lowest = highest = ceiling = binding = None
+    if reads is not None:
+        likely, lowest, highest, ceiling = _speeds(model, mode, rates, reads, missed)
+    reason = None if terms else "the bytes that a token reads are unknown"
+    unknown = [_MEMORIES[term.name] for term in terms if term.seconds is None]
+    if unknown:
+        reason = f"unknown: the bandwidth of {' and '.join(unknown)}"
+    if likely is not None:
+        binding = max(terms, key=lambda term: term.seconds or 0.0).name
+    vram_length, memory_length = model.needs(mode) or (None, None)
+    return SpeedFacts(
+        kind=mode.kind,
+        cpu_layer_count=mode.cpu_layer_count,
+        budget_length=mode.budget,
+        tokens_per_second=likely,
+        lowest=lowest,
+        highest=highest,
+        ceiling=ceiling,
+        reason=reason,
+        hit_rate=None if misses is None else misses.hit_rate,
+        missed_length=None if misses is None else round(misses.length),
+        misses_from=None if misses is None else misses.source,
+        binding=binding,
+        terms=terms,
+        receipt_count=refusals.count(None),
+        vram_length=vram_length,
+        memory_length=memory_length,
+        fits=model.fits(mode),
+        vram_cache_length=mode.vram_cache,
+        vram_hit_rate=None if uploads is None else uploads.hit_rate,
+        uploaded_length=None if uploads is None else round(uploads.length),
+        prompt=prompt,
+        warnings=tuple(_warnings(model, mode, misses)),
+    )
+
+
+def _speeds(
+    model: ModelOnMachine,
+    mode: ExecutionMode,
+    rates: Rates,
+    reads: Reads,
+    missed: tuple[Misses | None, Misses | None],
+) -> tuple[float | None, float | None, float | None, float | None]:
+    """Return the likely, lowest and highest tokens a second, and their ceiling."""
+    (misses, uploads), least, most = missed, reads, reads
+    if misses is not None:
+        least, most = (reads._replace(drive=length) for length in (misses.least, misses.most))
+    if uploads is not None:
+        least, most = least._replace(link=uploads.least), most._replace(link=uploads.most)
+    rel_std = UNSTEADY if mode.kind in STREAMS else STEADY
+    bounds = [ceiling_seconds(model.machine, one, model.drive) for one in (reads, most, least)]
+    likely, low, high = (
+        rates.estimate(one, rel_std, seconds or 0.0)
+        for one, seconds in zip((reads, most, least), bounds, strict=True)
+    )
+    ceiling = 1 / bounds[2] if bounds[2] else None
+    if likely is None or low is None or high is None:
+        return None, None, None, ceiling
+    highest = min(high.factor / high.seconds, ceiling or math.inf)
+    return 1 / likely.seconds, 1 / (low.seconds * low.factor), highest, ceiling
+
+
+def _terms(model: ModelOnMachine, rates: Rates, reads: Reads) -> Iterator[TermFacts]:
+    layer_seconds, *terms = rates.terms(reads)
+    machine = model.machine
+    figures = machine.vram_bandwidth, machine.memory_bandwidth, model.drive, machine.link
+    yield TermFacts("layers", count=reads.layer_count, seconds=layer_seconds)
+    for name, length, figure, seconds in zip(_MEMORIES, reads[1:], figures, terms, strict=True):
+        if length:
+            yield TermFacts(
+                name=name,
+                length=round(length),
+                bandwidth=None if figure is None else figure.value,
+                basis=None if figure is None else figure.basis,
+                reached=length / seconds if seconds else None,
+                seconds=seconds,
             )
-        return run, reads
 
-    def speed(
-        self,
-        mode: ExecutionMode,
-        misses: Misses | None,
-        uploads: Misses | None,
-        touched: Touched | None,
-        prompt: int,
-    ) -> SpeedFacts:
-        """Forecast one mode; `uploads` are the misses of a cache in VRAM."""
-        model = self._model
-        if mode.kind not in self._calibrations:
-            guess = Rates.from_machine(model.machine, mode.kind, model.drive)
-            count = model.weights.block_count or len(model.weights.layers)
-            self._calibrations[mode.kind] = calibrate(guess, mode.kind, self._runs, count)
-        rates, refusals = self._calibrations[mode.kind]
-        missed, uploaded = (0.0 if one is None else one.length for one in (misses, uploads))
-        reads = model.reads(mode, missed, self._depth, uploaded)
-        terms = () if reads is None else tuple(self._terms(rates, reads))
-        likely = lowest = highest = ceiling = binding = None
-        if reads is not None:
-            likely, lowest, highest, ceiling = self._speeds(mode, rates, reads, misses, uploads)
-        reason = None if terms else "the bytes that a token reads are unknown"
-        unknown = [_MEMORIES[term.name] for term in terms if term.seconds is None]
-        if unknown:
-            reason = f"unknown: the bandwidth of {' and '.join(unknown)}"
-        if likely is not None:
-            binding = max(terms, key=lambda term: term.seconds or 0.0).name
-        vram_length, memory_length = model.needs(mode) or (None, None)
-        runs = [run for run, _ in self._runs]
-        return SpeedFacts(
-            kind=mode.kind,
-            cpu_layer_count=mode.cpu_layer_count,
-            budget_length=mode.budget,
-            tokens_per_second=likely,
-            lowest=lowest,
-            highest=highest,
-            ceiling=ceiling,
-            reason=reason,
-            hit_rate=None if misses is None else misses.hit_rate,
-            missed_length=None if misses is None else round(misses.length),
-            misses_from=None if misses is None else misses.source,
-            binding=binding,
-            terms=terms,
-            receipt_count=refusals.count(None),
-            vram_length=vram_length,
-            memory_length=memory_length,
-            fits=model.fits(mode),
-            vram_cache_length=mode.vram_cache,
-            vram_hit_rate=None if uploads is None else uploads.hit_rate,
-            uploaded_length=None if uploads is None else round(uploads.length),
-            prompt=forecast_prompt(model, mode, rates, touched=touched, count=prompt, runs=runs),
-            warnings=tuple(warnings_of(model, mode, misses)),
+
+def _warnings(model: ModelOnMachine, mode: ExecutionMode, misses: Misses | None) -> Iterator[str]:
+    """Yield the warnings of a forecast."""
+    machine, (vram_length, memory_length) = model.machine, model.needs(mode) or (0, 0)
+    vram = sum(int(gpu.memory.value) for gpu in machine.gpus)
+    if vram_length > vram:
+        first = next(filter(model.fits, model.offloads()), None)
+        least = (
+            f"; `cpu_layer_count={first.cpu_layer_count}` is the least that fits" if first else ""
         )
-
-    def _speeds(
-        self,
-        mode: ExecutionMode,
-        rates: Rates,
-        reads: Reads,
-        misses: Misses | None,
-        uploads: Misses | None,
-    ) -> tuple[float | None, float | None, float | None, float | None]:
-        """Return the likely, lowest and highest tokens a second, and their ceiling."""
-        least, most = reads, reads
-        if misses is not None:
-            least, most = (reads._replace(drive=missed) for missed in (misses.least, misses.most))
-        if uploads is not None:
-            least, most = least._replace(link=uploads.least), most._replace(link=uploads.most)
-        model = self._model
-        ceilings = [
-            ceiling_seconds(model.machine, one, model.drive) for one in (reads, most, least)
-        ]
-        likely, low, high = (
-            rates.estimate(one, RUN_REL_STD[mode.kind], seconds or 0.0)
-            for one, seconds in zip((reads, most, least), ceilings, strict=True)
+        yield (
+            f"takes {size_text(vram_length)} of {size_text(vram)} of VRAM: where a driver then "
+            f"uses memory instead, speed falls to a fraction{least}"
         )
-        ceiling = 1 / ceilings[2] if ceilings[2] else None
-        if likely is None or low is None or high is None:
-            return None, None, None, ceiling
-        highest = high.factor / high.seconds
-        if ceiling is not None:
-            highest = min(highest, ceiling)
-        return 1 / likely.seconds, 1 / (low.seconds * low.factor), highest, ceiling
-
-    def receipts(self) -> tuple[ReceiptFacts, ...]:
-        """Return for each run whether it calibrates any of the forecasts, and why not."""
-        facts = []
-        for number, (run, _) in enumerate(self._runs):
-            refusals = [each[number] for _, each in self._calibrations.values()]
-            refusal = None if None in refusals else next(iter(refusals), None)
-            facts.append(
-                ReceiptFacts(
-                    path=run.path,
-                    place=run.place,
-                    kind=run.kind,
-                    tokens_per_second=run.tokens_per_second,
-                    refusal=refusal,
-                    fields=run.fields,
-                )
+    memory = int(machine.memory.value)
+    # A mapped file needs more memory than its length; a cache takes just its budget.
+    is_stream = mode.kind in STREAMS
+    if model.fits(mode) is False if is_stream else memory_length > _NEARLY * memory:
+        fate = "it is swapped out, or killed"
+        if not is_stream:
+            fate = "pages of the file will have to be read repeatedly"
+        yield (
+            f"takes {size_text(memory_length)} of {size_text(memory)} of memory: {fate}, which no "
+            "forecast sees"
+        )
+    slowest, fastest = machine.vram_bandwidth, machine.highest_vram_bandwidth
+    if vram_length and slowest and fastest and slowest.value < fastest.value:
+        yield (
+            "all VRAM is taken to be as slow as that of the slowest GPU, and for the ceiling as "
+            "fast as that of the fastest: it is faster the more lies in the fastest"
+        )
+    if misses is not None:
+        yield from _of_misses(model, mode, misses)
+        unsteady = machine.drive.unsteady if machine.drive else []
+        if unsteady:
+            yield (
+                f"the drive was up to {max(unsteady):.1f} times as fast in one moment as in "
+                "another: it is shared, or throttled"
             )
-        return tuple(facts)
 
-    def _terms(self, rates: Rates, reads: Reads) -> Iterator[TermFacts]:
-        layer_seconds, *terms = rates.terms(reads)
-        machine = self._model.machine
-        memories = machine.vram_bandwidth, machine.memory_bandwidth
-        figures = (*memories, self._model.drive, machine.link)
-        yield TermFacts("layers", None, reads.layer_count, None, None, None, layer_seconds)
-        for name, length, figure, seconds in zip(_MEMORIES, reads[1:], figures, terms, strict=True):
-            if length:
-                yield TermFacts(
-                    name=name,
-                    length=round(length),
-                    count=None,
-                    bandwidth=None if figure is None else figure.value,
-                    basis=None if figure is None else figure.basis,
-                    reached=length / seconds if seconds else None,
-                    seconds=seconds,
-                )
+
+def _of_misses(model: ModelOnMachine, mode: ExecutionMode, misses: Misses) -> Iterator[str]:
+    step = model.step_length
+    if mode.budget is not None and mode.budget < (step or 0):
+        yield (
+            f"the budget is less than the {size_text(step or 0)} that a token uses: "
+            "LRU finds little there"
+        )
+    if misses.source == "working set":
+        yield (
+            "the formula of U and D says up to 1.1 times too little if U fits, up to 2 times with "
+            "half of it, and ignores the cliff below one token's experts: a trace is exact"
+        )
+    if misses.source == "even router":
+        yield (
+            "without a trace a uniform router is assumed; real ones come back to some experts more "
+            "often, and miss less: the upper end of the range is for a tenth of these misses"
+        )
+    if step and misses.step_length and abs(misses.step_length / step - 1) > _ALIKE:
+        yield (
+            f"a token of the trace uses {100 * misses.step_length / step:.0f} % of the experts "
+            "that one of this model does, with fewer a token or in fewer layers: "
+            "it misses as little"
+        )
+    if misses.is_short:
+        yield "the trace is too short to tell experts apart: other texts may miss 30 % more or less"

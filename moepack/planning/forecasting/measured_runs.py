@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from moepack.common.errors import RequestError, read_failure
 from moepack.common.fields import Fields
 from moepack.common.paths import PathOrPaths, path_texts
-from moepack.planning.forecasting.reads import Kind
+from moepack.planning.forecasting.rates import Kind
 
 _MAX_LENGTH = 64 << 20
 _SPEEDS = (1e-4, 1e6)
@@ -151,16 +151,14 @@ def _entries(file: ReceiptFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
         entries += ((f"entry {number}", one) for number, one in enumerate(bodies, 1))
     except (ValueError, RecursionError):
         for number, line in enumerate(data.splitlines(), 1):
+            place = f"line {number}"
             try:
                 if line.strip():
-                    entries.append((f"line {number}", json.loads(line)))
+                    entries.append((place, json.loads(line)))
             except (ValueError, RecursionError):
+                hint = "llama-bench writes Markdown without -o json"
                 raise RequestError(
-                    "not JSON",
-                    path=path,
-                    place=f"line {number}",
-                    expected=_EXPECTED,
-                    hint="llama-bench writes Markdown without -o json",
+                    "not JSON", path=path, place=place, expected=_EXPECTED, hint=hint
                 ) from None
     if not entries:
         raise RequestError("empty", path=path, expected=_EXPECTED)
@@ -209,15 +207,6 @@ class _Entry(Fields):
             self.fail(key, "less than 0", actual=number)
         return number
 
-    def positive(self, key: str) -> float:
-        """Return a number that has to be there, and more than 0."""
-        number = self.figure(key)
-        if number is None:
-            self.fail(key, "missing")
-        if number <= 0:
-            self.fail(key, "not more than 0", actual=number)
-        return number
-
     def speed(self, key: str, speed: float) -> float:
         """Return the tokens a second that follow from a field, if they are possible."""
         least, most = _SPEEDS
@@ -255,8 +244,10 @@ def _from_run(entry: _Entry) -> MeasuredRun:
         problem = "it waited longer for the drive than it ran"
         expected = f"up to {seconds:g} s, as `seconds` says"
         entry.fail("read_seconds", problem, expected, f"{read_seconds:g} s")
-    prompt_count = entry.count("prompt_count")
-    has_prefetched = entry.count("prefetched") > _FEW * entry.count("misses")
+    depth = entry.count("prompt_count") + steps / 2
+    exclusion = None
+    if entry.count("prefetched") > _FEW * entry.count("misses"):
+        exclusion = "experts were prefetched, which only helps at some budgets"
     memory = entry.part("memory")
     prompt_seconds = None
     if isinstance(entry.get("prompt"), dict):
@@ -270,15 +261,13 @@ def _from_run(entry: _Entry) -> MeasuredRun:
         "stream",
         length,
         entry.speed("seconds", steps / seconds),
-        prompt_count + steps / 2,
+        depth,
         budget=memory.count("experts") or None,
         floor=memory.count("floor") or None,
         read_length=entry.amount("read_length") / steps,
         read_seconds=read_seconds / steps,
         fields=tuple(entry.used),
-        exclusion="experts were prefetched, which only helps at some budgets"
-        if has_prefetched
-        else None,
+        exclusion=exclusion,
         prompt_seconds=prompt_seconds,
     )
 
@@ -286,8 +275,7 @@ def _from_run(entry: _Entry) -> MeasuredRun:
 def _from_bench(entry: _Entry) -> MeasuredRun:
     """Read one test of llama-bench, of generating tokens or of computing a prompt."""
     length = entry.model_length("model_size")
-    cpu_layers = entry.count("n_cpu_moe")
-    overrides = tuple(_overrides(entry))
+    cpu_layers, overrides = entry.count("n_cpu_moe"), tuple(_overrides(entry))
     gpu_layers = entry.figure("n_gpu_layers")
     kind: Kind = "offload" if cpu_layers or overrides else "gpu"
     if gpu_layers == 0 or not _has_gpu(entry):
@@ -295,17 +283,20 @@ def _from_bench(entry: _Entry) -> MeasuredRun:
     exclusion = None
     if entry.count("moe_cache"):
         exclusion = "experts went through a cache, and its misses are not stated"
-    if entry.get("avg_ts") is not None:
-        speed = entry.speed("avg_ts", entry.positive("avg_ts"))
-    else:
-        count = entry.count("n_gen") or entry.count("n_prompt")
-        speed = entry.speed("avg_ns", count / entry.positive("avg_ns") * 1e9)
+    key = "avg_ns" if entry.get("avg_ts") is None else "avg_ts"
+    figure = entry.figure(key)
+    if figure is None:
+        entry.fail(key, "missing")
+    if figure <= 0:
+        entry.fail(key, "not more than 0", actual=figure)
+    if key == "avg_ns":
+        figure = (entry.count("n_gen") or entry.count("n_prompt")) / figure * 1e9
     return MeasuredRun(
         entry.path,
         entry.place,
         kind,
         length,
-        speed,
+        entry.speed(key, figure),
         entry.count("n_depth") + entry.count("n_gen") / 2,
         cpu_layers,
         None if gpu_layers is None or gpu_layers < 0 else int(gpu_layers),

@@ -10,7 +10,7 @@ from moepack.common.sizes import size_text
 from moepack.planning.footprint.context import LLAMA_SERVER, MOEPACK_RUN, ContextOptions
 from moepack.planning.footprint.model import Footprint
 from moepack.planning.forecasting.measured_runs import MeasuredRun
-from moepack.planning.forecasting.reads import KIND_WORDS, Kind, Reads
+from moepack.planning.forecasting.rates import KIND_WORDS, Kind, Reads
 from moepack.planning.machine.model import Machine
 
 MARGIN = 1 << 30

@@ -10,53 +10,73 @@ forecast follows from its distance to them.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moepack.planning.forecasting.reads import Kind, Reads
 from moepack.planning.machine.model import Figure, Machine
+
+Kind = Literal["gpu", "offload", "cpu", "stream", "gpu-stream"]
+"""The execution modes: whole in VRAM; the experts of some layers, or of all, in memory; everything
+in memory; experts from a drive through a cache in memory, beside the rest; the same with the rest
+in VRAM. The fraction of a bandwidth that one of them achieves says nothing of another (but `gpu` is
+the end of `offload` with nothing in memory)."""
+
+STREAMS: tuple[Kind, ...] = ("stream", "gpu-stream")
+WITH_GPU: tuple[Kind, ...] = ("gpu", "offload", "gpu-stream")
+
+KIND_WORDS: dict[Kind, str] = {
+    "gpu": "whole in VRAM",
+    "offload": "experts in memory, the rest in VRAM",
+    "cpu": "whole in memory",
+    "stream": "experts from the drive, the rest in memory",
+    "gpu-stream": "experts from the drive, the rest in VRAM",
+}
 
 SURE = 1.645
 """Standard deviations on both sides that cover 90 % of a normal distribution."""
 
-
-_Achieved = tuple[float, float]
-"""The fraction of a bandwidth that engines achieve, and the relative std of the time."""
-
-# Fitted to published runs; docs/numbers.md names them, and the errors for runs that were left out.
+# Fractions of a bandwidth, and the relative standard deviation of the time; fitted to published
+# runs: docs/numbers.md names them, and the errors for runs that were left out.
 _VRAM = (1 / 1.15, 0.1)
-_MEMORY: dict[tuple[Kind, bool], _Achieved] = {  # by whether the bandwidth was measured
-    ("offload", True): (0.9, 0.1),
-    ("offload", False): (0.48, 0.45),
-    ("cpu", True): (0.75, 0.25),
-    ("cpu", False): (0.4, 0.7),
-    ("stream", True): (0.75, 0.25),
-    ("gpu-stream", True): (0.9, 0.1),
-    ("gpu-stream", False): (0.48, 0.45),
-    ("stream", False): (0.4, 0.7),
+_MEMORY = {  # by whether there is a GPU, and whether the bandwidth was measured
+    (True, True): (0.9, 0.1),
+    (True, False): (0.48, 0.45),
+    (False, True): (0.75, 0.25),
+    (False, False): (0.4, 0.7),
 }
 _DRIVE = {True: (0.8, 0.3), False: (0.7, 0.5)}
 _LINK = (0.4, 0.5)
-_LINK_BANDWIDTH = 25e9
-"""Bytes a second if the machine states none, PCIe 4.0 of 16 lanes or a little less: pages of a
-mapped file go through the driver's own buffer, which takes half of it or more."""
-_LAYER_SECONDS: dict[Kind, tuple[float, float]] = {  # and the relative std
-    "gpu": (100e-6, 0.85),
-    "offload": (100e-6, 0.85),
-    "cpu": (50e-6, 1.0),
-    "stream": (50e-6, 1.0),
-    "gpu-stream": (100e-6, 0.85),
-}
-_UNKNOWN_RATES = Reads(0, vram=1 / 300e9, memory=1 / 20e9, drive=1 / 2e9, link=0.0)
-"""Seconds a byte without a figure: only so that measured runs have something to correct."""
+_LINK_BANDWIDTH = Figure(25e9, "typed")
+"""If the machine states none, PCIe 4.0 of 16 lanes or a little less: pages of a mapped file go
+through the driver's own buffer, which takes half of it or more."""
+_LAYER_SECONDS = {True: (100e-6, 0.85), False: (50e-6, 1.0)}
+"""By whether there is a GPU."""
 _UNKNOWN_REL_STD = 3.0
 _LEAST_SHARE = 1e-3
 """Of the first guess: runs that contradict each other may say that a token takes no time."""
 _MOST_FACTOR = 1e3
 _MOST_TIMES = 2.0
 """The slowdown against the guess up to which the deviation of a run grows with its time."""
+
+
+class Reads(NamedTuple):
+    """The bytes that a decoded token reads of each memory, and the number of layers with experts.
+
+    Missed experts are read of `drive`, and of `memory` as well. `link` is the bytes from memory to
+    a GPU that computes with them.
+    """
+
+    layer_count: int
+    vram: float = 0.0
+    memory: float = 0.0
+    drive: float = 0.0
+    link: float = 0.0
+
+
+_UNKNOWN_RATES = Reads(0, vram=1 / 300e9, memory=1 / 20e9, drive=1 / 2e9)
+"""Seconds a byte without a figure: only so that measured runs have something to correct."""
 
 
 class Estimate(NamedTuple):
@@ -86,23 +106,19 @@ class Rates(NamedTuple):
     @classmethod
     def from_machine(cls, machine: Machine, kind: Kind, drive: Figure | None) -> Self:
         """Guess the rates of a machine, with the bandwidth of its `drive` for a model's reads."""
-        vram, memory = machine.vram_bandwidth, machine.memory_bandwidth
-        of_memory = _MEMORY["offload" if kind == "gpu" else kind, _is_measured(memory)]
-        link = machine.link or Figure(_LINK_BANDWIDTH, "typed")
-        guesses = [_LAYER_SECONDS[kind]]
-        for figure, achieved, unknown in (
-            (vram, _VRAM, _UNKNOWN_RATES.vram),
-            (memory, of_memory, _UNKNOWN_RATES.memory),
-            (drive, _DRIVE[_is_measured(drive)], _UNKNOWN_RATES.drive),
-            (link, _LINK, 0.0),
-        ):
-            if figure is None:
-                guesses.append((unknown, _UNKNOWN_REL_STD))
-            else:
-                fraction, rel_std = achieved
-                guesses.append((1 / (fraction * figure.value), rel_std))
+        memory, has_gpu = machine.memory_bandwidth, kind in WITH_GPU
+        figures = machine.vram_bandwidth, memory, drive, machine.link or _LINK_BANDWIDTH
+        achieved = _VRAM, _MEMORY[has_gpu, _is_measured(memory)], _DRIVE[_is_measured(drive)], _LINK
+        guesses = [_LAYER_SECONDS[has_gpu]] + [
+            (unknown, _UNKNOWN_REL_STD)
+            if figure is None
+            else (1 / (fraction * figure.value), rel_std)
+            for figure, (fraction, rel_std), unknown in zip(
+                figures, achieved, _UNKNOWN_RATES[1:], strict=True
+            )
+        ]
         units, rel_stds = (np.array(values) for values in zip(*guesses, strict=True))
-        is_known = (True, vram is not None, memory is not None, drive is not None, True)
+        is_known = (True, *(figure is not None for figure in figures))
         return cls(units, np.ones(len(units)), np.diag(rel_stds**2), is_known)
 
     def updated(self, reads: Reads, seconds: float, rel_std: float) -> Self:

@@ -1,33 +1,84 @@
 """machine.toml: the figures of a machine, measured once, completed by hand, and kept.
 
 A figure is a text with its unit, which somebody typed, or a table that also names its basis.
-Unknown figures are left out.
+Unknown figures are left out. Units are exact both ways: text that was written is read as the same
+number.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn, get_args
 
 from moepack.common.errors import RequestError, read_failure
 from moepack.common.escaping import one_line
 from moepack.common.fields import Fields, parse_toml
-from moepack.common.sizes import size_text
+from moepack.common.sizes import size_text, unit_length
 from moepack.planning.machine.model import Basis, Drive, Figure, Gpu, Machine, ReadSpeed
-from moepack.planning.machine.units import (
-    compute_text,
-    length_text,
-    parse_quantity,
-    speed_text,
-    unit_factor,
-)
 
 MAX_FILE_LENGTH = 1 << 18
 MAX_DEPTH = 4096
 _MAX_TEXT = 4096
 
+_LENGTHS = {unit: 1024**n for n, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
+_SPEEDS = {f"{unit}/s": factor for unit, factor in _LENGTHS.items()}
+_SPEEDS |= {f"{unit}/s": 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))}
+"""Of speeds a GB is 10⁹ bytes, as drives and memory are sold; of lengths it is a GiB."""
+_COMPUTES = {f"{prefix}FLOP/s": 1000**n for n, prefix in enumerate("GTP", 3)}
+_NUMBER_AND_UNIT = re.compile(r"(\d{1,25}(?:\.\d{1,25})?) ?([A-Za-z]{1,5}(?:/s)?)\Z", re.ASCII)
+
 _BASES = get_args(Basis)
 _BY_TRANSFERS = "channels × 8 bytes × MT/s: two channels of 6400 MT/s are 102.4 GB/s"
+
+
+def _unit_factor(unit: str, kind: str) -> int | None:
+    """Return a unit in bytes, bytes a second or operations a second.
+
+    `kind` is `length`, `bandwidth` or `compute`. None for units of something else.
+    """
+    if kind == "length":
+        return unit_length(unit)
+    return (_SPEEDS if kind == "bandwidth" else _COMPUTES).get(unit)
+
+
+def length_text(length: float) -> str:
+    """Write bytes in the unit that takes the fewest digits, without rounding."""
+    return _shortest(length, _LENGTHS)
+
+
+def speed_text(speed: float) -> str:
+    """Write bytes a second in the unit that takes the fewest digits, without rounding."""
+    return _shortest(speed, _SPEEDS)
+
+
+def _shortest(value: float, units: Mapping[str, int]) -> str:
+    by_length = sorted(units, key=lambda unit: units[unit], reverse=True)
+    numbers = {
+        unit: _plain(_quotient(value, units[unit]))
+        for unit in by_length
+        if value >= units[unit] or units[unit] == 1
+    }
+    shortest = min(numbers, key=lambda unit: len(numbers[unit].replace(".", "").strip("0")))
+    return f"{numbers[shortest]} {shortest}"
+
+
+def _quotient(value: float, unit: int) -> Decimal:
+    # A float is divided by a power of two without rounding, its digits are not.
+    is_power_of_two = unit & (unit - 1) == 0
+    return Decimal(repr(value / unit)) if is_power_of_two else Decimal(repr(value)) / unit
+
+
+def compute_text(speed: float) -> str:
+    """Write floating-point operations a second."""
+    number = Decimal(repr(speed))
+    unit = next((unit for unit in reversed(_COMPUTES) if number >= _COMPUTES[unit]), "GFLOP/s")
+    return f"{_plain(number / _COMPUTES[unit])} {unit}"
+
+
+def _plain(number: Decimal) -> str:
+    return f"{number.normalize():f}"
 
 
 class _Quantity(NamedTuple):
@@ -134,13 +185,13 @@ class _MachineTable(Fields):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             problem = "a number without a unit" if is_number else f"not a {noun}"
             self.fail(key, problem, example, value)
-        parsed = parse_quantity(value)
-        if parsed is None:
+        match = _NUMBER_AND_UNIT.match(value)
+        if match is None:
             self.fail(key, f"not a {noun}", example, repr(value))
-        factor = unit_factor(parsed[1], quantity.kind)
+        factor = _unit_factor(match[2], quantity.kind)
         if factor is None:
-            self.fail_unit(key, parsed[1], quantity)
-        number = float(parsed[0] * factor)
+            self.fail_unit(key, match[2], quantity)
+        number = float(Decimal(match[1]) * factor)
         if not quantity.least <= number <= quantity.most:
             hint = None if number else "leave out unknown figures"
             expected = f"{quantity.text(quantity.least)} to {quantity.text(quantity.most)}"
@@ -152,7 +203,7 @@ class _MachineTable(Fields):
         other = {"length": "bandwidth", "bandwidth": "length"}.get(quantity.kind)
         if other is not None and unit in ("MT/s", "GT/s"):
             self.fail(key, "transfers, not bytes", example, written, _BY_TRANSFERS)
-        if other is None or unit_factor(unit, other) is None:
+        if other is None or _unit_factor(unit, other) is None:
             self.fail(key, "unknown unit", _UNITS[quantity.kind], written)
         hint = "bandwidths end in /s, lengths do not"
         problem = f"a {other}, not a {quantity.kind}"

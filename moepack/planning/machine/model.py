@@ -51,8 +51,8 @@ def measured(values: Sequence[float], units: Sequence[float] = (1.0,)) -> Figure
         unit = max((unit for unit in units if unit <= value), default=1.0)
         return float(f"{value / unit:.4g}") * unit
 
-    middle, lowest, highest = statistics.median(values), min(values), max(values)
-    return Figure(rounded(middle), "measured", rounded(lowest), rounded(highest))
+    middle, *ends = map(rounded, (statistics.median(values), min(values), max(values)))
+    return Figure(middle, "measured", *ends)
 
 
 class Gpu(NamedTuple):
@@ -157,20 +157,17 @@ def _extreme(
 
 def _interpolated(position: float, points: Iterable[tuple[float, Figure]]) -> Figure:
     """Interpolate figures by the logarithm of their positions."""
+
+    def between(one: float | None, other: float | None) -> float | None:
+        return None if one is None or other is None else one + share * (other - one)
+
     ascending = sorted(points, key=lambda point: point[0])
     if position <= ascending[0][0]:
         return ascending[0][1]
     for (start, low), (end, high) in pairwise(ascending):
         if position <= end:
             share = math.log(position / start) / math.log(end / start)
-            value, lowest, highest = (
-                None if one is None or other is None else one + share * (other - one)
-                for one, other in (
-                    (low.value, high.value),
-                    (low.lowest, high.lowest),
-                    (low.highest, high.highest),
-                )
-            )
-            assert value is not None
-            return Figure(value, low.basis, lowest, highest)
+            value = low.value + share * (high.value - low.value)
+            ends = between(low.lowest, high.lowest), between(low.highest, high.highest)
+            return Figure(value, low.basis, *ends)
     return ascending[-1][1]

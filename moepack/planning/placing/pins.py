@@ -6,17 +6,16 @@ from collections.abc import Collection
 
 import numpy as np
 
-from moepack.common.keys import ExpertKey
 from moepack.common.paths import AnyPath
-from moepack.common.shape import ModelShape
+from moepack.common.shape import ExpertKey, ModelShape
 from moepack.planning.forecasting.misses import check_trace
 from moepack.planning.placing.facts import PinFacts
 from moepack.traces.analysis.concentration import Concentration, RoutingSample
 from moepack.traces.analysis.gate import CLEAR
 from moepack.traces.hotness import measure
+from moepack.traces.hotness.counter import covered_count
 from moepack.traces.hotness.file import items_of
 from moepack.traces.hotness.model import Hotness
-from moepack.traces.hotness.ranking import covered_count
 from moepack.traces.simulation.simulate import simulate
 from moepack.traces.spool import SpooledTrace
 

@@ -20,14 +20,12 @@ from moepack.planning.forecasting.facts import SpeedFacts
 from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.machine.file import read_machine
 from moepack.planning.machine.model import Figure, Gpu, Machine
+from moepack.planning.placing.engines import IK_LLAMA, LLAMA, PACK, place_stock, place_streamed
 from moepack.planning.placing.facts import OptionFacts, PlacementFacts
-from moepack.planning.placing.offload import offload
+from moepack.planning.placing.offload import PlacementRequest, offload
 from moepack.planning.placing.pins import judge_hotness
-from moepack.planning.placing.request import PlacementRequest
-from moepack.planning.placing.stock import IK_LLAMA, LLAMA, place_stock
-from moepack.planning.placing.streamed import PACK, place_streamed
-from moepack.traces.formats.reading import spooled
-from moepack.traces.formats.registry import AnyTrace, ReadOptions
+from moepack.traces.formats.reading import AnyTrace, spooled
+from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.spool import SpooledTrace
 

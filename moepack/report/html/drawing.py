@@ -67,10 +67,10 @@ def number_axis(
     return Axis(label, 0, most, [(value, write(value)) for value in values])
 
 
-def size_axis(label: str, most: int) -> Axis:
+def size_axis(most: int) -> Axis:
     """Return an axis of bytes from 0, in steps that are round in their unit."""
     unit = max(unit for unit in (1, 1 << 10, 1 << 20, 1 << 30) if unit <= max(most / 4, 1))
-    return number_axis(label, most, _size, unit)
+    return number_axis("", most, _size, unit)
 
 
 def log_size_axis(label: str, lengths: Iterable[int]) -> Axis:

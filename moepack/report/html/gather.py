@@ -1,42 +1,44 @@
-"""The facts of a page, gathered by the calls that other commands make."""
+"""The facts of a page, gathered by the calls that other commands make, and from files of those."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from moepack.bench.engine_speed import EngineSpeed
+from moepack.bench.run import BenchReport
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.escaping import one_line
-from moepack.common.paths import AnyPath, PathOrPaths, path_texts
-from moepack.common.remote_path import is_remote
+from moepack.common.paths import AnyPath, PathOrPaths, is_remote, path_texts
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import Size, parse_size
-from moepack.inspection.describe import inspect
-from moepack.inspection.facts import PackFacts, SourceFacts
+from moepack.inspection.describe import PackFacts, SourceFacts, inspect
 from moepack.inspection.listing import BlobRow, TensorRow, list_pack
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
 from moepack.pack.verifying.report import Report
 from moepack.planning.forecasting.facts import ForecastFacts
 from moepack.planning.forecasting.forecast import forecast
-from moepack.planning.forecasting.measured_runs import ReceiptFile, read_receipt
+from moepack.planning.forecasting.measured_runs import ReceiptFile, read_receipt, read_runs
 from moepack.planning.machine.file import read_machine
 from moepack.planning.machine.model import Machine
+from moepack.planning.placing.engines import PACK
 from moepack.planning.placing.facts import PlacementFacts
 from moepack.planning.placing.place import place
-from moepack.planning.placing.streamed import PACK
-from moepack.report.html.facts import CountTable, ReportFacts, RoutingFacts
-from moepack.report.html.run_files import run_file_of
-from moepack.report.printable import with_texts
+from moepack.report.facts import with_texts
+from moepack.report.html.section import CountTable, ReportFacts, RoutingFacts, RunFile
 from moepack.running.programs.run_facts import RunFacts
 from moepack.traces.analysis.concentration import RoutingSample, read_sample
-from moepack.traces.formats.reading import spooled
-from moepack.traces.formats.registry import AnyTrace, ReadOptions
+from moepack.traces.formats.reading import AnyTrace, spooled
+from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.simulation.facts import Simulation
 from moepack.traces.simulation.simulate import simulate
 from moepack.traces.spool import SpooledTrace
@@ -68,14 +70,11 @@ def gather(
         machine = read_machine(machine)
     files = [*path_texts(paths), *trace_paths, *runs, *others]
     receipts = list(map(read_receipt, runs))
-    run_files = tuple(map(run_file_of, receipts))
+    run_files = tuple(map(_run_file, receipts))
     pairs = zip(receipts, run_files, strict=True)
     usable = [receipt for receipt, run in pairs if isinstance(run.facts, RunFacts | tuple)]
     problems: dict[str, str] = {}
-    with (
-        open_model(paths) as pack,
-        spooled(traces, options._replace(shape=pack.shape)) as trace,
-    ):
+    with open_model(paths) as pack, spooled(traces, options._replace(shape=pack.shape)) as trace:
         model = inspect(pack)
         rows = list(list_pack(pack))
         blobs = tuple(row for row in rows if isinstance(row, BlobRow))
@@ -223,3 +222,67 @@ def _plans(
         return placement, best, forecast_for(sweep=True)
     except RequestError:  # such as for a machine without a drive
         return placement, best, None
+
+
+_KINDS: Mapping[type, tuple[str, ...]] = {
+    BenchReport: ("surface", "readings", "verdict"),
+    EngineSpeed: ("sides", "memory_limit"),
+    RunFacts: ("prompt", "memory", "read_length"),
+}
+"""The kinds of facts that moepack writes, and fields by which each is told from the others."""
+
+
+def _run_file(file: ReceiptFile) -> RunFile:
+    """Return the measurements in a file. Raises RequestError for any other file."""
+    name = os.path.basename(file.path)
+    try:
+        value = json.loads(file.data)
+    except (ValueError, RecursionError):
+        value = None  # llama-bench writes several objects, too
+    for kind, names in _KINDS.items():
+        if isinstance(value, dict) and value.keys() >= set(names):
+            facts = _facts_of(kind, value, "", file.path)
+            if isinstance(facts, RunFacts):  # nobody posts what was asked and answered
+                facts = replace(facts, text="", thoughts="")
+            return RunFile(name, facts)
+    return RunFile(name, tuple(read_runs([file])))
+
+
+def _facts_of(kind: Any, value: Any, place: str, path: str) -> Any:
+    """Return JSON as facts of a kind, by the types of its fields; others are left out.
+
+    Raises RequestError for a value that is not as moepack writes it, with its place in the file.
+    """
+
+    def check(is_right: bool, expected: str) -> None:
+        if not is_right:
+            problem, shown = "not as moepack writes it", json.dumps(value)[:40]
+            raise RequestError(problem, path=path, place=place, expected=expected, found=shown)
+
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and types.NoneType in kinds:
+            return None
+        return _facts_of(kinds[0], value, place, path)
+    if origin is Literal:
+        check(value in kinds, "one of its words")
+    elif origin is tuple:
+        check(isinstance(value, list), "a list")
+        items = enumerate(value)
+        return tuple(_facts_of(kinds[0], one, f"{place}[{n}]", path) for n, one in items)
+    elif is_dataclass(kind) or hasattr(kind, "_fields"):
+        check(isinstance(value, dict), "an object")
+        names = getattr(kind, "_fields", None) or [field.name for field in fields(kind)]
+        hints, prefix = get_type_hints(kind), f"{place}." if place else ""
+        values = {
+            name: _facts_of(hints[name], value.get(name), prefix + name, path)
+            for name in names
+            if name in value or name not in getattr(kind, "_field_defaults", {})
+        }
+        return kind(**values)
+    else:
+        if kind is float and type(value) is int and abs(value) < 1 << 63:
+            value = float(value)
+        is_right = type(value) is kind and (kind is not int or abs(value) < 1 << 63)
+        check(is_right, kind.__name__)
+    return value

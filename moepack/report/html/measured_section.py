@@ -1,4 +1,4 @@
-"""The section about measurements: a drive's surface, the gain of a pack, runs of a model."""
+"""The sections about measurements: a drive, the gain of a pack, runs of a model, a verification."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections.abc import Sequence
 from moepack.bench.drive import SurfacePoint
 from moepack.bench.engine_speed import EngineSpeed
 from moepack.bench.run import BenchReport
-from moepack.common.sizes import size_text
+from moepack.common.sizes import count_text, size_text
 from moepack.planning.forecasting.measured_runs import MeasuredRun
-from moepack.planning.forecasting.reads import KIND_WORDS
-from moepack.report import bench_text, machine_text, speed_text
+from moepack.planning.forecasting.rates import KIND_WORDS
+from moepack.report import measure_text, verification_text
 from moepack.report.html.drawing import dot, line, log_size_axis, number_axis, picture
-from moepack.report.html.facts import ReportFacts
-from moepack.report.html.section import DataTable, Key, PageSection, Picture
-from moepack.report.page import Block
-from moepack.report.table import Column, Table
+from moepack.report.html.section import DataTable, Key, PageSection, Picture, ReportFacts, adding
+from moepack.report.page import Block, Column, Table
 from moepack.report.values import UNKNOWN, length_text, number_text, rate_text, share_text
 from moepack.running.programs.run_facts import RunFacts
 
+SHOWN_FINDINGS = 100
 _DEPTH_COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
+_RUNS = (
+    *(Column("file", "l"), Column("mode", "l"), Column("memory for experts"), Column("tok/s")),
+    *(Column("hits"), Column("read a token"), Column("waiting"), Column("tokens")),
+)
 
 
 def measured_section(facts: ReportFacts) -> PageSection | str:
@@ -31,7 +34,7 @@ def measured_section(facts: ReportFacts) -> PageSection | str:
     figures: list[Picture] = []
     tables: list[DataTable] = []
     blocks: list[Block] = []
-    sentences = []
+    sentences, runs = [], []
     for number, file in enumerate(facts.runs):
         content = file.facts
         if isinstance(content, BenchReport):
@@ -41,28 +44,23 @@ def measured_section(facts: ReportFacts) -> PageSection | str:
                 figures.append(_surface(f"surface-{number}-{order}", order, points))
                 cells = ((p.length, p.depth, p.bytes_per_second) for p in points)
                 caption = f"{file.name}: {order} reads, MiB/s by size and reads in flight"
-                tables.append(DataTable(caption, machine_text.surface(cells, indent=0)))
-            blocks += bench_text.comparison(content)
+                tables.append(DataTable(caption, measure_text.surface(cells, indent=0)))
+            blocks += measure_text.comparison(content)
         elif isinstance(content, EngineSpeed):
-            blocks += speed_text.text(content).blocks
-    runs = [
-        row
-        for file in facts.runs
-        if isinstance(file.facts, RunFacts | tuple)
-        for row in _runs(file.name, file.facts)
-    ]
+            blocks += measure_text.speed(content).blocks
+        else:
+            runs += _runs(file.name, content)
     if runs:
         tables.append(DataTable("Runs of the model", Table(_RUNS, runs)))
         speeds = ", ".join(f"{row[3]} tok/s ({row[1]})" for row in runs)
         sentences.append(f"Measured: {speeds}")
-    sentences = [one if one.endswith(".") else f"{one}." for one in sentences]
-    text = " ".join(sentences) or "whole programs ran the model in turns."
+    text = " ".join(one if one.endswith(".") else f"{one}." for one in sentences)
     return PageSection(
         name="measured",
-        sentence=text,
-        figures=tuple(figures),
-        tables=tuple(tables),
-        blocks=tuple(blocks),
+        sentence=text or "whole programs ran the model in turns.",
+        figures=figures,
+        tables=tables,
+        blocks=blocks,
     )
 
 
@@ -71,27 +69,17 @@ def _surface(name: str, order: str, points: Sequence[SurfacePoint]) -> Picture:
     fastest = max(points, key=lambda point: point.bytes_per_second)
     up = number_axis("MiB/s", fastest.bytes_per_second / (1 << 20))
     depths = sorted({point.depth for point in points})
-    keys = [
-        Key(f"{depth} in flight", colour)
-        for depth, colour in zip(depths, _DEPTH_COLOURS, strict=False)
-    ]
-    content = []
-    for depth, key in zip(depths, keys, strict=False):
+    content, keys = [], []
+    for depth, colour in zip(depths, _DEPTH_COLOURS, strict=False):
+        key = Key(f"{depth} in flight", colour)
+        keys.append(key)
         rates = sorted(
             (p.length, p.bytes_per_second / (1 << 20)) for p in points if p.depth == depth
         )
         content.append(line(across, up, key, rates))
-        content += [
-            dot(
-                across,
-                up,
-                key,
-                length,
-                rate,
-                f"{size_text(length)}, {key.label}: {rate:,.4g} MiB/s",
-            )
-            for length, rate in rates
-        ]
+        for length, rate in rates:
+            text = f"{size_text(length)}, {key.label}: {rate:,.4g} MiB/s"
+            content.append(dot(across, up, key, length, rate, text))
     return Picture(
         name,
         f"The drive, {order} reads",
@@ -99,20 +87,8 @@ def _surface(name: str, order: str, points: Sequence[SurfacePoint]) -> Picture:
         f"{size_text(round(fastest.bytes_per_second))}/s with {fastest.depth} of "
         f"{size_text(fastest.length)}.",
         picture(12, across, up, *content),
-        keys=tuple(keys),
+        keys=keys,
     )
-
-
-_RUNS = (
-    Column("file", "l"),
-    Column("mode", "l"),
-    Column("memory for experts"),
-    Column("tok/s"),
-    Column("hits"),
-    Column("read a token"),
-    Column("waiting"),
-    Column("tokens"),
-)
 
 
 def _runs(name: str, content: RunFacts | Sequence[MeasuredRun]) -> list[tuple[str, ...]]:
@@ -134,10 +110,36 @@ def _runs(name: str, content: RunFacts | Sequence[MeasuredRun]) -> list[tuple[st
             KIND_WORDS[run.kind],
             length_text(run.budget),
             rate_text(run.tokens_per_second),
-            UNKNOWN,
-            UNKNOWN,
-            UNKNOWN,
-            UNKNOWN,
+            *(UNKNOWN,) * 4,
         )
         for run in content
     ]
+
+
+def verification_section(facts: ReportFacts) -> PageSection | str:
+    """Write the verdict, the extent of the verification, and the first findings."""
+    outcome = facts.verification
+    if outcome is None:
+        return adding("the whole pack is read only on request", "PACK --verify --source MODEL")
+    tables = []
+    unknown = [f"not looked at: {one}" for one in outcome.not_looked_at]
+    if outcome.compared_length is None:
+        unknown.append("it was not compared with its source: digests alone were checked")
+    if outcome.findings:
+        shown = outcome.findings[:SHOWN_FINDINGS]
+        findings = [(one.kind, one.place or UNKNOWN, one.message) for one in shown]
+        columns = (Column("kind", "l"), Column("place", "l"), Column("finding", "l"))
+        tables.append(DataTable("Findings", Table(columns, findings)))
+    if len(outcome.findings) > SHOWN_FINDINGS:
+        more = count_text(len(outcome.findings) - SHOWN_FINDINGS, "more finding")
+        unknown.append(f"{more}: `moepack verify -v PACK` lists all")
+    verdict = verification_text.verdict(outcome)
+    headline = f"{outcome.headline}. " if outcome.headline else ""
+    extent = verification_text.extent(outcome)
+    return PageSection(
+        name="verification",
+        sentence=f"{headline}{verdict[0].upper()}{verdict[1:]}: {extent}",
+        tables=tables,
+        unknown=unknown,
+        headline=[(verdict, "by verification")],
+    )

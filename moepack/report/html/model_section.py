@@ -1,23 +1,28 @@
-"""The section about the model: its parts in bytes, as one bar."""
+"""The sections about a model and its pack: their parts in bytes, and a map of the blobs."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
+import numpy as np
+
+from moepack.common.escaping import one_line
 from moepack.common.shape import is_row_table
-from moepack.common.sizes import count_text, named_text, size_text
-from moepack.inspection.facts import FamilyFacts, PackFacts, SourceFacts
-from moepack.pack.format.tables import PackedFamily
-from moepack.report.html.drawing import size_axis, stacked_bars
-from moepack.report.html.facts import ReportFacts
-from moepack.report.html.section import DataTable, Key, PageSection, Picture, pair_rows
-from moepack.report.table import Column, Table
-from moepack.report.values import UNKNOWN, parameters_text, share_text
+from moepack.common.sizes import count_text, divide_up, named_text, size_text
+from moepack.inspection.describe import PackFacts, PartFacts, SourceFacts
+from moepack.inspection.listing import BlobRow
+from moepack.pack.format.tables import PackedFamily, PartKind
+from moepack.report.html.drawing import Axis, cell_map, row_ticks, size_axis, stacked_bars
+from moepack.report.html.section import DataTable, Key, PageSection, Picture, ReportFacts, pair_rows
+from moepack.report.page import Column, Table
+from moepack.report.values import UNKNOWN, length_text, parameters_text, share_text
 from moepack.source.parameters import Parameters
+
+Model = SourceFacts | PackFacts
 
 _DENSE = {
     "shared experts": ("c7", r"_shexp\."),
@@ -34,7 +39,7 @@ _EXPERT_COLOURS = ("c1", "c5", "c8")
 
 def model_section(facts: ReportFacts) -> PageSection:
     """Write the extent of a model, and draw its bytes by part."""
-    parts = _parts(facts)
+    model, parts, parameters = facts.model, _parts(facts), _parameters(facts)
     total = sum(parts.values())
     rest = "all else but its row tables" if _TABLES in parts else "everything else"
     texts = {key: (size_text(length), share_text(length / total)) for key, length in parts.items()}
@@ -46,27 +51,37 @@ def model_section(facts: ReportFacts) -> PageSection:
         "Bytes by part",
         f"One bar of {size_text(total)}, divided into "
         + ", ".join(f"{key.label} {share}" for key, (_, share) in texts.items()),
-        stacked_bars(size_axis("", total), {"": pieces}, 2.5),
+        stacked_bars(size_axis(total), {"": pieces}, 2.5),
     )
+    headline = [(size_text(total), "of weights"), (_experts(model), "layers × experts")]
+    if parameters is not None:
+        active = f"parameters, {parameters_text(parameters.active)} active in a token"
+        headline.insert(0, (parameters_text(parameters.total), active))
+    unknown = []
+    if isinstance(model, PackFacts) and model.dense_length is None:
+        unknown = ["the pack has experts alone: the bytes of everything else are not in the bar"]
+    elif isinstance(model, SourceFacts) and model.mtp_layers:
+        count = count_text(len(model.mtp_layers), "layer")
+        use = "which llama.cpp runs only to draft tokens"
+        unknown = [f"{count} for multi-token prediction, {use}, are counted"]
     return PageSection(
         name="model",
-        sentence=f"{facts.model.expert_length / total:.0%} of its {size_text(total)} are experts, "
-        f"of which a token uses {_used(facts.model)}; {rest} is used by every token",
-        figures=(figure,),
-        tables=(DataTable("Bytes by part", table, tuple(parts)), _extent(facts)),
-        unknown=_unknown(facts.model),
-        headline=_headline(facts, total),
+        sentence=f"{model.expert_length / total:.0%} of its {size_text(total)} are experts, "
+        f"of which a token uses {_used(model)}; {rest} is used by every token",
+        figures=[figure],
+        tables=[DataTable("Bytes by part", table, [*parts]), _extent(model, parameters)],
+        unknown=unknown,
+        headline=headline,
     )
 
 
 def _parts(facts: ReportFacts) -> dict[Key, int]:
     """Return the bytes of each part: experts by projection, dense tensors by kind, padding."""
     experts: Counter[str] = Counter()
-    for layer_count, family in _families(facts.model):
-        parts = family.part_kinds if isinstance(family, PackedFamily) else family.parts
+    for layers, expert_count, parts in _families(facts.model):
         for part in parts:  # a projection's small parts with its matrix
             name = re.sub(r"^ffn_|_(ch)?exps?$", "", part.name.partition(".")[0])
-            experts[name] += part.length * family.expert_count * layer_count
+            experts[name] += part.length * expert_count * len(layers)
     dense: Counter[Key] = Counter()
     for tensor in facts.tensors:
         dense[_kind(tensor.name)] += tensor.length
@@ -92,16 +107,16 @@ def _kind(tensor: str) -> Key:
     return next(kinds)
 
 
-def _families(model: SourceFacts | PackFacts) -> Iterator[tuple[int, FamilyFacts | PackedFamily]]:
-    """Yield the families, each with the number of its layers."""
-    if isinstance(model, PackFacts):
-        yield from ((1, family) for family in model.families)
-    else:
-        yield from ((len(family.layers), family) for family in model.families)
+def _families(model: Model) -> Iterator[tuple[Sequence[int], int, Sequence[PartFacts | PartKind]]]:
+    """Yield for each family its layers, the experts in each of them, and the parts of an expert."""
+    for family in model.families:
+        if isinstance(family, PackedFamily):
+            yield (family.layer,), family.expert_count, family.part_kinds
+        else:
+            yield family.layers, family.expert_count, family.parts
 
 
-def _extent(facts: ReportFacts) -> DataTable:
-    model = facts.model
+def _extent(model: Model, parameters: Parameters | None) -> DataTable:
     source = model.source if isinstance(model, PackFacts) else model
     rows = [
         ("architecture", source.architecture or UNKNOWN),
@@ -110,7 +125,6 @@ def _extent(facts: ReportFacts) -> DataTable:
         ("experts of a token", _used(model)),
         ("shards", f"{len(source.shards):,}"),
     ]
-    parameters = _parameters(facts)
     if parameters is not None:
         rows.append(("parameters", parameters_text(parameters.total)))
         rows.append(("parameters active in a token", parameters_text(parameters.active)))
@@ -127,42 +141,133 @@ def _parameters(facts: ReportFacts) -> Parameters | None:
     return None if facts.placement is None else facts.placement.parameters
 
 
-def _headline(facts: ReportFacts, total: int) -> tuple[tuple[str, str], ...]:
-    parameters = _parameters(facts)
-    lines = [(size_text(total), "of weights"), (_experts(facts.model), "layers × experts")]
-    if parameters is not None:
-        active = f"parameters, {parameters_text(parameters.active)} active in a token"
-        lines.insert(0, (parameters_text(parameters.total), active))
-    return tuple(lines)
-
-
-def _experts(model: SourceFacts | PackFacts) -> str:
+def _experts(model: Model) -> str:
     """Write the layers times their experts: `48 × 128`."""
     layers: dict[int, int] = {}
-    for _, family in _families(model):
-        numbers = (family.layer,) if isinstance(family, PackedFamily) else family.layers
-        layers = dict.fromkeys(numbers, family.expert_count) | layers
+    for numbers, expert_count, _ in _families(model):
+        layers = dict.fromkeys(numbers, expert_count) | layers
     counts = Counter(layers.values())
     return " + ".join(f"{count} × {experts}" for experts, count in counts.items()) or UNKNOWN
 
 
-def _used(model: SourceFacts | PackFacts) -> str:
+def _used(model: Model) -> str:
     """Write the number of experts of a token in each layer."""
-    if isinstance(model, PackFacts):
-        used: Any = next(iter(model.source.experts_used.values()), None)
-    else:
+    used: Any = None
+    if isinstance(model, SourceFacts):
         used = model.experts_used
+    elif model.source.experts_used:
+        used = next(iter(model.source.experts_used.values()))
     if isinstance(used, int):
         return f"{used} in each layer"
     numbers = [number for number in used or () if number]
     return f"{min(numbers)} to {max(numbers)} by layer" if numbers else "an unknown number"
 
 
-def _unknown(model: SourceFacts | PackFacts) -> tuple[str, ...]:
-    if isinstance(model, PackFacts) and model.dense_length is None:
-        return ("the pack has experts alone: the bytes of everything else are not in the bar",)
-    if isinstance(model, SourceFacts) and model.mtp_layers:
-        count = count_text(len(model.mtp_layers), "layer")
-        use = "which llama.cpp runs only to draft tokens"
-        return (f"{count} for multi-token prediction, {use}, are counted",)
-    return ()
+_MAX_COLUMNS = 512
+
+Files = dict[str, list[BlobRow]]
+"""The blobs of each file by offset, by the files' names."""
+
+
+def pack_section(facts: ReportFacts) -> PageSection | str:
+    """Draw the blobs of a pack by file, the hottest brightest."""
+    model = facts.model
+    placed = [blob for blob in facts.blobs if blob.path is not None]
+    if not placed or not isinstance(model, PackFacts):
+        kind, shards = ("an index", "the") if isinstance(model, PackFacts) else ("a GGUF", "its")
+        reason = f"{kind} has no blobs: the parts of an expert lie apart in {shards} shards"
+        return f"{reason}; `moepack pack MODEL -o MODEL.moepack` makes a pack"
+    files: Files = defaultdict(list)
+    for blob in sorted(placed, key=lambda blob: (blob.path, blob.offset)):
+        files[one_line(blob.path.name) if blob.path else UNKNOWN].append(blob)
+    is_measured = any(blob.hotness is not None for blob in placed)
+    order = "the hottest first" if model.order == "hotness" else "in the order of the source"
+    each = " in each" if len(files) > 1 else ""
+    count = count_text(len(placed), "blob")
+    text = f"{count} in {count_text(len(files), 'file')}, {order}{each}"
+    ramp = ("coldest", "hottest") if is_measured else ("last", "first")
+    svg, pointer = _map(files)
+    figure = Picture(
+        "blobs",
+        "Blobs by file and offset, coloured by rank",
+        f"A row of cells for each file, a cell for each blob: {text}. "
+        f"The table has the same by file.",
+        svg,
+        ramp=(f"{ramp[0]} of the pack", f"{ramp[1]} of the pack"),
+        pointer=pointer,
+    )
+    unknown = "the hotness of this pack was not measured: ranks are the order of the source"
+    return PageSection(
+        name="pack",
+        sentence=f"{text}: one aligned read brings one expert",
+        figures=[figure],
+        tables=[_files(files), _lengths(model)],
+        unknown=[] if is_measured else [unknown],
+    )
+
+
+def _map(files: Files) -> tuple[str, dict[str, Any]]:
+    """Draw a cell for each blob, in rows for each file, and return the data of the pointer too."""
+    columns = min(_MAX_COLUMNS, max(map(len, files.values())))
+    row_counts = [divide_up(len(blobs), columns) for blobs in files.values()]
+    starts = [sum(row_counts[:number]) for number in range(len(files))]
+    cells = np.full((sum(row_counts), columns), np.nan)
+    all_blobs = [blob for blobs in files.values() for blob in blobs]
+    last = max(1, max(blob.rank for blob in all_blobs))
+    skips = []
+    for start, blobs in zip(starts, files.values(), strict=True):
+        ranks = np.array([blob.rank for blob in blobs])
+        cells[start:].reshape(-1)[: len(ranks)] = 1 - ranks / last
+        end = 0
+        for blob in blobs:
+            skips.append((blob.offset or 0) - end)
+            end = (blob.offset or 0) + blob.length
+    middles = [start + count / 2 for start, count in zip(starts, row_counts, strict=True)]
+    names = [name.removesuffix(".bin") for name in files]
+    up = Axis("", len(cells), 0, row_ticks(names, middles))
+    svg = cell_map(cells, "blob, by offset in its file", up, min(19, max(4, 0.2 * len(cells))))
+    return svg, {
+        "kind": "blobs",
+        "columns": columns,
+        "rows": len(cells),
+        "files": [*files],
+        "starts": starts,
+        "counts": [*map(len, files.values())],
+        "layer": [blob.layer for blob in all_blobs],
+        "expert": [blob.expert for blob in all_blobs],
+        "hotness": [blob.hotness for blob in all_blobs],
+        "skip": skips,
+        "length": [blob.length for blob in all_blobs],
+    }
+
+
+def _files(files: Files) -> DataTable:
+    rows = []
+    for name, blobs in files.items():
+        numbers = [blob.hotness for blob in blobs if blob.hotness is not None]
+        layers = sorted({blob.layer for blob in blobs})
+        rows.append(
+            (
+                name,
+                f"{layers[0]}" if len(layers) == 1 else f"{layers[0]} to {layers[-1]}",
+                f"{len(blobs):,}",
+                size_text(sum(blob.length for blob in blobs)),
+                f"{max(numbers):,} to {min(numbers):,}" if numbers else UNKNOWN,
+            )
+        )
+    names = ("layers", "blobs", "bytes", "selections")
+    columns = (Column("file", "l"), *map(Column, names))
+    return DataTable("Files, from their hottest blob to the coldest", Table(columns, rows))
+
+
+def _lengths(model: PackFacts) -> DataTable:
+    rows = [
+        ("blobs aligned to", size_text(model.blob_alignment)),
+        ("weights aligned to", size_text(model.part_alignment)),
+        ("padding", f"{length_text(model.padding_length)}, {share_text(model.padding_share)}"),
+        ("index", size_text(model.index_length)),
+    ]
+    token_count = model.hotness_count("token_count")
+    if token_count is not None:
+        rows.append(("tokens that ranked it", f"{token_count:,}"))
+    return DataTable("Alignment", pair_rows(rows), place="under")

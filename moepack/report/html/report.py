@@ -1,11 +1,17 @@
-"""The command `report`: a model as one page for a browser."""
+"""A model as one file of HTML: its facts are gathered, and drawn with style, script and numbers."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import NamedTuple
+from importlib import resources
+from typing import Any, NamedTuple
 
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shorten
@@ -16,11 +22,41 @@ from moepack.common.sizes import Size, count_text, size_text
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.verifying.report import Report
 from moepack.planning.machine.model import Machine
+from moepack.report.facts import escape_delete, to_json
 from moepack.report.html.gather import STAGE_COUNT, gather
-from moepack.report.html.page import render
-from moepack.report.html.section import MissingSection
+from moepack.report.html.measured_section import measured_section, verification_section
+from moepack.report.html.model_section import model_section, pack_section
+from moepack.report.html.plan_section import forecast_section, placement_section
+from moepack.report.html.routing_section import cache_section, coverage_section, heat_section
+from moepack.report.html.section import DataTable, PageSection, ReportFacts
+from moepack.report.page import FittedTable, Table, Verbatim
 from moepack.storage.atomic import write_whole
-from moepack.traces.formats.registry import AnyTrace, ReadOptions
+from moepack.traces.formats.reading import AnyTrace
+from moepack.traces.formats.registry import ReadOptions
+from moepack.version import __version__
+
+SECTIONS: Mapping[str, Callable[[ReportFacts], PageSection | str]] = {
+    "The model": model_section,
+    "The map of the pack": pack_section,
+    "Which experts are used": heat_section,
+    "What the hottest experts cover": coverage_section,
+    "Hit rates of caches": cache_section,
+    "Where everything goes": placement_section,
+    "How fast it will be": forecast_section,
+    "What was measured": measured_section,
+    "What verification found": verification_section,
+}
+"""The sections by their titles, in their order; without its facts each is the reason for that."""
+
+_LEFT_OUT = ("blobs", "tensors", "counts", "inputs")
+"""Facts that are in the page as data of its pictures, or as text."""
+
+
+class MissingSection(NamedTuple):
+    """A section that is not there: the reason, and the option that would add it."""
+
+    title: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +114,19 @@ def make_report(
         raise RequestError("a budget to mark, but no trace", hint="`traces` give the hit rates")
     advance = partial(progress or (lambda done, total: None), 1, STAGE_COUNT)
     facts = gather(paths, traces, machine, path_texts(runs), budget, verification, options, advance)
-    html, sections, missing = render(facts)
+    made = {title: make(facts) for title, make in SECTIONS.items()}
+    sections = {title: one for title, one in made.items() if isinstance(one, PageSection)}
+    missing = tuple(
+        MissingSection(title, one) for title, one in made.items() if isinstance(one, str)
+    )
+    html = _render(facts, sections, missing)
     data = html.encode()
     path = None if output is None else os.fspath(output)
     if path is not None:
         write_whole(path, data)
     advance()
-    return ReportPage(html, ReportSummary(path, len(data), facts.name, sections, missing))
+    summary = ReportSummary(path, len(data), facts.name, tuple(sections), missing)
+    return ReportPage(html, summary)
 
 
 def summary_text(summary: ReportSummary) -> str:
@@ -95,3 +137,76 @@ def summary_text(summary: ReportSummary) -> str:
         titles = ", ".join(one.title.lower() for one in summary.missing)
         lines.append(f"  not in it: {titles}; the page says what would add them")
     return "\n".join(lines)
+
+
+def _render(
+    facts: ReportFacts, sections: Mapping[str, PageSection], missing: tuple[MissingSection, ...]
+) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        loader=jinja2.FunctionLoader(_resource),
+    )
+    environment.filters.update(
+        pairs=_pairs,
+        shown=lambda table: list(FittedTable(table).widths),  # columns with any text
+        blocks=_blocks,
+        packed=_packed,
+        spans=_spans,
+        sentence=lambda text: f"{text[:1].upper()}{text[1:].removesuffix('.')}.",
+    )
+    script = _resource("page.js")
+    names = (field.name for field in fields(facts) if field.name not in _LEFT_OUT)
+    html: str = environment.get_template("page.html").render(
+        title=facts.name,
+        version=__version__,
+        inputs=facts.inputs,
+        sections=sections,
+        missing=missing,
+        style=_resource("page.css"),
+        script=script,
+        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        facts=_packed({name: to_json(getattr(facts, name)) for name in names}),
+    )
+    return html
+
+
+def _resource(name: str) -> str:
+    return resources.files("moepack.report.html").joinpath(name).read_text("utf-8")
+
+
+def _pairs(section: PageSection) -> tuple[list[Any], list[DataTable]]:
+    """Return pictures, each with the table that fits beside it or None, and all other tables."""
+    tables = [table for table in section.tables if table.place == "beside"]
+    below = [table for table in section.tables if table.place == "below"]
+    groups = [section.figures] if section.is_choice else [(one,) for one in section.figures]
+    pairs = [(group, tables.pop(0) if tables else None) for group in groups]
+    return pairs, [*tables, *below]
+
+
+def _blocks(section: PageSection) -> list[tuple[str, Any]]:
+    """Return the further lines of a section, each with its kind: text, command or table."""
+    blocks: list[tuple[str, Any]] = []
+    for block in section.blocks:
+        if isinstance(block, Table):
+            blocks.append(("table", DataTable("", block)))
+        elif block.strip():
+            kind = "command" if isinstance(block, Verbatim) else "text"
+            blocks.append((kind, block.strip()))
+    return blocks
+
+
+def _spans(text: str) -> list[tuple[bool, str]]:
+    """Return the pieces of a text, and whether each is in backquotes."""
+    return [(number % 2 == 1, piece) for number, piece in enumerate(text.split("`")) if piece]
+
+
+def _packed(value: Any) -> str:
+    """Return JSON, deflated, as base64: letters that end no element of a page."""
+    text = escape_delete(json.dumps(value, separators=(",", ":"), allow_nan=False))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

@@ -1,13 +1,76 @@
-"""The pieces of a page: sections with sentences, pictures and tables, and missing ones."""
+"""The facts of a page, and the pieces of its sections: sentences, pictures and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from moepack.report.json_text import JsonValue
-from moepack.report.page import Block
-from moepack.report.table import Column, Table
+from moepack.bench.engine_speed import EngineSpeed
+from moepack.bench.run import BenchReport
+from moepack.inspection.describe import PackFacts, SourceFacts
+from moepack.inspection.listing import BlobRow, TensorRow
+from moepack.pack.verifying.report import Report
+from moepack.planning.forecasting.facts import ForecastFacts
+from moepack.planning.forecasting.measured_runs import MeasuredRun
+from moepack.planning.placing.facts import PlacementFacts
+from moepack.report.facts import JsonValue
+from moepack.report.page import Block, Column, Table
+from moepack.running.programs.run_facts import RunFacts
+from moepack.traces.analysis.concentration import Concentration
+from moepack.traces.model import Ints
+from moepack.traces.simulation.facts import Simulation
+
+
+class CountTable(NamedTuple):
+    """How often routers selected each expert: counts [layers, experts], -1 for none.
+
+    `origin` names the trace, or the pack.
+    """
+
+    origin: str
+    layers: tuple[int, ...]
+    counts: Ints
+
+
+class RoutingFacts(NamedTuple):
+    """A sample of routing, judged, and its coverage curves by their names."""
+
+    concentration: Concentration
+    curves: dict[str, list[float]]
+
+
+class RunFile(NamedTuple):
+    """Measurements in a file: of `bench`, of `bench --run`, of `run`, or of llama-bench."""
+
+    name: str
+    facts: BenchReport | EngineSpeed | RunFacts | tuple[MeasuredRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFacts:
+    """All facts of a page; None if their input was not given, or they could not be computed.
+
+    `problems` has the reason for the latter, by the name of the section. `budget_length` is the
+    bytes for experts to mark, with `at_budget` the hit rates there.
+    """
+
+    name: str
+    model: SourceFacts | PackFacts
+    blobs: tuple[BlobRow, ...]
+    tensors: tuple[TensorRow, ...]
+    counts: CountTable | None
+    routing: RoutingFacts | None
+    simulation: Simulation | None
+    budget_length: int | None
+    at_budget: Simulation | None
+    placement: PlacementFacts | None
+    forecast: ForecastFacts | None
+    sweep: ForecastFacts | None
+    runs: tuple[RunFile, ...]
+    verification: Report | None
+    inputs: tuple[str, ...]
+    problems: dict[str, str]
 
 
 class Key(NamedTuple):
@@ -34,7 +97,7 @@ class Picture(NamedTuple):
     title: str
     text: str
     svg: str
-    keys: tuple[Key, ...] = ()
+    keys: Sequence[Key] = ()
     ramp: tuple[str, str] | None = None
     pointer: Mapping[str, JsonValue] | None = None
 
@@ -47,7 +110,7 @@ class DataTable(NamedTuple):
 
     caption: str
     table: Table
-    keys: tuple[Key | None, ...] = ()
+    keys: Sequence[Key | None] = ()
     place: Literal["beside", "under", "below"] = "beside"
 
 
@@ -61,19 +124,12 @@ class PageSection(NamedTuple):
 
     name: str
     sentence: str
-    figures: tuple[Picture, ...] = ()
-    tables: tuple[DataTable, ...] = ()
-    blocks: tuple[Block, ...] = ()
-    unknown: tuple[str, ...] = ()
-    headline: tuple[tuple[str, str], ...] = ()
+    figures: Sequence[Picture] = ()
+    tables: Sequence[DataTable] = ()
+    blocks: Sequence[Block] = ()
+    unknown: Sequence[str] = ()
+    headline: Sequence[tuple[str, str]] = ()
     is_choice: bool = False
-
-
-class MissingSection(NamedTuple):
-    """A section that is not there: the reason, and the option that would add it."""
-
-    title: str
-    reason: str
 
 
 def adding(reason: str, options: str) -> str:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moepack.common.errors import RequestError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ModelShape
+from moepack.common.shape import ExpertKey, ModelShape
 from moepack.common.sizes import count_text, size_text
 from moepack.host.memory_limits import (
     MOST_STALLED,

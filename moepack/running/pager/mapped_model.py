@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from moepack.common.errors import PackError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import is_row_table
+from moepack.common.shape import ExpertKey, is_row_table
 from moepack.common.sizes import align, size_text
 from moepack.pack.engines.gguf_layout import GgufLayout, LaidTensor, lay_out
 from moepack.pack.format.tables import PackedFamily, PartKind

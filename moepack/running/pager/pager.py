@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, PackError, SourceError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY, ModelShape
+from moepack.common.shape import ROUTED_FAMILY, ExpertKey, ModelShape
 from moepack.common.sizes import Size
 from moepack.host.memory_limits import available_memory, memory_length, read_memory
 from moepack.pack.reading.pack import Pack

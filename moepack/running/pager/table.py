@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from moepack.common.errors import RequestError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.shape import ROUTED_FAMILY, ExpertKey
 from moepack.common.sizes import align
 from moepack.pack.format.tables import PackedFamily
-from moepack.pack.reading.mirror import Mirror
+from moepack.pack.reading.copies import Mirror
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.mapped_model import FamilySpans, MappedModel
-from moepack.storage.ranges import RangeSet
+from moepack.storage.extents import RangeSet
 
 _Value = TypeVar("_Value")
 _MAX_PARTS = 16
@@ -53,7 +52,7 @@ class CacheChoices(NamedTuple):
     """How the library caches: names as in POLICIES, CHECKS and BACKENDS; lengths are bytes.
 
     `reserve` is kept beside the cache's budget; of `warm_up`, which is read while a program loads,
-    the first up to `favoured_length` are evicted last. With `is_prepared` programs take memory while
+    the first up to `favoured_length` are evicted last. With `is_prepared` programs take it while
     they load.
     """
 

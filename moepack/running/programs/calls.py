@@ -1,6 +1,5 @@
 """One call for a model by its path: serve it, or run a program that uses llama.cpp with it."""
 
-import os
 import shlex
 import warnings
 from collections.abc import Sequence
@@ -14,11 +13,11 @@ from moepack.host.memory_limits import memory_length
 from moepack.pack.opening.open_model import open_model
 from moepack.packing.fetched import fetch_model
 from moepack.running.pager.pager import PagerOptions
-from moepack.running.programs.command import llama_variables, micro_batch
-from moepack.running.programs.learner import make_learner
+from moepack.running.programs.command import llama_variables
+from moepack.running.programs.learned import make_learner
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.runner import ProgramEnd, run_program
-from moepack.running.programs.server_memory import server_options
+from moepack.running.programs.server_options import server_options
 from moepack.running.programs.trace_writer import TraceWriter
 from moepack.storage.backend import Backend
 
@@ -54,8 +53,7 @@ def serve(
         pack.require_files()
         writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
         words, beside = server_options(pack, words, memory, pin or 0)
-        count = micro_batch(words, os.environ)
-        pager_options = PagerOptions(memory, policy, pin, backend, check, count, beside=beside)
+        pager_options = PagerOptions(memory, policy, pin, backend, check, beside=beside)
         learner = make_learner(pack, learn=learn)
         others: Any = {"api_key": api_key, "trace": writer, "learner": learner}
         server = ModelServer(pack, pager_options, options=words, **others)
@@ -86,13 +84,12 @@ def run(
     words = _as_list(command, "command")
     if not words:
         raise RequestError("no program is named")
-    count = micro_batch(words, os.environ)
-    options = PagerOptions(memory_length(memory), policy, pin, backend, check, count)
+    options = PagerOptions(memory_length(memory), policy, pin, backend, check)
     with ExitStack() as stack:
         pack = stack.enter_context(open_model(fetch_model(path, notice=_warn)))
         pack.require_files()
         writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
-        variables = llama_variables(words, os.environ)
+        variables = llama_variables(words)
         learner = make_learner(pack, learn=learn)
         return run_program(pack, words, options, variables=variables, trace=writer, learner=learner)
 

@@ -3,12 +3,10 @@
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 from moepack.common.errors import RequestError
-from moepack.running.programs.answer import Answer
-from moepack.running.programs.client import Cancellation, ServerClient
+from moepack.running.programs.client import Answer, Cancellation, ServerClient
 from moepack.running.programs.sampling import MAX_SEED, Sampling
 
 Message = dict[str, str]
@@ -71,23 +69,19 @@ class Conversation:
     def _answer(
         self, messages: list[Message], sampling: Sampling, cancellation: Cancellation | None
     ) -> Iterator[Answer]:
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        message: Message = {}
         options: Any = {"sampling": sampling, "cancellation": cancellation, **self._options}
         if self.is_raw:
-            answering = partial(self._client.complete, messages[-1]["content"])
+            answering = self._client.complete(messages[-1]["content"], **options)
         else:
-            answering = partial(self._client.chat, [*system, *messages])
-        try:
-            with answering(**options) as answer:
-                try:
-                    yield answer
-                finally:
-                    facts = answer.facts
-                    if facts.text or facts.thoughts:
-                        message = {"role": "assistant", "content": facts.text}
-                    if facts.thoughts:  # templates decide which of them they repeat
-                        message["reasoning_content"] = facts.thoughts
-        finally:
-            if message:
-                self._messages = [*messages, message]
+            system = [] if self.system is None else [{"role": "system", "content": self.system}]
+            answering = self._client.chat([*system, *messages], **options)
+        with answering as answer:
+            try:
+                yield answer
+            finally:
+                facts = answer.facts
+                message = {"role": "assistant", "content": facts.text}
+                if facts.thoughts:  # templates decide which of them they repeat
+                    message["reasoning_content"] = facts.thoughts
+                if facts.text or facts.thoughts:
+                    self._messages = [*messages, message]

@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +12,19 @@ from typing import NamedTuple
 _READING_WORDS = {"--no-mmap", "--direct-io", "-dio", "--mlock"}
 _MODE_WORDS = {"--load-mode", "-lm"}
 _LOADING_WORDS = _READING_WORDS | _MODE_WORDS | {"--mmap", "--no-direct-io", "-ndio"}
-_LOADING_NAMES = tuple(f"LLAMA_ARG_{name}" for name in ("LOAD_MODE", "MMAP", "NO_MMAP"))
-_LOADING_NAMES += ("LLAMA_ARG_MLOCK", "LLAMA_ARG_DIO")
+_MAPPING_MODES = {"mmap", "auto"}
+_TRUE = {"1", "true", "on", "enabled"}
+_FALSE = {"0", "false", "off", "disabled"}
+_READING_SETTINGS: Mapping[str, Callable[[str], bool]] = {
+    "LLAMA_ARG_LOAD_MODE": lambda value: value not in _MAPPING_MODES,
+    "LLAMA_ARG_MMAP": lambda value: value in _FALSE,
+    "LLAMA_ARG_NO_MMAP": lambda value: True,
+    "LLAMA_ARG_MLOCK": lambda value: value in _TRUE,
+    "LLAMA_ARG_DIO": lambda value: value in _TRUE,
+}
+"""Variables about loading, and whether a model is read whole with a value of theirs."""
 _REPACKING_WORDS = {"--repack", "--no-repack", "-nr"}
-_REPACKING_NAMES = ("LLAMA_ARG_REPACK", "LLAMA_ARG_NO_REPACK")
+_REPACKING_NAMES = {"LLAMA_ARG_REPACK", "LLAMA_ARG_NO_REPACK"}
 _TEXT_WORDS = {"-p", "--prompt", "-sys", "--system-prompt", "-r", "--reverse-prompt"}
 _TEXT_WORDS |= {"--in-prefix", "--in-suffix", "--grammar", "-j", "--json-schema", "--api-key"}
 _TEXT_WORDS |= {"--chat-template", "--chat-template-kwargs", "--reasoning-budget-message"}
@@ -31,9 +40,6 @@ _OTHER_SOURCES |= {"--models-dir", "--models-preset", "-h", "--help", "--version
 _INTEGER = re.compile("-?[0-9]+")
 _LEAST_BATCH = 32
 """With a batch of one token llama.cpp's server aborts."""
-_MAPPING_MODES = {"mmap", "auto"}
-_TRUE = {"1", "true", "on", "enabled"}
-_FALSE = {"0", "false", "off", "disabled"}
 
 
 class Option(NamedTuple):
@@ -42,21 +48,21 @@ class Option(NamedTuple):
     words: frozenset[str]
     variable: str
 
-    def is_set(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    def is_set(self, command: Sequence[str]) -> bool:
         """Return whether a command of llama.cpp, or a variable, sets it."""
         names = {name for name, _ in _options(command)}
-        return bool(names & self.words) or self.variable in environment
+        return bool(names & self.words) or self.variable in os.environ
 
-    def number(self, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    def number(self, command: Sequence[str]) -> int | None:
         """Return a positive number of the option, or else of the variable."""
-        number = self.integer(command, environment)
+        number = self.integer(command)
         return number if number is not None and number > 0 else None
 
-    def integer(self, command: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    def integer(self, command: Sequence[str]) -> int | None:
         """Return the integer of the option, or else of the variable, 0 and negative ones too."""
         values = [value for name, value in _options(command) if name in self.words]
         numbers = [value for value in values if _INTEGER.fullmatch(value)]
-        value = numbers[-1] if numbers else environment.get(self.variable, "")
+        value = numbers[-1] if numbers else os.environ.get(self.variable, "")
         return int(value) if _INTEGER.fullmatch(value) else None
 
 
@@ -91,14 +97,9 @@ def fill_in(arguments: Sequence[str], model_path: str) -> list[str]:
     return filled
 
 
-def find_misled_program(
-    command: Sequence[str], environment: Mapping[str, str], paths: Iterable[Path]
-) -> str | None:
-    """Return the program of llama.cpp in a command that surely gets no path of the model.
-
-    `paths` are the model's files. Other programs may read MOEPACK_MODEL.
-    """
-    words = [*_words(command), environment.get("LLAMA_ARG_MODEL", "")]
+def find_misled_program(command: Sequence[str], paths: Iterable[Path]) -> str | None:
+    """Return the program of llama.cpp in a command that surely gets none of the model's `paths`."""
+    words = [*_words(command), os.environ.get("LLAMA_ARG_MODEL", "")]
     program = next(filter(_is_llama_program, words), None)
     if any(name in _OTHER_SOURCES for name, _ in _options(command)):
         return None
@@ -124,23 +125,12 @@ def _is_llama_program(word: str) -> bool:
 def _file_at(path: str | Path) -> tuple[int, int] | None:
     try:
         status = os.stat(path)
+        return status.st_dev, status.st_ino
     except (OSError, ValueError):
         return None
-    return status.st_dev, status.st_ino
 
 
-def extend_environment(
-    environment: Mapping[str, str], additions: Mapping[str, str]
-) -> dict[str, str]:
-    """Return `environment` with `additions`; their LD_PRELOAD comes first."""
-    preloaded = [
-        names["LD_PRELOAD"] for names in (additions, environment) if names.get("LD_PRELOAD")
-    ]
-    extended = {**environment, **additions}
-    return extended | {"LD_PRELOAD": ":".join(preloaded)} if preloaded else extended
-
-
-def llama_variables(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+def llama_variables(command: Sequence[str]) -> dict[str, str]:
     """Return variables that make llama.cpp's programs map a model, and repack none of its weights.
 
     What the user set by an option or a variable is left out. Programs older than a variable do not
@@ -149,23 +139,23 @@ def llama_variables(command: Sequence[str], environment: Mapping[str, str]) -> d
     """
     names = {name for name, _ in _options(command)}
     variables = {}
-    if not names & _LOADING_WORDS and not environment.keys() & set(_LOADING_NAMES):
+    if not names & _LOADING_WORDS and not os.environ.keys() & _READING_SETTINGS.keys():
         variables["LLAMA_ARG_LOAD_MODE"] = "mmap"
-    if not names & _REPACKING_WORDS and not environment.keys() & set(_REPACKING_NAMES):
+    if not names & _REPACKING_WORDS and not os.environ.keys() & _REPACKING_NAMES:
         variables["LLAMA_ARG_REPACK"] = "off"
     return variables
 
 
-def waiting_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def waiting_variables() -> dict[str, str]:
     """Return variables with which waiting threads leave the processor to the pager.
 
     Threads of OpenMP spin for milliseconds by default: as long as an expert takes to be read. With
-    1,000 turns they meet each other between two products without sleep, and sleep while experts are
-    read; the policy alone, which other libraries than libgomp know, makes them sleep at once.
-    Variables that the user set are left as they are (libgomp's documentation).
+    1,000 turns they meet each other between two products, and sleep while experts are read; the
+    policy alone, which other libraries than libgomp know, makes them sleep at once. Variables of
+    the user stay (libgomp's documentation).
     """
     variables = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
-    return {} if environment.keys() & variables.keys() else variables
+    return {} if os.environ.keys() & variables.keys() else variables
 
 
 def single_text_options(context: int, threads: int | None, micro_batch: int) -> list[str]:
@@ -179,19 +169,14 @@ def single_text_options(context: int, threads: int | None, micro_batch: int) -> 
     return words if threads is None else [*words, "-t", str(threads)]
 
 
-def micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Return the tokens that a command of llama.cpp computes at once.
-
-    They are the lesser of the batch and the micro-batch, which have llama.cpp's defaults.
-    """
-    return min(
-        option.number(command, environment) or default for option, default in _BATCHES.items()
-    )
+def micro_batch(command: Sequence[str]) -> int:
+    """Return the tokens that a command computes at once: the lesser of batch and micro-batch."""
+    return min(option.number(command) or usual for option, usual in _BATCHES.items())
 
 
-def says_micro_batch(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+def says_micro_batch(command: Sequence[str]) -> bool:
     """Return whether a command of llama.cpp sets its batch or micro-batch."""
-    return any(option.number(command, environment) for option in _BATCHES)
+    return any(option.number(command) for option in _BATCHES)
 
 
 def experts_used(command: Sequence[str], architecture: str) -> int | None:
@@ -199,17 +184,12 @@ def experts_used(command: Sequence[str], architecture: str) -> int | None:
 
     llama.cpp has no variable for it, and takes the first of several.
     """
-    overrides = [
-        override
-        for name, value in _options(command)
-        if name == "--override-kv"
-        for override in value.split(",")
-    ]
     prefix = f"{architecture}.expert_used_count=int:"
-    for override in overrides:
-        number = override.removeprefix(prefix)
-        if number != override and number.isdecimal():
-            return int(number)
+    for name, value in _options(command):
+        for override in value.split(",") if name == "--override-kv" else ():
+            number = override.removeprefix(prefix)
+            if number != override and number.isdecimal():
+                return int(number)
     return None
 
 
@@ -223,19 +203,10 @@ def find_reading_option(command: Sequence[str], environment: Mapping[str, str]) 
             return f"{name} {value}"
     if any(name in _LOADING_WORDS for name, _ in options):
         return None  # options win over variables
-    for variable in _LOADING_NAMES:
-        setting = environment.get(variable)
-        if setting is not None and _says_reading(variable, setting):
-            return f"{variable}={setting}"
+    for variable, reads_whole in _READING_SETTINGS.items():
+        if variable in environment and reads_whole(environment[variable]):
+            return f"{variable}={environment[variable]}"
     return None
-
-
-def _says_reading(name: str, value: str) -> bool:
-    if name == "LLAMA_ARG_LOAD_MODE":
-        return value not in _MAPPING_MODES
-    if name == "LLAMA_ARG_NO_MMAP":
-        return True
-    return value in (_FALSE if name == "LLAMA_ARG_MMAP" else _TRUE)
 
 
 def _options(command: Sequence[str]) -> Iterator[tuple[str, str]]:

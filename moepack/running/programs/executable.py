@@ -9,7 +9,6 @@ import re
 import shlex
 import stat
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,44 +37,42 @@ class CommandError(RequestError):
         self.exit_code = exit_code
 
 
-def find_executable(command: str, environment: Mapping[str, str] = os.environ) -> Path:
+def find_executable(command: str) -> Path:
     """Return the path of the executable that a shell would start for a command's first word.
 
     Raises CommandError.
     """
-    folders = environment.get("PATH", os.defpath).split(os.pathsep) if command else []
-    candidates = [Path(folder or ".", command) for folder in folders]
-    if "/" in command:
-        candidates = [Path(command)]
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep) if command else []
+    is_path = "/" in command
+    candidates = [Path(command)] if is_path else [Path(one or ".", command) for one in folders]
     existing = [path for path in candidates if os.path.lexists(path)]
     for path in existing:
         if path.is_file() and os.access(path, os.X_OK):
             return path
     if not existing:
-        hint = None if "/" in command else "it is in none of the folders of PATH"
+        hint = None if is_path else "it is in none of the folders of PATH"
         if hint and command.startswith("llama-"):
             hint += "; llama.cpp's programs are at https://github.com/ggml-org/llama.cpp/releases"
         raise CommandError("no such program", path=command, exit_code=NOT_FOUND, hint=hint)
-    path = existing[0]
-    problem, hint = "not an executable file", f"chmod +x {shlex.quote(str(path))}"
+    path, hint = existing[0], None
     if path.is_dir():
-        problem, hint = "a folder, not a program", ""
+        problem = "a folder, not a program"
     elif not path.exists():
-        problem, hint = "a link to nothing", ""
-    raise CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint or None)
+        problem = "a link to nothing"
+    else:
+        problem, hint = "not an executable file", f"chmod +x {shlex.quote(str(path))}"
+    raise CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint)
 
 
-def check_executable(path: Path, environment: Mapping[str, str] = os.environ) -> None:
+def check_executable(path: Path) -> None:
     """Raise CommandError if no library can be loaded into the program at `path`.
 
     A script's interpreter is checked in its place, `env` and what it starts included.
     """
     if path.name in _CONTAINER_PROGRAMS:
-        raise _refusal(
-            path,
-            "it starts programs in containers, which moepack's library does not reach",
-            "run moepack in the container, before the program: … moepack run MODEL -- PROGRAM",
-        )
+        problem = "it starts programs in containers, which moepack's library does not reach"
+        hint = "run moepack in the container, before the program: … moepack run MODEL -- PROGRAM"
+        raise CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint)
     for _ in range(_DEPTH):
         try:
             with path.open("rb") as file:
@@ -85,28 +82,29 @@ def check_executable(path: Path, environment: Mapping[str, str] = os.environ) ->
                     return
         except OSError:  # a program may be executable and not readable
             return
-        interpreter = _interpreter(start, path, environment)
+        interpreter = _interpreter(start, path)
         if interpreter is None:
             return
         path = interpreter
 
 
-def _interpreter(start: bytes, script: Path, environment: Mapping[str, str]) -> Path | None:
+def _interpreter(start: bytes, script: Path) -> Path | None:
     name, _, rest = os.fsdecode(start[2:].split(b"\n")[0]).strip(" \t\r\0").partition(" ")
     if not name:
         return None
     try:
-        interpreter = find_executable(name if "/" in name else f"./{name}", environment)
+        interpreter = find_executable(name if "/" in name else f"./{name}")
         if interpreter.name != "env":
             return interpreter
         with interpreter.open("rb") as file:
             _check_binary(interpreter, file)
         word = _started_by_env(rest.strip())
-        return find_executable(word, environment) if word else None
+        return find_executable(word) if word else None
     except CommandError as error:
         problem = f"its first line names a missing interpreter: {error}"
-        code = error.exit_code
-        raise CommandError(problem, path=script, exit_code=code, hint=error.hint) from None
+        raise CommandError(
+            problem, path=script, exit_code=error.exit_code, hint=error.hint
+        ) from None
 
 
 def _started_by_env(argument: str) -> str | None:
@@ -130,37 +128,24 @@ def _check_binary(path: Path, file: BinaryIO) -> None:
     if elf is None:
         return
     (bits, machine, interpreter), ours = elf, platform.machine()
+    problem = None
     if (bits, machine) != (64, MACHINES.get(ours, machine)):
         name = _NAMES.get(machine, f"machine {machine}")
-        raise _refusal(
-            path,
-            f"a program of {bits} bits for {name}, on {ours}",
-            f"use a build for {ours} with 64 bits",
-        )
-    is_linker = _DYNAMIC_LINKER.fullmatch(path.name) is not None
-    if interpreter is None and not is_linker:
-        raise _refusal(
-            path,
-            "linked statically: no library can be loaded into it",
-            "use a build that is linked dynamically, as llama.cpp's own releases are",
-        )
-    if interpreter is not None and _is_musl(interpreter) != _is_musl(_our_interpreter()):
-        kinds = ("musl", "glibc") if _is_musl(interpreter) else ("glibc", "musl")
-        raise _refusal(
-            path,
-            f"linked with {kinds[0]}, while moepack's library is with {kinds[1]}",
-            f"use a build for {kinds[1]}, or run moepack where the program was built",
-        )
-    if privilege := _privilege(path):
-        raise _refusal(
-            path,
-            f"it runs with {privilege}: the system loads no library of a user into it",
-            f"use a copy without these: cp {shlex.quote(str(path))} .",
-        )
-
-
-def _refusal(path: Path, problem: str, hint: str) -> CommandError:
-    return CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint)
+        problem = f"a program of {bits} bits for {name}, on {ours}"
+        hint = f"use a build for {ours} with 64 bits"
+    elif interpreter is None:
+        if not _DYNAMIC_LINKER.fullmatch(path.name):
+            problem = "linked statically: no library can be loaded into it"
+            hint = "use a build that is linked dynamically, as llama.cpp's own releases are"
+    elif _is_musl(interpreter) != _is_musl(_our_interpreter()):
+        theirs, other = ("musl", "glibc") if _is_musl(interpreter) else ("glibc", "musl")
+        problem = f"linked with {theirs}, while moepack's library is with {other}"
+        hint = f"use a build for {other}, or run moepack where the program was built"
+    if problem is None and (privilege := _privilege(path)):
+        problem = f"it runs with {privilege}: the system loads no library of a user into it"
+        hint = f"use a copy without these: cp {shlex.quote(str(path))} ."
+    if problem is not None:
+        raise CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint)
 
 
 def _read_elf(file: BinaryIO) -> _Elf | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from moepack.common import extras
 from moepack.common.errors import MachineError
 from moepack.running.programs.compiling import CompileError, compile_library, find_compiled
-from moepack.storage.user_folder import is_ours, user_folder
+from moepack.storage.folders import is_ours, user_folder
 
 _SEPARATORS = " :$\t\n"
 """Characters that the dynamic linker does not read as part of a path in LD_PRELOAD."""

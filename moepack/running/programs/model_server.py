@@ -1,18 +1,31 @@
-"""A model behind llama.cpp's own server, with experts that are read on demand."""
+"""llama.cpp's own server as a child process: alone, or with experts that are read on demand."""
 
+from __future__ import annotations
+
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from typing import IO
 
 from moepack.common.closing import Closing
-from moepack.common.errors import MoepackError
+from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.host.memory_limits import kill_count, limit_text
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.pager.usage import PagerUsage
+from moepack.running.programs import server
 from moepack.running.programs.client import ServerClient
-from moepack.running.programs.command import experts_used, micro_batch
-from moepack.running.programs.learner import Learner
+from moepack.running.programs.command import micro_batch
+from moepack.running.programs.learned import Learner
+from moepack.running.programs.process import is_out_of_memory
 from moepack.running.programs.runner import (
     open_pager,
     preloaded_library,
@@ -20,72 +33,64 @@ from moepack.running.programs.runner import (
     serving,
     write_selections,
 )
-from moepack.running.programs.server_process import ServerProcess
 from moepack.running.programs.trace_writer import TraceWriter
 
+API_KEY = "LLAMA_API_KEY"
+"""llama-server's variable: unlike an option, other users of the machine do not see it."""
+_LISTENING = "listening on "
+_SECONDS_TO_END = 5.0
+_FAULTS: Mapping[int, type[MoepackError]] = {1: RequestError, 2: RequestError, 3: SourceError}
+"""By exit codes: ours, and llama.cpp's 1 for some options."""
+_LOGGED_ERROR = re.compile(r"^[0-9.]+ E (?:\S+ +)?\S+: +(.*)$", re.MULTILINE)
+_OTHER_ERROR = re.compile(r"^(?:error: )?((?<=error: ).*|error while .*)$", re.MULTILINE)
+_REFUSED_TEMPLATE = re.compile(r"the supplied chat template is not supported: (.*)")
+_MAX_LOG_LENGTH = 1 << 20
 
-class ModelServer(Closing):
-    """Serves the model of `pack`, which has to stay open. A context manager, which ends the server.
 
-    `options` are llama-server's: `-c 8192`, `-np 4`, `--port 8080`; the default port is a free one.
-    All clients must send `api_key`, by default the value of LLAMA_API_KEY. `trace` and `learner`
-    get the routed experts, or with `records` the pager keeps them for `pop_calls`. `failed` is
-    called, in another thread, with each error that stopped a computation; without it `take_failure`
-    returns the last one. `pinning` is as for `Pager`.
+class ServerProcess(Closing):
+    """llama.cpp's server for the model at `model_path`. A context manager, which ends it.
 
-    Raises what `Pager` and `ServerProcess` raise.
+    `options` are llama-server's, `environment` is added to this process's. It listens on this
+    machine alone, on a free port unless `options` name one. All clients must send `api_key`, by
+    default the value of LLAMA_API_KEY. `prefix` is a command that starts another, such as `nice`.
+
+    The server ends with this process, even if that is killed, and Ctrl-C does not reach it.
     """
 
     def __init__(
         self,
-        pack: Pack,
-        pager_options: PagerOptions | None = None,
+        model_path: str,
         *,
         options: Sequence[str] = (),
+        environment: Mapping[str, str] = {},
         api_key: str | None = None,
-        failed: Callable[[MoepackError], None] | None = None,
-        trace: TraceWriter | None = None,
-        learner: Learner | None = None,
-        records: bool = False,
-        pinning: Callable[[int, int], None] = lambda length, total: None,
+        prefix: Sequence[str] = (),
     ) -> None:
-        self._failure: MoepackError | None = None
-        if pager_options is None:
-            pager_options = PagerOptions(micro_batch=micro_batch(options, os.environ))
-        used = experts_used(options, pack.manifest.source.architecture)
-        pager_options = pager_options._replace(experts_used=used)
-        self.pack, self.pager_options = pack, pager_options
-        self._afterwards = ExitStack()
-        with ExitStack() as stack:
-            library = preloaded_library()
-            receivers = failed or self._keep, trace, learner, pinning
-            self.pager = stack.enter_context(
-                open_pager(pack, pager_options, *receivers, records=records)
+        variables = {**os.environ, **environment, server.ENDS_WITH_INPUT: "1"}
+        if api_key is not None:
+            variables[API_KEY] = api_key
+        self._api_key = variables.get(API_KEY) or None
+        self._url: str | None = None
+        self._request_start, self._kills_before = 0, kill_count()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
+        command = [*prefix, sys.executable, "-m", server.__name__, "-m", model_path]
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--port", "0", *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=variables,
+                start_new_session=True,
             )
-            write = partial(write_selections, self.pager, trace, learner)
-            stack.callback(write, is_last=True)
-            stack.enter_context(serving(self.pager, write))
-            self.process = stack.enter_context(
-                ServerProcess(
-                    self.pager.model_path,
-                    options=options,
-                    environment=program_environment(self.pager, library),
-                    api_key=api_key,
-                )
-            )
-            self._stack = stack.pop_all()
+        except OSError as error:
+            self._log.close()
+            raise MachineError(f"cannot start the server: {error.strerror}") from None
 
-    def _keep(self, error: MoepackError) -> None:
-        self._failure = error
-
-    def close_afterwards(self, resources: ExitStack) -> None:
-        """Close resources when the server has ended."""
-        self._afterwards.push(resources)
-
-    def close(self) -> None:
-        """End the server, and free the memory of all experts."""
-        with self._afterwards:
-            self._stack.close()
+    @property
+    def process_id(self) -> int:
+        """The id of the process."""
+        return self._process.pid
 
     @property
     def url(self) -> str:
@@ -93,19 +98,145 @@ class ModelServer(Closing):
 
         Raises RequestError, SourceError or MachineError if the server ends instead.
         """
-        return self.process.url
+        if self._url is None:
+            assert self._process.stdout is not None
+            line = self._process.stdout.readline().decode()
+            if not line.startswith(_LISTENING):
+                self._process.wait()
+                raise self._failure()
+            self._url = line.removeprefix(_LISTENING).rstrip()
+        return self._url
 
     @property
     def client(self) -> ServerClient:
         """A client of the server; waits as `url` does."""
-        return self.process.client
+        return ServerClient(self.url, self._api_key, self.problem, self._begin_request)
+
+    def processor_seconds(self) -> float:
+        """Return the processor time that it took; 0 if the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self.process_id}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def problem(self) -> str | None:
+        """Return why the server has ended; None while it runs."""
+        return None if self.is_running else str(self._failure())
+
+    def log(self, start: int = 0) -> str:
+        """Return the end of its standard error, at most from the byte `start` on."""
+        start = max(start, os.fstat(self._log.fileno()).st_size - _MAX_LOG_LENGTH)
+        return os.pread(self._log.fileno(), _MAX_LOG_LENGTH, start).decode(errors="replace")
+
+    def _begin_request(self) -> None:
+        with contextlib.suppress(ValueError):  # closed
+            # An error of an earlier request is not the cause of an end.
+            self._request_start = os.fstat(self._log.fileno()).st_size
+
+    def close(self) -> None:
+        """End the server, without waiting for its answers."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+        if self.is_running:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+    def _failure(self) -> MoepackError:
+        log, code = self.log(self._request_start), self._process.returncode
+        if (template := _REFUSED_TEMPLATE.search(log)) is not None:
+            return RequestError(
+                "llama.cpp cannot use the chat template",
+                found=template[1],
+                hint="it must be Jinja that llama.cpp understands, or one of its names",
+            )
+        if is_out_of_memory(code, self._kills_before):
+            return MachineError(
+                f"llama.cpp's server was killed, out of memory: {limit_text()}",
+                hint="less `memory` for experts, or a shorter `context`",
+            )
+        match = _LOGGED_ERROR.search(log) or _OTHER_ERROR.search(log)
+        words = [f"ended by {signal.Signals(-code).name}"] if code < 0 else []
+        if match is not None:
+            words.append(match[1])
+        return _FAULTS.get(code, MachineError)(
+            f"llama.cpp's server: {', '.join(words) or f'ended with code {code}'}"
+        )
+
+
+class ModelServer(ServerProcess):
+    """Serves the model of `pack`, which has to stay open. A context manager, which ends the server.
+
+    `options` are llama-server's: `-c 8192`, `-np 4`, `--port 8080`; the default port is a free one.
+    All clients must send `api_key`, by default the value of LLAMA_API_KEY. `trace` and `learner`
+    get the routed experts, or with `records` the pager keeps them for `pop_calls`. `pinning` is as
+    for `Pager`.
+
+    Raises what `Pager` and `ServerProcess` raise.
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        pager_options: PagerOptions,
+        *,
+        options: Sequence[str] = (),
+        api_key: str | None = None,
+        trace: TraceWriter | None = None,
+        learner: Learner | None = None,
+        records: bool = False,
+        pinning: Callable[[int, int], None] = lambda length, total: None,
+    ) -> None:
+        self._expert_failure: MoepackError | None = None
+        self.pack, self.policy = pack, pager_options.policy
+        self.micro_batch = micro_batch(options)
+        with ExitStack() as stack:
+            library = preloaded_library()
+            receivers = self._keep, trace, learner, pinning
+            self.pager = stack.enter_context(
+                open_pager(pack, pager_options, options, *receivers, records=records)
+            )
+            write = partial(write_selections, self.pager, trace, learner)
+            stack.callback(write, is_last=True)
+            stack.enter_context(serving(self.pager, write))
+            environment = program_environment(self.pager, library)
+            path = self.pager.model_path
+            super().__init__(path, options=options, environment=environment, api_key=api_key)
+            self._resources = stack.pop_all()
+
+    def _keep(self, error: MoepackError) -> None:
+        self._expert_failure = error
+
+    def close_afterwards(self, resources: ExitStack) -> None:
+        """Close resources when the server has ended."""
+        resources.push(self._resources)
+        self._resources = resources
+
+    def close(self) -> None:
+        """End the server, and free the memory of all experts."""
+        with self._resources:
+            super().close()
 
     @property
     def usage(self) -> PagerUsage:
         """The lookups and reads of experts so far."""
         return self.pager.usage
 
-    def take_failure(self) -> MoepackError | None:
-        """Return once the error that stopped the last text."""
-        failure, self._failure = self._failure, None
-        return failure
+    @contextlib.contextmanager
+    def expert_failures(self) -> Iterator[None]:
+        """Raise the error of the experts that stopped a text, in place of the server's own."""
+        self._expert_failure = None
+        try:
+            yield
+        except MachineError as error:
+            raise self._expert_failure or error from None

@@ -37,16 +37,14 @@ class Process:
         executable: Path,
         arguments: Sequence[str],
         environment: Mapping[str, str],
-        signal_mask: Iterable[int] | None = None,
+        signal_mask: Iterable[int],
     ) -> None:
         """Start `executable`; the first of `arguments` is its name.
 
-        `signal_mask` are the signals that are blocked in it, by default those of this thread. The
-        calling thread must live as long as the program, which PARENT_VARIABLE binds to it. Raises
-        CommandError if the system starts no such file.
+        `signal_mask` are the signals that are blocked in it. The calling thread must live as long
+        as the program, which PARENT_VARIABLE binds to it. Raises CommandError if the system starts
+        no such file.
         """
-        if signal_mask is None:
-            signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         names = {**environment, PARENT_VARIABLE: str(os.getpid())}
         # Unlike `subprocess` it can give the mask, and copies no page tables of a large process.
         try:

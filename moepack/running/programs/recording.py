@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 from moepack.common import digest
 from moepack.common.errors import MachineError, RequestError, TraceError
@@ -16,19 +17,17 @@ from moepack.host.processors import cpu_count
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.pager import PagerOptions
-from moepack.running.programs.answer import AnswerFacts
-from moepack.running.programs.command import micro_batch, single_text_options
+from moepack.running.programs.client import AnswerFacts
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS, Sampling, check_bounds
-from moepack.running.programs.server_memory import server_options
+from moepack.running.programs.server_options import single_text_server
 from moepack.running.programs.trace_writer import origin_of
-from moepack.traces.choices import tokens_of
 from moepack.traces.compressed import TraceStream
 from moepack.traces.file import CUT
-from moepack.traces.file_records import encode_origin, join
+from moepack.traces.file_records import encode_origin
 from moepack.traces.file_writer import Writer, check_target
-from moepack.traces.model import Item, Origin, Phase, Tokens
-from moepack.traces.summary import TraceCounter, TraceSummary
+from moepack.traces.model import Item, Origin, Phase, Tokens, join, tokens_of
+from moepack.traces.steps import TraceCounter, TraceSummary
 
 _BATCH_COUNT = 256
 """Tokens computed at once, whatever memory there is: other batches round otherwise."""
@@ -79,6 +78,7 @@ def record_trace(
     if threads is not None:
         check_bounds("threads", threads, 1, MAX_THREADS)
     memory = memory_length(memory)
+    advance = progress or (lambda count, total: None)
     with open_model(model) as pack, Writer(path, append=append, resume=resume) as writer:
         pack.require_files()
         name = digest.xxh3(json.dumps([texts, tokens, context, temperature, seed]).encode())
@@ -91,7 +91,7 @@ def record_trace(
                     counts = [min(tokens, context - len(prompt)) for prompt in tokenized]
                     requests = list(enumerate(zip(tokenized, counts, strict=True)))
                     missing = requests[recording.request_count :]
-                    for request in _record(server, missing, sampling, progress):
+                    for request in _record(server, missing, sampling, advance):
                         recording.add(request)
     return recording.summary()
 
@@ -141,10 +141,10 @@ def _json_prompt(line: str, path: str, place: str) -> str:
 def _open_server(pack: Pack, memory: Size | None, context: int, threads: int | None) -> ModelServer:
     require("run")
     count = min(cpu_count(), MAX_THREADS) if threads is None else threads
-    words = single_text_options(context, count, _BATCH_COUNT)
-    words, beside = server_options(pack, words, memory, 0)
-    options = PagerOptions(memory, micro_batch=micro_batch(words, os.environ), beside=beside)
-    return ModelServer(pack, options, options=words, records=True)
+    words, beside = single_text_server(
+        pack, (), memory, 0, context=context, threads=count, micro_batch=_BATCH_COUNT
+    )
+    return ModelServer(pack, PagerOptions(memory, beside=beside), options=words, records=True)
 
 
 class _Recording:
@@ -207,7 +207,7 @@ def _record(
     server: ModelServer,
     requests: Sequence[tuple[int, tuple[list[int], int]]],
     sampling: Sampling,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], None],
 ) -> Iterator[Tokens]:
     """Yield computed requests: each has a number, a prompt, and the number of tokens after it."""
     total = sum(len(prompt) + count for _, (prompt, count) in requests)
@@ -215,31 +215,23 @@ def _record(
     for number, (prompt, token_count) in requests:
         done = 0
         for count in _compute(server, prompt, token_count, sampling):
-            if progress is not None:
-                progress(count - done, total)
+            progress(count - done, total)
             done = count
         yield _pop_request(server, number, len(prompt), done)
         total -= len(prompt) + token_count - done
-        if progress is not None:
-            progress(0, total)
+        progress(0, total)
 
 
 def _compute(
     server: ModelServer, prompt: Sequence[int], token_count: int, sampling: Sampling
 ) -> Iterator[int]:
     """Compute a prompt and the tokens after it; yield the number of computed tokens."""
-    server.take_failure()
-    more = {"cache_prompt": False}
-    try:
-        # The last token of a text is not computed.
-        with server.client.complete(
-            prompt, count=token_count + 1, sampling=sampling, more=more
-        ) as answer:
-            for _ in answer:
-                yield _computed_count(answer.facts)
+    # The last token of a text is not computed.
+    options: Any = {"count": token_count + 1, "sampling": sampling, "more": {"cache_prompt": False}}
+    with server.expert_failures(), server.client.complete(prompt, **options) as answer:
+        for _ in answer:
             yield _computed_count(answer.facts)
-    except MachineError as error:
-        raise server.take_failure() or error from None
+        yield _computed_count(answer.facts)
 
 
 def _computed_count(facts: AnswerFacts) -> int:
@@ -266,11 +258,8 @@ def _pop_request(server: ModelServer, request: int, prompt_count: int, count: in
 
 def _check_target(path: str, append: bool, resume: bool, force: bool) -> None:
     if append and resume:
-        problem = "to append and to resume at once"
-        hint = (
-            "`resume=True` goes on with a recording, `append=True` begins another in the same file"
-        )
-        raise RequestError(problem, path=path, hint=hint)
+        hint = "`resume=True` goes on with a recording, `append=True` begins another in the file"
+        raise RequestError("to append and to resume at once", path=path, hint=hint)
     try:
         check_target(path, append=append or resume, force=force)
     except RequestError as error:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
-from moepack.common.errors import MachineError
 from moepack.running.pager.usage import PagerUsage
-from moepack.running.programs.answer import Answer, AnswerFacts, End, PhaseFacts
+from moepack.running.programs.client import Answer, AnswerFacts, End, PhaseFacts
 from moepack.running.programs.model_server import ModelServer
 
 
@@ -91,14 +90,10 @@ def measure(
 
     Raises the error for experts that could not be read, and what `ask` and its answer raise.
     """
-    server.take_failure()
     server.pager.begin_request()
     before = server.usage
-    try:
-        with ask() as answer:
-            yield MeasuredAnswer(answer, server, before)
-    except MachineError as error:
-        raise server.take_failure() or error from None
+    with server.expert_failures(), ask() as answer:
+        yield MeasuredAnswer(answer, server, before)
 
 
 class MeasuredAnswer:
@@ -124,17 +119,12 @@ class MeasuredAnswer:
         return iter(self._answer)
 
     @property
-    def has_begun(self) -> bool:
-        """Whether any token has come."""
-        return bool(self._answer.facts.token_count)
-
-    @property
     def so_far(self) -> RunPhase:
         """The figures of the current phase: the prompt, or the tokens after its first."""
         now, facts = self._server.usage, self._answer.facts
         if self._first is None:
-            return RunPhase(**_phase(facts.prompt, self._before, now))
-        return RunPhase(**_phase(facts, self._first, now))
+            return _phase(facts.prompt, self._before, now)
+        return _phase(facts, self._first, now)
 
     @property
     def prompt_progress(self) -> tuple[int, int] | None:
@@ -154,40 +144,40 @@ class MeasuredAnswer:
         """The text and its figures so far."""
         now, answer = self._server.usage, self._answer.facts
         first = self._first or now
-        pack, options = self._server.pack, self._server.pager_options
+        pack = self._server.pack
         shape, floor = pack.shape.without_mtp(), self._server.pager.floor
         return RunFacts(
-            **_phase(answer, first, now),
+            **asdict(_phase(answer, first, now)),
             text=answer.text,
             thoughts=answer.thoughts,
             end=answer.end,
             token_count=answer.token_count,
             prompt_count=answer.prompt_count,
             kept_count=answer.kept_count,
-            batch_count=options.micro_batch,
+            batch_count=self._server.micro_batch,
             first_token_seconds=answer.first_token_seconds,
-            prompt=RunPhase(**_phase(answer.prompt, self._before, first)),
+            prompt=_phase(answer.prompt, self._before, first),
             model_length=sum(one.length for one in pack.dense()) + shape.expert_length,
             memory=ExpertMemory(max(floor, min(now.budget, shape.expert_length)), floor),
             held_length=now.expert_length,
             fault_count=now.fault_count - self._before.fault_count,
-            policy=options.policy,
+            policy=self._server.policy,
             seed=answer.seed,
         )
 
 
-def _phase(phase: PhaseFacts, start: PagerUsage, end: PagerUsage) -> dict[str, Any]:
+def _phase(phase: PhaseFacts, start: PagerUsage, end: PagerUsage) -> RunPhase:
     hits = end.hit_count - start.hit_count
     misses = end.miss_count - start.miss_count
     lookups = hits + misses
     is_counted = not (start.holds_all or end.holds_all)
-    return {
-        "step_count": phase.step_count,
-        "seconds": phase.seconds,
-        "tokens_per_second": phase.tokens_per_second,
-        "hits": hits if is_counted else None,
-        "misses": misses,
-        "hit_rate": hits / lookups if is_counted and lookups else None,
-        "read_length": end.read_length - start.read_length,
-        "read_seconds": end.read_seconds - start.read_seconds,
-    }
+    return RunPhase(
+        step_count=phase.step_count,
+        seconds=phase.seconds,
+        tokens_per_second=phase.tokens_per_second,
+        hits=hits if is_counted else None,
+        misses=misses,
+        hit_rate=hits / lookups if is_counted and lookups else None,
+        read_length=end.read_length - start.read_length,
+        read_seconds=end.read_seconds - start.read_seconds,
+    )

@@ -1,4 +1,4 @@
-"""Runs a program with experts that are read on demand, from its start to its end."""
+"""Runs programs with experts that are read on demand, by a library that is loaded into them."""
 
 import os
 import threading
@@ -14,13 +14,13 @@ from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.command import (
     experts_used,
-    extend_environment,
     fill_in,
     find_reading_option,
+    micro_batch,
     waiting_variables,
 )
 from moepack.running.programs.executable import check_executable, find_executable
-from moepack.running.programs.learner import Learner
+from moepack.running.programs.learned import Learner
 from moepack.running.programs.library import find_library
 from moepack.running.programs.process import Process, SignalRelay, is_out_of_memory
 from moepack.running.programs.trace_writer import TraceWriter
@@ -39,52 +39,27 @@ class ProgramEnd(NamedTuple):
     is_out_of_memory: bool
 
 
-class Listener(NamedTuple):
-    """Callbacks while a program runs.
-
-    `begun` gets the pager before the program starts, `failed` each error that stopped a
-    computation; `tick` is called each second, `pinning` as by `Pager`.
-    """
-
-    begun: Callable[[Pager], None] = lambda pager: None
-    failed: Callable[[MoepackError], None] = lambda error: None
-    tick: Callable[[Pager], None] = lambda pager: None
-    pinning: Callable[[int, int], None] = lambda length, total: None
-
-
-_SILENT = Listener()
-
-
-def preloaded_library() -> Path:
-    """Return the library that programs get; raise MachineError if it cannot be compiled."""
-    return find_library("seam")
-
-
-def program_environment(
-    pager: Pager, library: Path, variables: Mapping[str, str] = {}
-) -> dict[str, str]:
-    """Return the environment of a program that `pager` serves: this one's, and `variables`."""
-    ours = {**pager.environment, "LD_PRELOAD": str(library)}
-    additions = {**waiting_variables(os.environ), **variables, **ours}
-    return extend_environment(os.environ, additions)
-
-
 def run_program(
     pack: Pack,
     command: Sequence[str],
     options: PagerOptions,
-    listener: Listener = _SILENT,
+    *,
     variables: Mapping[str, str] = {},
     trace: TraceWriter | None = None,
     learner: Learner | None = None,
+    begun: Callable[[Pager], None] = lambda pager: None,
+    failed: Callable[[MoepackError], None] = lambda error: None,
+    tick: Callable[[Pager], None] = lambda pager: None,
+    pinning: Callable[[int, int], None] = lambda length, total: None,
 ) -> ProgramEnd:
     """Run a command in the foreground, with the experts of `pack`; wait until it has ended.
 
     `{}` among its arguments is the model's path, as is the variable MOEPACK_MODEL; `variables` are
-    added to its environment; `trace` and `learner` get the routed experts. Call it in the main
-    thread: signals to this process are passed on to the program. Raises CommandError for a program
-    that cannot be started, RequestError for options with which llama.cpp maps no model, and what
-    `Pager` raises.
+    added to its environment; `trace` and `learner` get the routed experts. `begun` gets the pager
+    before the program starts, `failed` each error that stopped a computation; `tick` is called each
+    second, `pinning` as by `Pager`. Call it in the main thread: signals to this process are passed
+    on to the program. Raises CommandError for a program that cannot be started, RequestError for
+    options with which llama.cpp maps no model, and what `Pager` raises.
     """
     executable = find_executable(command[0])
     check_executable(executable)
@@ -93,25 +68,23 @@ def run_program(
             f"with {option} the program reads the whole model into memory",
             hint="leave it out, or use --load-mode mmap: experts are read when they are selected",
         )
-    used = experts_used(command, pack.manifest.source.architecture)
-    options = options._replace(experts_used=used)
     library = preloaded_library()
     with (
         SignalRelay() as relay,
-        open_pager(pack, options, listener.failed, trace, learner, listener.pinning) as pager,
+        open_pager(pack, options, command, failed, trace, learner, pinning) as pager,
     ):
 
-        def tick() -> None:
-            listener.tick(pager)
+        def write_and_tick() -> None:
+            tick(pager)
             write_selections(pager, trace, learner)
 
         arguments = fill_in(command, pager.model_path)
         environment = program_environment(pager, library, variables)
-        listener.begun(pager)
+        begun(pager)
         kills = kill_count()
         with Process(executable, arguments, environment, relay.inherited_mask) as process:
             relay.attach(process)
-            pager.serve(process.descriptor, tick)
+            pager.serve(process.descriptor, write_and_tick)
             returncode = process.wait()
         write_selections(pager, trace, learner, is_last=True)
         assert returncode is not None
@@ -122,13 +95,21 @@ def run_program(
 def open_pager(
     pack: Pack,
     options: PagerOptions,
+    command: Sequence[str],
     failed: Callable[[MoepackError], None],
-    trace: TraceWriter | None,
-    learner: Learner | None,
+    trace: TraceWriter | None = None,
+    learner: Learner | None = None,
     pinning: Callable[[int, int], None] = lambda length, total: None,
     records: bool = False,
 ) -> Pager:
-    """Return a pager that records for `trace` and `learner`, and warms up from earlier runs."""
+    """Return a pager for a command of llama.cpp, with its micro-batch and its number of experts.
+
+    It records for `trace` and `learner`, and warms up from earlier runs.
+    """
+    options = options._replace(
+        micro_batch=micro_batch(command),
+        experts_used=experts_used(command, pack.manifest.source.architecture),
+    )
     if learner is not None:
         options = options._replace(most_used=learner.most_used, pins_most_used=learner.is_pinning)
     records, counts = records or trace is not None, learner is not None
@@ -139,9 +120,13 @@ def write_selections(
     pager: Pager, trace: TraceWriter | None, learner: Learner | None, *, is_last: bool = False
 ) -> None:
     """Write the selections since the last time to `trace` and `learner`."""
-    for writer in (trace, learner):
-        if writer is not None:
-            writer.write(pager, is_last=is_last)
+    if trace is not None:
+        # Each context's last call may go on.
+        trace.write(pager.pop_calls(with_open=is_last), pager.experts_used)
+    if learner is not None:
+        for selection in pager.pop_selections():
+            learner.add(selection.layer, selection.token_count, selection.experts)
+        learner.write(is_last=is_last)
 
 
 @contextmanager
@@ -163,3 +148,17 @@ def serving(pager: Pager, tick: Callable[[], None] = lambda: None) -> Iterator[N
         os.eventfd_write(ending, 1)
         thread.join()
         os.close(ending)
+
+
+def program_environment(
+    pager: Pager, library: Path, variables: Mapping[str, str] = {}
+) -> dict[str, str]:
+    """Return the environment of a program that `pager` serves: this one's, and `variables`."""
+    preloaded = ":".join(filter(None, [str(library), os.environ.get("LD_PRELOAD")]))
+    ours = {**pager.environment, "LD_PRELOAD": preloaded}
+    return {**os.environ, **waiting_variables(), **variables, **ours}
+
+
+def preloaded_library() -> Path:
+    """Return the library that programs get; raise MachineError if it cannot be compiled."""
+    return find_library("seam")

@@ -20,8 +20,7 @@ from typing import Any
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.common.escaping import one_line
-from moepack.running.programs.access import THIS_MACHINE, Access
-from moepack.running.programs.gate import Connection, Gate, GateLimits
+from moepack.running.programs.gate import THIS_MACHINE, Access, Connection, Gate, GateLimits
 from moepack.running.programs.llama_server_options import parse_options
 from moepack.storage.regular_file import open_regular
 
@@ -41,14 +40,13 @@ _SPARE_DESCRIPTORS = 8
 _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Serve until a signal ends it; return the exit code."""
     try:
-        arguments = sys.argv[1:] if arguments is None else arguments
-        if ("--api-key", "") in pairwise(arguments):
+        if ("--api-key", "") in pairwise(sys.argv):
             # llama.cpp would ask for none, as an empty variable must not have it.
             raise RequestError("an empty API key", place="--api-key")
-        params = parse_options(arguments, _note)
+        params = parse_options(sys.argv[1:], _note)
         if (path := _model_path(params)) == "":
             raise RequestError("no model is given", hint="name its file: -m MODEL")
         if path is not None:
@@ -75,7 +73,7 @@ def _serve(params: Any) -> None:
     with contextlib.suppress(OSError, ValueError):  # as many connections as this user may have
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     tls = _tls(params)
-    access = Access.from_options(params.cors_origins, params.hostnames, bool(params.api_keys))
+    access = Access(params.cors_origins, params.hostnames, bool(params.api_keys))
     params.cors_origins = THIS_MACHINE  # the gate decides, and hides origins
     listeners = [_bound(host, params.port, params.reuse_port) for host in params.hostnames]
     # An abstract socket: no file is left behind, and no browser can reach it.

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from moepack.common.errors import MoepackError, RequestError
 from moepack.pack.reading.pack import Pack
-from moepack.traces.choices import tokens_of
 from moepack.traces.file import RECORDED
 from moepack.traces.file_writer import Writer
-from moepack.traces.model import Origin, Phase, Unknown
+from moepack.traces.model import Origin, Phase, Unknown, tokens_of
 
-if TYPE_CHECKING:
-    from moepack.running.pager.pager import Pager
-    from moepack.running.pager.record import Call, Layers
-
+Layers = Mapping[int, NDArray[np.uint16]]
 _MOST_NAME = 1 << 10
 
 
@@ -44,41 +44,44 @@ class TraceWriter:
         self._last_layer = max(self._origin.expert_counts or (0,))
         self._has_requests = has_requests
         self._last_request = -1
+        self._is_prompt = False
+        """Whether the last request has had no output yet: a prompt ends with the first."""
         self._failure: MoepackError | None = None
         self.is_empty = True
         """Whether no token was routed yet: an empty trace is not kept."""
         self._writer = Writer(path)
 
-    def write(self, pager: Pager, *, is_last: bool = False) -> None:
-        """Write the selections since the last time, so that they outlive this process.
+    def write(self, calls: Sequence[tuple[int, Layers]], experts_used: int | None) -> None:
+        """Write calls of the model, so that they outlive this process.
 
-        Each context's last call is held back until the next one begins, or this write `is_last`.
+        Of each it gets how many requests had begun, and the experts of its tokens by layer. A token
+        uses `experts_used`, which may be others than the model states.
         """
-        calls = pager.pop_calls(with_open=is_last)
         try:
             if self._failure is None and calls:
-                for call in calls:
-                    self._add(call, pager)
+                for request_count, layers in calls:
+                    self._add(request_count - 1 if self._has_requests else 0, layers, experts_used)
                 if not self.is_empty:
                     self._writer.keep()
         except MoepackError as error:
             self._failure = error
 
-    def _add(self, call: Call, pager: Pager) -> None:
-        request = call.request_count - 1 if self._has_requests else 0
+    def _add(self, request: int, layers: Layers, experts_used: int | None) -> None:
         if request < 0:
             return
-        if self.is_empty:  # the pager knows if a program's options change the number
-            self._writer.add(replace(self._origin, experts_used=pager.experts_used))
-        phase = self._phase(call.layers, self._has_requests and request != self._last_request)
-        for tokens in tokens_of(call.layers, request, phase):
+        if self.is_empty:
+            self._writer.add(replace(self._origin, experts_used=experts_used))
+        if request != self._last_request:
+            self._is_prompt = self._has_requests
+        for tokens in tokens_of(layers, request, self._phase(layers)):
             self._writer.add(tokens)
         self._last_request, self.is_empty = request, False
 
-    def _phase(self, layers: Layers, is_first: bool) -> Phase:
+    def _phase(self, layers: Layers) -> Phase:
         count = max(map(len, layers.values()))
         output_count = len(layers.get(self._last_layer, ()))
-        if is_first or not output_count:
+        was_prompt, self._is_prompt = self._is_prompt, self._is_prompt and not output_count
+        if was_prompt or not output_count:
             return Phase.PREFILL
         if count == 1:
             return Phase.DECODE

@@ -54,13 +54,12 @@ _repositories: dict[str, Repository] = {}
 """The answers of the hub to this process, by revision and by commit."""
 
 
-def repository(name: str, revision: str) -> Repository:
-    """Ask for the commit of a revision, and for its files. Raises SourceError, MachineError."""
-    key = f"hf://{name}@{revision}"
-    if key not in _repositories:
-        answer = _ask(name, revision)
-        _repositories[key] = _repositories[answer.root] = answer
-    return _repositories[key]
+def repository(root: str) -> Repository:
+    """Ask for commit and files of `hf://OWNER/NAME@REVISION`. Raises SourceError, MachineError."""
+    if root not in _repositories:
+        answer = _ask(*_split(root))
+        _repositories[root] = _repositories[answer.root] = answer
+    return _repositories[root]
 
 
 def forget_repositories() -> None:
@@ -129,11 +128,6 @@ def is_xet_disabled() -> bool:
     return constants.HF_HUB_DISABLE_XET
 
 
-def repository_at(root: str) -> Repository:
-    """Return the repository of a root, `hf://OWNER/NAME@COMMIT`. Raises as `repository`."""
-    return repository(*_split(root))
-
-
 def _split(root: str) -> tuple[str, str]:
     name, _, commit = root.removeprefix("hf://").rpartition("@")
     return name, commit
@@ -144,45 +138,30 @@ def is_commit(revision: str) -> bool:
     return bool(_COMMIT.fullmatch(revision))
 
 
-def cached_snapshot(name: str, revision: str) -> tuple[str, Path] | None:
-    """Return the commit of a revision in the hub's own cache here, and the folder of its files.
-
-    None if it has none, or the hub's client is not installed.
-    """
+def cache_folder(name: str) -> Path | None:
+    """Return the folder of a repository in the hub's own cache; None without the hub's client."""
     try:
         from huggingface_hub import constants
     except ImportError:
         return None
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
-    try:
-        commit = revision
-        if not is_commit(revision):
-            branch = folder / "refs" / revision
-            commit = branch.read_text().strip() if branch.is_file() else ""
-        snapshot = folder / "snapshots" / commit
-        return (commit, snapshot) if is_commit(commit) and snapshot.is_dir() else None
-    except (OSError, UnicodeDecodeError):
-        return None
+    return Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
 
 
-def files_address(root: str) -> tuple[str, dict[str, str]]:
-    """Return the address that the files of a repository's root are below, and the headers."""
-    from huggingface_hub import constants
-
+def files_request(root: str) -> tuple[str, dict[str, str]]:
+    """Return the address that the files of a root are below, and the headers."""
     name, commit = _split(root)
-    return f"{constants.ENDPOINT}/{name}/resolve/{commit}", _headers()
+    return _request(f"{name}/resolve/{commit}")
 
 
-def xet_token_address(root: str) -> tuple[str, dict[str, str]]:
+def xet_token_request(root: str) -> tuple[str, dict[str, str]]:
     """Return the address of tokens for reading a root's files in Xet, and the headers."""
-    from huggingface_hub import constants
-
     name, commit = _split(root)
-    return f"{constants.ENDPOINT}/api/models/{name}/xet-read-token/{commit}", _headers()
+    return _request(f"api/models/{name}/xet-read-token/{commit}")
 
 
-def _headers() -> dict[str, str]:
-    from huggingface_hub import get_token
+def _request(path: str) -> tuple[str, dict[str, str]]:
+    from huggingface_hub import constants, get_token
 
     token = get_token()
-    return {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return f"{constants.ENDPOINT}/{path}", headers

@@ -51,10 +51,7 @@ class RemoteError(OSError):
 
 
 class RemoteStamp(NamedTuple):
-    """The facts of an object that change when it is replaced; None if the store states none.
-
-    `sha256` is of all its bytes.
-    """
+    """The facts of an object that change when it is replaced; None if the store states none."""
 
     length: int
     etag: str | None = None
@@ -65,19 +62,13 @@ class Store:
     """The objects under one root. Its calls may be made from several threads.
 
     They raise RemoteError, FileNotFoundError if there is no such object, and FileExistsError.
-    `retried` are the HTTP statuses that are worth another attempt; `stamps` those of all objects,
-    if a list has them.
+    `stamps` are those of all objects, which the hub alone lists.
     """
 
-    def __init__(
-        self,
-        client: ObjectStore,
-        retried: tuple[str, ...] = ("429",),
-        stamps: Mapping[str, RemoteStamp] | None = None,
-    ) -> None:
+    def __init__(self, client: ObjectStore, stamps: Mapping[str, RemoteStamp] | None) -> None:
         self._client = client
-        self._retried = retried
         self._stamps = stamps
+        self._retried = ("429",) if stamps is None else ("403", "429")
         self._process = os.getpid()
         self._allowed: set[str] = set()
 
@@ -95,21 +86,12 @@ class Store:
 
     def read(self, key: str, limit: int) -> bytes:
         """Return all bytes of an object, at most `limit` and one more."""
-
-        def request() -> bytes:
-            answer = self._get(key, 0, limit + 1)
-            data = b"".join(_pieces(answer))
-            _check_length(len(data), min(limit + 1, answer.meta["size"]))
-            return data
-
-        return self._call(request, key)
+        buffer = memoryview(bytearray(limit + 1))
+        length, _ = self.read_into(key, 0, [buffer])
+        return bytes(buffer[:length])
 
     def read_into(
-        self,
-        key: str,
-        offset: int,
-        buffers: Sequence[memoryview],
-        stamp: RemoteStamp | None = None,
+        self, key: str, offset: int, buffers: Sequence[memoryview], stamp: RemoteStamp | None = None
     ) -> tuple[int, RemoteStamp]:
         """Fill buffers, one after the other, with an object's bytes from `offset` on.
 
@@ -208,18 +190,13 @@ class Store:
         stamp, length = self.stamp(key), path.stat().st_size
         if stamp.length != length:
             raise failure_of(errno.EIO, f"stored {stamp.length:,} of {length:,} bytes")
-        if (stamp.etag or "").strip('"') != md5_etag(path) and not self._has_bytes(
-            key, path, stamp
-        ):
-            problem = "the store has other bytes than were sent"
-            raise failure_of(errno.EIO, problem, "the store or the memory is failing")
+        if (stamp.etag or "").strip('"') != md5_etag(path):
+            with open(path, "rb") as file:
+                pieces = self.stream(key, 0, stamp.length, stamp)
+                if not all(file.read(len(piece)) == piece for piece in pieces):
+                    problem = "the store has other bytes than were sent"
+                    raise failure_of(errno.EIO, problem, "the store or the memory is failing")
         return stamp
-
-    def _has_bytes(self, key: str, path: Path, stamp: RemoteStamp) -> bool:
-        """Return whether an object has the bytes of a file."""
-        with open(path, "rb") as file:
-            pieces = self.stream(key, 0, stamp.length, stamp)
-            return all(file.read(len(piece)) == piece for piece in pieces)
 
     def delete(self, key: str) -> None:
         """Remove an object, if there is one."""
@@ -268,10 +245,7 @@ def check_process(process: int) -> None:
 
 
 def wait_after(failure: OSError, attempt: int, retried: Sequence[str]) -> None:
-    """Wait before another attempt; raise the failure if another would be of no use.
-
-    It is of use for a connection that was cut off, and for the HTTP statuses `retried`.
-    """
+    """Wait before another attempt; raise a failure but for cut connections and those `retried`."""
     status = str(failure.strerror).partition(" ")[0]
     is_passing = failure.errno == errno.ECONNRESET or status in retried
     if attempt == len(PAUSES) or not is_passing:

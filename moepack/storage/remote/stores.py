@@ -2,17 +2,15 @@
 
 import os
 import re
-from collections.abc import Iterator
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from moepack.common import extras
 from moepack.common.errors import MachineError, SourceError
 from moepack.common.path_hints import hub_address
-from moepack.common.paths import AnyPath
-from moepack.common.remote_path import RemotePath, parse
+from moepack.common.paths import AnyPath, RemotePath, parse_address
 from moepack.common.sizes import size_text
 from moepack.storage.remote import hub, xet
 from moepack.storage.remote.store import RemoteStamp, Store
@@ -38,9 +36,9 @@ def resolve(address: AnyPath) -> RemotePath:
     text = named_on_hub(os.fspath(address))
     if text.lower().startswith("hf:"):
         name, revision, inner = hub.parse(text)
-        return RemotePath(hub.repository(name, revision).root) / inner
+        return RemotePath(hub.repository(f"hf://{name}@{revision}").root) / inner
     try:
-        return parse(text)
+        return parse_address(text)
     except ValueError as error:
         raise SourceError(str(error), path=text) from None
 
@@ -58,8 +56,8 @@ def _store(root: str) -> Store:
     address, endpoint, files = root, root, None
     headers: dict[str, str] = {}
     if root.startswith("hf:"):
-        files = hub.repository_at(root).files
-        address, headers = hub.files_address(root)
+        files = hub.repository(root).files
+        address, headers = hub.files_request(root)
         endpoint = address
     elif not root.startswith("http"):
         endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
@@ -84,7 +82,7 @@ def _store(root: str) -> Store:
         is_about_it = certificates and (isinstance(error, OSError) or "certificate" in problem)
         hint = "is SSL_CERT_FILE a file of certificates (PEM)?" if is_about_it else None
         raise MachineError(problem, path=root, hint=hint) from None
-    return Store(client, ("429",) if files is None else ("403", "429"), files)
+    return Store(client, files)
 
 
 def store_of(path: RemotePath) -> Store:
@@ -92,15 +90,7 @@ def store_of(path: RemotePath) -> Store:
     return _store(path.store)
 
 
-class Streams(Protocol):
-    """Reads long ranges of files; its calls may be made from several threads."""
-
-    def stream(self, key: str, offset: int, length: int, stamp: RemoteStamp) -> Iterator[bytes]:
-        """Yield exactly `length` bytes of a file from `offset` on, as `Store.stream` does."""
-        ...
-
-
-def streams_of(path: RemotePath, stamp: RemoteStamp) -> Streams:
+def streams_of(path: RemotePath, stamp: RemoteStamp) -> Store | XetFiles:
     """Return what reads long ranges of a file: its store, or Xet's client for files in Xet.
 
     Raises SourceError for a file that the hub sends to Xet's client alone, if that is not here.
@@ -117,7 +107,7 @@ def streams_of(path: RemotePath, stamp: RemoteStamp) -> Streams:
 
 @lru_cache(maxsize=64)
 def _xet_files(root: str) -> XetFiles:
-    return XetFiles(hub.xet_hashes(root), *hub.xet_token_address(root))
+    return XetFiles(hub.xet_hashes(root), *hub.xet_token_request(root))
 
 
 def forget_stores() -> None:

@@ -88,7 +88,9 @@ class XetFiles:
                 if offset < end:
                     raise failure_of(errno.ECONNRESET, f"the stream ended at byte {offset:,}")
             except (OSError, RuntimeError, ValueError) as error:
-                self._forget(group)
+                with self._lock:
+                    if self._group is group:  # others may have a new one in its place already
+                        self._group = None
                 wait_after(_translated(error), attempt, _RETRIED)
                 attempt += 1
 
@@ -101,12 +103,6 @@ class XetFiles:
                     custom_headers={"User-Agent": f"moepack/{__version__}"},
                 )
             return self._group
-
-    def _forget(self, group: Any) -> None:
-        """Forget a group that had a failure; others may have one in its place already."""
-        with self._lock:
-            if self._group is group:
-                self._group = None
 
 
 def _pieces(stream: Any) -> Iterator[bytes]:

@@ -26,19 +26,11 @@ from moepack.traces.analysis.gate import (
     gini,
     judge,
 )
-from moepack.traces.analysis.lru import LayerLru
-from moepack.traces.formats.reading import TracedModel, options_of
-from moepack.traces.formats.registry import (
-    AnyTrace,
-    ReadOptions,
-    TraceFiles,
-    feed,
-    files_of,
-    first_path,
-)
+from moepack.traces.formats.reading import AnyTrace, TracedModel, opened
+from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness.counter import Half, Halves, SelectionCounter
 from moepack.traces.model import Ints, Item, Origin
-from moepack.traces.spool import SpooledTrace
+from moepack.traces.simulation.curves import LayerLru
 from moepack.traces.steps import DECODE_PHASES
 
 TOP_PERCENTS = (5, 10, 25, 50)
@@ -172,11 +164,6 @@ class RoutingSample:
         self._lru.add(item)
 
     @property
-    def has_tokens(self) -> bool:
-        """Whether selections of single tokens are among them, not only counts."""
-        return bool(self._everything.steps.token_count)
-
-    @property
     def _counter(self) -> SelectionCounter:
         return self._decode if self._decode.selection_count else self._everything
 
@@ -301,19 +288,19 @@ class RoutingSample:
         return self._lru.hit_rate(capacities)
 
 
-def read_sample(files: TraceFiles, options: ReadOptions = ReadOptions()) -> RoutingSample:
+def read_sample(
+    paths: AnyTrace, options: ReadOptions = ReadOptions(), model: TracedModel | None = None
+) -> RoutingSample:
     """Read traces, imatrices and hotness files together. Raises the errors of reading them."""
-    sample = RoutingSample(files.shape if isinstance(files, SpooledTrace) else options.shape)
-    sample.path = first_path(files)
-    sample.warnings = feed(files, options, sample.add)
+    trace = opened(paths, options, model)
+    sample = RoutingSample(trace.shape)
+    sample.path = trace.paths[0]
+    sample.warnings = trace.feed(sample.add)
     return sample
 
 
 def concentration(
-    paths: AnyTrace,
-    options: ReadOptions = ReadOptions(),
-    *,
-    model: TracedModel | None = None,
+    paths: AnyTrace, options: ReadOptions = ReadOptions(), *, model: TracedModel | None = None
 ) -> Concentration:
     """Judge traces, imatrices and hotness files together.
 
@@ -321,7 +308,7 @@ def concentration(
     shape) gives the number of experts. Raises TraceError for faults in a file, and if there are no
     selections.
     """
-    return read_sample(files_of(paths), options_of(options, model)).concentration()
+    return read_sample(paths, options, model).concentration()
 
 
 def _expect(expected: int, actual: int, place: str | None) -> None:

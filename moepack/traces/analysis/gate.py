@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moepack.traces.hotness.ranking import covered_count, hottest_first
+from moepack.traces.hotness.counter import covered_count, hottest_first
 from moepack.traces.model import Ints
 from moepack.traces.simulation.facts import LEAST_SELECTIONS
 

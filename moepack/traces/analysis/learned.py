@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.analysis.gate import (
     CLEAR,
     GATE_PERCENT,
@@ -25,7 +25,6 @@ from moepack.traces.analysis.gate import (
 from moepack.traces.caching.cache import ExpertCache, Tally
 from moepack.traces.caching.policies import LeastRecentlyUsed
 from moepack.traces.hotness.learned import LEAST_TOKENS, Learned, LearnedWindow
-from moepack.traces.model import Ints
 
 _SECONDS_A_DAY = 86_400
 _LEAST_SELECTIONS = 1
@@ -55,10 +54,11 @@ def judge_learned(learned: Learned) -> LearnedVerdict:
     evidence = None
     if halves is not None:
         counts = learned.counts, halves[0].counts, halves[1].counts
-        layers = [
-            LayerCounts(layer, *(_layer_counts(one, layer, size) for one in counts))
-            for layer, size in learned.expert_counts.items()
-        ]
+        layers = []
+        for layer, size in learned.expert_counts.items():
+            keys = [ExpertKey(layer, expert) for expert in range(size)]
+            rows = (np.array([one[key] for key in keys], np.int64) for one in counts)
+            layers.append(LayerCounts(layer, *rows))
         evidence = Division(layers, *(half.token_count for half in halves)).evidence()
     is_warming = (
         evidence is not None
@@ -67,10 +67,6 @@ def judge_learned(learned: Learned) -> LearnedVerdict:
     )
     reason = explain(evidence, None, learned.hit_rate)
     return LearnedVerdict(judge(evidence, learned.hit_rate), reason, is_warming)
-
-
-def _layer_counts(counts: Counter[ExpertKey], layer: int, expert_count: int) -> Ints:
-    return np.array([counts[ExpertKey(layer, expert)] for expert in range(expert_count)], np.int64)
 
 
 class UseCounter:

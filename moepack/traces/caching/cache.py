@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from moepack.common.errors import RequestError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.common.sizes import size_text
 from moepack.traces.caching.policies import (
     LeastFrequentlyUsed,
@@ -250,10 +250,7 @@ POLICIES = tuple(_KINDS)
 
 
 def make(
-    policy: str,
-    budget: int,
-    lengths: Mapping[ExpertKey, int],
-    pinned: Iterable[ExpertKey] = (),
+    policy: str, budget: int, lengths: Mapping[ExpertKey, int], pinned: Iterable[ExpertKey] = ()
 ) -> ExpertCache:
     """Make a cache that evicts by `policy`, one of POLICIES.
 

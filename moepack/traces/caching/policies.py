@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 
 _BITS = (1 << 64) - 1
 

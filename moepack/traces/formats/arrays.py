@@ -66,6 +66,7 @@ _BAD_ARRAYS = (ValueError, OverflowError, MemoryError, EOFError, OSError, Syntax
 """Numpy's errors for bad arrays."""
 
 Array = NDArray[Any]
+Named = tuple[str, Array]
 
 
 def read_npy(stream: TraceStream, checks: Checks) -> Items:
@@ -91,41 +92,33 @@ def read_npz(stream: TraceStream, checks: Checks) -> Items:
                 raise ValueError(f"{name} is no array")
     except (zipfile.BadZipFile, zlib.error, RuntimeError, *_BAD_ARRAYS) as error:
         raise _unreadable(checks, error) from None
-    _state_experts(named, checks)
-    named = _once(named, checks)
-    vllm = sorted((name, array) for name, array in named if name in _PHASES)
-    others = [[(name, array)] for name, array in named if name not in _PHASES]
-    yield from _read_all(stream, checks, [*([vllm] if vllm else []), *others])
+    named.sort(key=lambda pair: _NAMES.index(pair[0]) if pair[0] in _NAMES else len(_NAMES))
+    yield from _read_all(stream, checks, [named])
 
 
 def read_json(stream: TraceStream, checks: Checks) -> Items:
     """Read arrays, or objects with arrays, from JSON, or from one JSON a line."""
     documents = _parse(_whole(stream, checks, MAX_JSON_LENGTH), checks)
     requests = [request for document in documents for request in _requests(document, checks)]
-    _state_experts([pair for request in requests for pair in request], checks)
-    requests = [_once(request, checks) for request in requests]
     yield from _read_all(stream, checks, requests)
 
 
-def _state_experts(arrays: list[tuple[str, Array]], checks: Checks) -> None:
-    """Take how many experts a layer has from the axis of counts that are of each expert."""
-    for name, array in arrays:
-        if name == _COUNTED and array.ndim == 3 and 1 <= array.shape[2] <= MAX_NUMBER + 1:
-            checks.state(Dimensions(expert_count=array.shape[2]), f"array {name}")
-
-
-def _once(arrays: list[tuple[str, Array]], checks: Checks) -> list[tuple[str, Array]]:
-    """Leave out counts of the selections that other arrays have token by token."""
-    kept = [(name, array) for name, array in arrays if name != _COUNTED]
-    if not any(array.size for _, array in kept):
-        return arrays
-    checks.warn("arrays that count the selections of the others again", len(arrays) - len(kept))
-    return kept
-
-
-def _read_all(
-    stream: TraceStream, checks: Checks, requests: list[list[tuple[str, Array]]]
-) -> Items:
+def _read_all(stream: TraceStream, checks: Checks, documents: list[list[Named]]) -> Items:
+    """Read arrays; those of vLLM in a document are one request, each other array is one."""
+    requests = []
+    for arrays in documents:
+        for name, array in arrays:
+            # The last axis of counts has all experts.
+            if name == _COUNTED and array.ndim == 3 and 1 <= array.shape[2] <= MAX_NUMBER + 1:
+                checks.state(Dimensions(expert_count=array.shape[2]), f"array {name}")
+        tokens = [(name, array) for name, array in arrays if name != _COUNTED]
+        if any(array.size for _, array in tokens):
+            problem = "arrays that count the selections of the others again"
+            checks.warn(problem, len(arrays) - len(tokens))
+            arrays = tokens
+        of_vllm = [(name, array) for name, array in arrays if name in _PHASES]
+        requests += [of_vllm] if of_vllm else []
+        requests += [[(name, array)] for name, array in arrays if name not in _PHASES]
     names = {name for request in requests for name, _ in request}
     unknown = set()
     if names & _PASSES:
@@ -152,7 +145,12 @@ def _pieces(name: str, array: Array, request: int, checks: Checks) -> Iterator[P
         raise checks.error("not an array of experts", place, expected, actual)
     if not array.size:
         return
-    _check_bounds(name, array.shape, checks, place)
+    # Axes that no model has are refused before anything of their lengths is made.
+    layer_count = array.shape[0 if name == "topk_ids_of_layer" else 1]
+    is_wide = max(layer_count, array.shape[2]) > MAX_NUMBER + 1
+    if is_wide or (name == _COUNTED and layer_count * array.shape[2] > MAX_PLACES):
+        problem = "an array of more layers or experts than any model has"
+        raise checks.error(problem, place, actual=array.shape)
     if array.dtype == np.uint64 and np.any(array > MAX_COUNT):
         raise _out_of_bounds(int(array[array > MAX_COUNT][0]), checks, place)
     if name == _COUNTED:
@@ -168,15 +166,6 @@ def _pieces(name: str, array: Array, request: int, checks: Checks) -> Iterator[P
     for first in range(0, len(array), step):
         chunk = array[first : first + step]
         yield from _tokens(chunk, first, layers, request, phase, checks, place)
-
-
-def _check_bounds(name: str, shape: tuple[int, ...], checks: Checks, place: str) -> None:
-    """Refuse axes that no model has before anything of their lengths is made."""
-    layer_count = shape[0] if name == "topk_ids_of_layer" else shape[1]
-    is_wide = max(layer_count, shape[2]) > MAX_NUMBER + 1
-    if is_wide or (name == _COUNTED and layer_count * shape[2] > MAX_PLACES):
-        problem = "an array of more layers or experts than any model has"
-        raise checks.error(problem, place, actual=shape)
 
 
 def _tokens(
@@ -286,7 +275,7 @@ def _parse(data: bytes, checks: Checks) -> list[Any]:
         raise checks.error(f"not JSON: {first}", hint="was it cut short?") from None
 
 
-def _requests(document: Any, checks: Checks) -> list[list[tuple[str, Array]]]:
+def _requests(document: Any, checks: Checks) -> list[list[Named]]:
     """Find the arrays of each request in a document."""
     if isinstance(document, list) and document and not isinstance(document[0], dict):
         return [[("", _array(document, "", checks))]]
@@ -304,7 +293,7 @@ def _requests(document: Any, checks: Checks) -> list[list[tuple[str, Array]]]:
     return arrays
 
 
-def _arrays(request: Any, checks: Checks) -> list[tuple[str, Array]]:
+def _arrays(request: Any, checks: Checks) -> list[Named]:
     """Find the arrays of one request, and of the answers in it."""
     if not isinstance(request, dict):
         return []

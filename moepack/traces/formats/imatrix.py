@@ -9,7 +9,7 @@ divides the counts out and is refused.
 import re
 import struct
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import IO
 
 import numpy as np
@@ -79,37 +79,33 @@ def _unpack(stream: TraceStream, file: IO[bytes], checks: Checks) -> None:
 
 def _read_file(path: str, name: str, checks: Checks) -> Items:
     header = _read_header(path, checks)
-    tensors = _by_layer(header)
+    tensors: dict[int, list[Tensor]] = {}
+    for tensor in header.tensors:
+        if match := _COUNTS.match(tensor.name):
+            tensors.setdefault(int(match[1]), []).append(tensor)
     if not tensors:
         kind = header.metadata.get("general.type", Value("str", None)).data
         problem = "a GGUF without counts of experts, not a trace"
         expected = "an imatrix of a model with experts"
         raise checks.error(problem, None, expected, f"general.type {kind}")
-    counts = {
-        layer: _layer_counts(path, layer, tensors[layer], checks) for layer in sorted(tensors)
-    }
-    expert_counts = {layer: len(of_layer) for layer, of_layer in counts.items()}
+    counts: dict[int, Ints] = {}
+    for layer, of_layer in sorted(tensors.items()):
+        counts[layer], *others = (_read_counts(path, tensor, checks) for tensor in of_layer)
+        if not all(np.array_equal(counts[layer], other) for other in others):
+            raise checks.error("its projections have other counts", f"layer {layer}")
+    expert_counts = {layer: len(numbers) for layer, numbers in counts.items()}
     checks.expect_experts(expert_counts, None)
     unknown = frozenset({Unknown.TOKENS, Unknown.REQUESTS})
     yield Origin("imatrix", name, unknown, None, _token_count(header.metadata), expert_counts)
-    for layer, of_layer in counts.items():
-        expert = np.flatnonzero(of_layer)
+    for layer, numbers in counts.items():
+        expert = np.flatnonzero(numbers)
         layers, place = np.full(len(expert), layer, np.int64), f"layer {layer}"
-        yield checks.counts(Phase.PREFILL, layers, expert, of_layer[expert], lambda _, at=place: at)  # type: ignore[misc]
-    _check_layers(tensors, checks)
-
-
-def _check_layers(layers: Iterable[int], checks: Checks) -> None:
-    """Raise TraceError if layers of the model lack: an imatrix has all with experts.
-
-    llama.cpp leaves out those for multi-token prediction.
-    """
-    if checks.shape is None:
-        return
-    lacks = sorted(checks.shape.without_mtp().expert_counts.keys() - set(layers))
-    if lacks:
+        yield checks.counts(Phase.PREFILL, layers, expert, numbers[expert], lambda _, at=place: at)  # type: ignore[misc]
+    # An imatrix has all layers with experts but those for multi-token prediction.
+    shape = checks.shape
+    if shape is not None and (lacks := shape.without_mtp().expert_counts.keys() - counts.keys()):
         problem, hint = "an imatrix of another model: it lacks a layer", _ANOTHER_MODEL
-        raise checks.error(problem, f"layer {lacks[0]}", checks.shape, hint=hint)
+        raise checks.error(problem, f"layer {min(lacks)}", shape, hint=hint)
 
 
 def _read_header(path: str, checks: Checks) -> GgufHeader:
@@ -127,14 +123,6 @@ def _read_header(path: str, checks: Checks) -> GgufHeader:
         ) from None
 
 
-def _by_layer(header: GgufHeader) -> dict[int, list[Tensor]]:
-    by_layer: dict[int, list[Tensor]] = {}
-    for tensor in header.tensors:
-        if match := _COUNTS.match(tensor.name):
-            by_layer.setdefault(int(match[1]), []).append(tensor)
-    return by_layer
-
-
 def _token_count(metadata: Mapping[str, Value]) -> int | None:
     values = [metadata.get(f"imatrix.chunk_{what}") for what in ("count", "size")]
     numbers = [value.data for value in values if value is not None]
@@ -142,14 +130,6 @@ def _token_count(metadata: Mapping[str, Value]) -> int | None:
         return None
     count = int(numbers[0]) * int(numbers[1])  # type: ignore[arg-type]
     return count if 0 <= count <= MAX_COUNT else None
-
-
-def _layer_counts(path: str, layer: int, tensors: Sequence[Tensor], checks: Checks) -> Ints:
-    """Read one layer's counts, which are the same for all of its projections."""
-    first, *others = (_read_counts(path, tensor, checks) for tensor in tensors)
-    if not all(np.array_equal(first, other) for other in others):
-        raise checks.error("its projections have other counts", f"layer {layer}")
-    return first
 
 
 def _read_counts(path: str, tensor: Tensor, checks: Checks) -> Ints:

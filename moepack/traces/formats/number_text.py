@@ -1,7 +1,7 @@
 """Text with many numbers, as arrays: no line is ever a Python string.
 
 A text file is cut into pieces of whole lines. In each piece every run of digits is located; the
-text between them tells the format.
+text between them tells the format. Selections that stand in them become tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
 from moepack.traces.compressed import TraceStream
-from moepack.traces.model import Bytes, Ints
+from moepack.traces.model import Bytes, Ints, Shorts, Tokens, changes
 from moepack.traces.validation import Checks
 
 PIECE_LENGTH = 1 << 19
@@ -21,21 +21,17 @@ PIECE_LENGTH = 1 << 19
 MAX_LINE_LENGTH = 16 << 20
 MAX_DIGITS = 19
 """Of a number below 2^63."""
+MAX_CALL_SELECTIONS = 1 << 23
 _MARK = b"\xef\xbb\xbf"
 """The byte order mark of UTF-8, with which some programs begin a file."""
 _FRONT = b"\0" * 31 + b"\n"
 _BACK = b"\0" * 96
-MAX_LOOK = 80
-"""So many bytes can be looked at from any place in a text on."""
-BEFORE = len(_FRONT)
-"""Where the first line begins in `Text.data`; so many bytes can be looked at before a number."""
-
+"""So many bytes can be looked at from any place in a text on, and before its first line."""
 _HEAD_LENGTH = 1 << 20
 _ROWS = 50
 _ROWS_LENGTH = 1 << 16
 
 Places = NDArray[np.intp]
-Words = NDArray[np.uint64]
 Truths = NDArray[np.bool_]
 
 
@@ -49,11 +45,10 @@ class Text:
     """
 
     def __init__(self, lines: bytes, first_line: int, is_cut: bool) -> None:
-        self.data = b"".join((_FRONT, lines, bytes(-len(lines) % 8), _BACK))
+        self.data = b"".join((_FRONT, lines, _BACK))
         self.first_line = first_line
         self.is_cut = is_cut
         self.bytes: Bytes = np.frombuffer(self.data, np.uint8)
-        self._words: Words = np.frombuffer(self.data, "<u8")
 
     @cached_property
     def _edges(self) -> Places:
@@ -82,38 +77,13 @@ class Text:
         """The number of lines."""
         return len(self.line_ends) - 1
 
-    def words(self, places: Places) -> Words:
-        """Return the eight bytes at each of `places` as a little-endian number.
-
-        From two aligned words each, since numpy is slow with misaligned ones.
-        """
-        number = places >> 3
-        shift = ((places & 7) << 3).astype(np.uint64)
-        words: Words = self._words.take(number)
-        words >>= shift
-        number += 1
-        above = self._words.take(number)
-        above <<= np.uint64(1)
-        above <<= np.uint64(63) - shift
-        words |= above
-        return words
-
     def has(self, places: Places, text: bytes) -> Truths:
         """Return whether `text` is at each of `places`."""
-        assert len(text) <= MAX_LOOK, "there are zeros behind a text, but not for ever"
-        if len(text) == 1:
-            is_there: Truths = self.bytes.take(places) == text[0]
-            return is_there
-        right: Truths | None = None
-        for at in range(0, len(text), 8):
-            part = text[at : at + 8]
-            words = self.words(places + at if at else places)
-            if len(part) < 8:
-                words &= np.uint64((1 << 8 * len(part)) - 1)
-            here = words == word(part)
-            right = here if right is None else right & here
-        assert right is not None, "some text to look for"
-        return right
+        assert len(text) < len(_BACK), "there are zeros behind a text, but not for ever"
+        count = len(self.data) - len(text)
+        strings = np.ndarray(count, f"S{len(text)}", self.data, strides=(1,))
+        is_there: Truths = strings[places] == text
+        return is_there
 
     def values(self, numbers: Places) -> Ints:
         """Return the values of some numbers; those from 2^63 on are negative."""
@@ -143,20 +113,15 @@ class Text:
         digits -= np.uint8(48)
         return digits
 
-    def line_starts(self) -> Places:
-        """Return the numbers that begin a line."""
-        return np.flatnonzero(self.bytes.take(self.starts - 1) == 10)
-
-    def follow(self, first: Places, gaps: Sequence[bytes]) -> Truths:
-        """Return whether `gaps` are between the numbers behind each of `first`, in turn."""
-        last = len(self.starts) - 1
-        right: Truths = first + len(gaps) <= last
+    def rows(self, gaps: Sequence[bytes], before: bytes = b"\n") -> Places:
+        """Return the numbers behind `before` that others follow, with `gaps` between them."""
+        first = np.flatnonzero(self.has(self.starts - len(before), before))
+        first = first[first < len(self.starts) - len(gaps)]
         for number, gap in enumerate(gaps):
-            here = np.minimum(first + number, last)
-            end = self.ends.take(here)
-            right &= self.starts.take(np.minimum(here + 1, last)) - end == len(gap)
-            right &= self.has(end, gap)
-        return right
+            ends = self.ends.take(first + number)
+            is_near = self.starts.take(first + number + 1) - ends == len(gap)
+            first = first[is_near & self.has(ends, gap)]
+        return first
 
     def ends_line(self, places: Places) -> Truths:
         """Return whether a line ends at each of `places`."""
@@ -165,12 +130,18 @@ class Text:
 
     def line_of(self, place: int) -> int:
         """Return the number of the line in which `place` lies."""
-        return self.first_line + self.data.count(b"\n", BEFORE, place)
+        return self.first_line + self.data.count(b"\n", len(_FRONT), place)
 
-    def line_numbers(self, numbers: Places) -> Places:
-        """Return the index, in `line_ends`, of the end of the line in which each number lies."""
-        lines: Places = np.searchsorted(self.line_ends, self.starts[numbers])
+    def lines_of(self, places: Places) -> Places:
+        """Return the number of the line in which each place lies."""
+        lines: Places = np.searchsorted(self.line_ends, places) + (self.first_line - 1)
         return lines
+
+    def last_of_lines(self, numbers: Places) -> Places:
+        """Return the last number in the line in which each lies."""
+        ends = self.line_ends[np.searchsorted(self.line_ends, self.starts[numbers])]
+        last: Places = np.searchsorted(self.starts, ends) - 1
+        return last
 
     def place_of(self, numbers: Places) -> Callable[[int], str]:
         """Return a function that names the line of one of `numbers`, by its index."""
@@ -183,9 +154,8 @@ class Text:
         """
         if self.line_count == len(rows):
             return np.zeros(0, np.intp)
-        others: Places = np.setdiff1d(
-            self.line_ends[:-1] + 1, self.starts[rows], assume_unique=True
-        )
+        lines = self.line_ends[:-1] + 1
+        others: Places = np.setdiff1d(lines, self.starts[rows], assume_unique=True)
         byte = self.bytes[others]
         bad: Places = others[(byte != ord("#")) & (byte != 10)]
         return bad
@@ -222,16 +192,92 @@ def report(checks: Checks, text: Text, faults: Sequence[Fault]) -> None:
         )
 
 
-def out_of_bounds(text: Text, row: int, columns: Sequence[int], expected: str) -> Fault:
-    """Return the fault of the first column out of bounds in the row that begins with `row`."""
-    number = row + next(index for index, value in enumerate(columns) if value < 0)
-    digits = text.data[text.starts[number] : text.ends[number]].decode()
-    return Fault(int(text.starts[row]), "a number out of bounds", expected, digits)
+def out_of_bounds(text: Text, rows: Places, expected: str) -> list[Fault]:
+    """Return the faults of rows with a number out of bounds; `rows` are their first numbers."""
+    faults = []
+    for row, last in zip(rows.tolist(), text.last_of_lines(rows).tolist(), strict=True):
+        number = row + int(np.argmax(text.values(np.arange(row, last + 1)) < 0))
+        digits = text.data[text.starts[number] : text.ends[number]].decode()
+        faults.append(Fault(int(text.starts[row]), "a number out of bounds", expected, digits))
+    return faults
 
 
-def word(text: bytes) -> np.uint64:
-    """Return up to eight bytes as a little-endian number."""
-    return np.uint64(int.from_bytes(text, "little"))
+class Rows(NamedTuple):
+    """Selections in the order of a file: a number each; requests and calls never fall.
+
+    A *call* is what a model computes at once: one token in decode, many in prefill. Files that are
+    written layer by layer hold a call's tokens side by side: `token` numbers them. `line` is that
+    of the file.
+    """
+
+    request: Ints
+    phase: Bytes
+    call: Ints
+    token: Ints
+    layer: Shorts
+    expert: Shorts
+    line: Ints
+
+    def part(self, rows: slice | Places) -> "Rows":
+        """Return some of them."""
+        return Rows._make(column[rows] for column in self)
+
+
+class Assembler:
+    """Makes whole, checked tokens of rows; the last call waits until the next one begins."""
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._waiting: list[Rows] = []
+        self._waiting_count = 0
+
+    def add(self, rows: Rows) -> Iterator[Tokens]:
+        """Add rows, one at least; yield the tokens that are complete."""
+        if not self._waiting or self._waiting[-1].call[-1] != rows.call[-1]:
+            last = int(np.searchsorted(rows.call, rows.call[-1]))
+            self._keep(rows.part(slice(last)))
+            yield from self.end()
+            rows = rows.part(slice(last, None))
+        self._keep(rows)
+
+    def end(self) -> Iterator[Tokens]:
+        """Yield the tokens of the last call."""
+        waiting, self._waiting, self._waiting_count = self._waiting, [], 0
+        if not waiting:
+            return
+        rows = Rows._make(map(np.concatenate, zip(*waiting, strict=True)))
+        call, token = rows.call, rows.token
+        if np.any((token[1:] < token[:-1]) & (call[1:] == call[:-1])):
+            rows = rows.part(np.lexsort((token, call)))  # stable: layers stay in their order
+        starts = np.flatnonzero(changes(rows.call, rows.token))
+        columns = (np.append(starts, len(rows.line)), rows.layer, rows.expert)
+        tokens = Tokens(rows.request[starts], rows.phase[starts], *columns)
+        yield self._checks.tokens(tokens, lambda index: f"line {rows.line[index]}")
+
+    def _keep(self, rows: Rows) -> None:
+        if len(rows.line):
+            self._waiting.append(rows)
+        self._waiting_count += len(rows.line)
+        if self._waiting_count > MAX_CALL_SELECTIONS:
+            problem = "one call, or token, with too many selections"
+            raise self._checks.error(problem, expected=f"<= {MAX_CALL_SELECTIONS}")
+
+
+class Runs:
+    """Numbers runs of equal rows from 0, over all texts of a file."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, ...] = ()
+        self._number = -1
+
+    def numbers(self, *columns: Ints) -> Ints:
+        """Return the run of each row; there is one at least."""
+        begins = changes(*columns)
+        begins[0] = self._last != tuple(int(column[0]) for column in columns)
+        self._last = tuple(int(column[-1]) for column in columns)
+        numbers: Ints = self._number + np.cumsum(begins)
+        self._number = int(numbers[-1])
+        return numbers
 
 
 def texts(stream: TraceStream, clean: Callable[[bytes], bytes] = bytes) -> Iterator[Text]:
@@ -243,7 +289,8 @@ def texts(stream: TraceStream, clean: Callable[[bytes], bytes] = bytes) -> Itera
     first_line = 1
     for lines, is_cut in whole_lines(stream):
         text = Text(clean(lines), first_line, is_cut)
-        if _has_blanks(text):
+        around = text.bytes.take(np.concatenate((text.line_ends - 1, text.line_ends + 1)))
+        if np.any((around == ord(" ")) | (around == ord("\t"))):
             text = Text(clean(without_blanks(lines)), first_line, is_cut)
         yield text
         first_line += text.line_count
@@ -303,12 +350,6 @@ def without_blanks(lines: bytes) -> bytes:
     if not any(edge in edged for edge in (b"\n ", b"\n\t", b" \n", b"\t\n")):
         return lines
     return b"\n".join(line.strip(b" \t") for line in lines.split(b"\n"))
-
-
-def _has_blanks(text: Text) -> bool:
-    """Return whether there are blanks around any line."""
-    around = text.bytes.take(np.concatenate((text.line_ends - 1, text.line_ends + 1)))
-    return bool(np.any((around == ord(" ")) | (around == ord("\t"))))
 
 
 class FileHead:

@@ -1,16 +1,32 @@
-"""Traces as calls take them: held against the shape of a model, and read once for several."""
+"""Traces as calls take them: held against a model, read once for several calls, imported."""
 
-from collections.abc import Iterator
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from moepack.common import digest
+from moepack.common.errors import RequestError, TraceError
 from moepack.common.paths import PathOrPaths, path_list, path_texts
 from moepack.common.shape import ModelShape
 from moepack.pack.opening.open_model import Model, pack_or_source
 from moepack.pack.reading.pack import Pack
 from moepack.source.experts import find_experts
 from moepack.source.experts import shape_of as shape_of_source
-from moepack.traces.formats.registry import AnyTrace, ReadOptions, feed, stated_shape
+from moepack.traces.compressed import TraceStream
+from moepack.traces.file import CUT
+from moepack.traces.file_writer import Writer, check_target
+from moepack.traces.formats import tables
+from moepack.traces.formats.number_text import FileHead
+from moepack.traces.formats.registry import ReadOptions, read
+from moepack.traces.model import Item, Items, Origin, Tokens
 from moepack.traces.spool import SpooledTrace
+from moepack.traces.steps import TraceCounter, TraceSummary
+from moepack.traces.validation import Checks
 
 TracedModel = Model | ModelShape
 """The path of a pack or a source, an open pack, or a shape."""
@@ -35,6 +51,135 @@ def options_of(options: ReadOptions, model: TracedModel | None) -> ReadOptions:
     return options if model is None else options._replace(shape=shape_of(model))
 
 
+class Contents:
+    """Notices files with the same selections as an earlier one.
+
+    The two halves that hotness is judged by would be copies of each other, and anything would look
+    as if it were worth pinning. The selections of two models are never the same.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[bytes, set[str | None]] = {}
+        """By digest, the models of its origins."""
+        self._origins: list[tuple[str | None, list[Any]]] = []
+        """Those of this file: a model, and digests of columns, however these are cut."""
+
+    def add(self, item: Item) -> None:
+        """Add the next piece of a file."""
+        if isinstance(item, Origin):
+            self._origins.append((item.model, [digest.stream() for _ in range(4)]))
+        elif len(item.layer):
+            numbers = np.diff(item.starts) if isinstance(item, Tokens) else item.counts
+            phase = item.phase if isinstance(item, Tokens) else np.full(1, item.phase, np.uint8)
+            columns = (item.layer, item.expert, numbers, phase)
+            for stream, values in zip(self._origins[-1][1], columns, strict=True):
+                stream.update(np.ascontiguousarray(values).data)
+
+    def end(self, path: str) -> None:
+        """End a file. Raises RequestError if the selections of an origin came before."""
+        origins, self._origins = self._origins, []
+        nothing = b"".join(digest.stream().digest() for _ in range(4))
+        values = [(b"".join(one.digest() for one in streams), model) for model, streams in origins]
+        values = [(value, model) for value, model in values if value != nothing]
+        for value, model in values:
+            models = self._before.get(value, set())
+            if models and (model is None or models & {None, model}):
+                hint = "leave it out: a copy adds no information"
+                raise RequestError("its selections came already", path=path, hint=hint)
+        for value, model in values:
+            self._before.setdefault(value, set()).add(model)
+
+
+class TraceFiles(NamedTuple):
+    """The files of a trace, of one model, to be read in turn."""
+
+    paths: Sequence[str]
+    options: ReadOptions
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """The shape of the model that they are held against."""
+        return self.options.shape
+
+    def feed(
+        self, *consumers: Callable[[Item], object], contents: Contents | None = None
+    ) -> Counter[str]:
+        """Hand each piece to all `consumers`; return how much was left out, by problem.
+
+        Raises what `registry.read` and the consumers raise, and RequestError for a file whose
+        selections came before, in one of these or in `contents`.
+        """
+        warnings: Counter[str] = Counter()
+        contents = contents or Contents()
+        for path in self.paths:
+            try:
+                for item in read_file(path, self.options, contents, warnings):
+                    for consume in consumers:
+                        consume(item)
+            except TraceError as error:
+                error.path = error.path or path
+                raise
+        return warnings
+
+
+AnyTrace = PathOrPaths | SpooledTrace
+"""The files of a trace, or one that was read already."""
+
+
+def read_file(path: str, options: ReadOptions, contents: Contents, warnings: Counter[str]) -> Items:
+    """Read one of the files that belong together; `warnings` counts items left out, by problem.
+
+    Raises what `registry.read` raises, and RequestError if its selections came before in
+    `contents`.
+    """
+    checks = Checks(path, options.shape, options.lenient)
+    for item in read(path, checks, options.format):
+        contents.add(item)
+        yield item
+    contents.end(path)
+    warnings += checks.warnings
+
+
+def opened(
+    trace: AnyTrace, options: ReadOptions, model: TracedModel | None, *, takes_stated: bool = False
+) -> TraceFiles | SpooledTrace:
+    """Return a trace that a call was given, as what hands out its pieces.
+
+    If `takes_stated` and no model is given, the shape is the one that the files state. Raises
+    RequestError without a file, and for a trace that was read for another model.
+    """
+    options = options_of(options, model)
+    if isinstance(trace, SpooledTrace):
+        trace.require(options.shape)
+        return trace
+    paths = path_texts(trace, "paths")
+    if takes_stated and options.shape is None:
+        options = options._replace(shape=_stated_shape(paths))
+    return TraceFiles(paths, options)
+
+
+def _stated_shape(paths: Sequence[str]) -> ModelShape | None:
+    """Return the shape that traces state themselves, with the bytes of experts; None if none does.
+
+    A pipe can be read only once, so it states nothing. Raises TraceError for a shape that no model
+    has, RequestError for traces of different shapes.
+    """
+    shapes: dict[ModelShape, str] = {}
+    for path in filter(os.path.isfile, paths):
+        with TraceStream(path) as stream:
+            try:
+                shape = tables.route_shape(FileHead(stream).text)
+            except TraceError as error:
+                error.path = path
+                raise
+        if shape is not None:
+            shapes.setdefault(shape, path)
+    if len(shapes) > 1:
+        first, other = list(shapes.values())[:2]
+        raise RequestError("traces of different models", path=other, expected=f"as {first}")
+    return next(iter(shapes), None)
+
+
 def read_trace(
     paths: PathOrPaths, *, model: TracedModel | None = None, options: ReadOptions = ReadOptions()
 ) -> SpooledTrace:
@@ -45,10 +190,10 @@ def read_trace(
     refused. Raises TraceError for faults in a file, RequestError without a file, and for one with
     the same selections as another, MachineError for system errors.
     """
-    files, options = path_texts(paths, "paths"), options_of(options, model)
-    trace = SpooledTrace(files, options.shape or stated_shape(files))
+    files = opened(paths, options, model, takes_stated=True)
+    trace = SpooledTrace(files.paths, files.shape)
     try:
-        trace.warnings = feed(files, options._replace(shape=trace.shape), trace.add)
+        trace.warnings = files.feed(trace.add)
     except BaseException:
         trace.close()
         raise
@@ -69,3 +214,41 @@ def spooled(trace: AnyTrace, options: ReadOptions) -> Iterator[SpooledTrace | No
             yield own
     else:
         yield None
+
+
+def import_trace(
+    paths: PathOrPaths,
+    target: str | os.PathLike[str],
+    *,
+    model: TracedModel | None = None,
+    append: bool = False,
+    force: bool = False,
+    options: ReadOptions = ReadOptions(),
+) -> TraceSummary:
+    """Write files of any format to the trace file `target`, or add them to it if `append`.
+
+    With `model` (a source, a pack, open or not, or a shape) selections that it cannot have made are
+    refused. The file appears when it is whole; after an error it is as before. Raises RequestError
+    if it exists and neither `append` nor `force` is given, or if it has the selections of an added
+    file already; TraceError for faults in a file; MachineError for system errors.
+    """
+    paths, options = path_texts(paths, "paths"), options_of(options, model)
+    path, shape = os.fspath(target), options.shape
+    check_target(path, append=append, force=force)
+    whole, contents = TraceCounter(), Contents()
+    with Writer(path, append=append) as writer:
+        for item in writer.held_items():
+            whole.add(item)
+            contents.add(item)
+        contents.end(path)
+        added = TraceCounter()
+        warnings = Counter([CUT] * writer.was_cut)
+
+        def add(item: Item) -> None:
+            if isinstance(item, Origin) and item.expert_counts is None and shape is not None:
+                item = replace(item, expert_counts=shape.expert_counts)
+            for consume in (writer.add, whole.add, added.add):
+                consume(item)
+
+        warnings += TraceFiles(paths, options).feed(add, contents=contents)
+    return whole.summary(path, added.totals, warnings)

@@ -3,31 +3,19 @@
 Traces, counts, importance matrices and moepack's own files alike. A new format is one entry.
 """
 
-import os
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
-from moepack.common import digest
 from moepack.common.errors import RequestError, TraceError
-from moepack.common.paths import PathOrPaths, path_texts
 from moepack.common.shape import ModelShape
-from moepack.traces import file, file_frames
+from moepack.traces import file
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import arrays, counts, imatrix, logs, tables
 from moepack.traces.formats.number_text import FileHead, refuse_utf16
-from moepack.traces.model import Counts, Item, Items, Origin, Tokens
-from moepack.traces.spool import SpooledTrace
+from moepack.traces.model import Counts, Items, Origin
 from moepack.traces.validation import Checks
-
-AnyTrace = PathOrPaths | SpooledTrace
-"""The files of a trace, or one that was read already."""
-TraceFiles = Sequence[str] | SpooledTrace
-"""The same, with the names of files as texts."""
 
 
 class Format(NamedTuple):
@@ -50,57 +38,6 @@ class ReadOptions(NamedTuple):
     lenient: bool = False
 
 
-class Contents:
-    """Notices files with the same selections as an earlier one.
-
-    The two halves that hotness is judged by would be copies of each other, and anything would look
-    as if it were worth pinning. The selections of two models are never the same.
-    """
-
-    def __init__(self) -> None:
-        self._before: dict[bytes, set[str | None]] = {}
-        """By digest, the models of its origins."""
-        self._in_file: list[tuple[bytes, str | None]] = []
-        self._model: str | None = None
-        self._begin()
-
-    def _begin(self) -> None:
-        """Begin the digest of an origin: of each column, however it is cut into pieces."""
-        self._columns = [digest.stream() for _ in range(4)]
-        self._is_empty = True
-
-    def add(self, item: Item) -> None:
-        """Add the next piece of a file."""
-        if isinstance(item, Origin):
-            self._end_origin()
-            self._model = item.model
-            return
-        numbers = np.diff(item.starts) if isinstance(item, Tokens) else item.counts
-        phase = item.phase if isinstance(item, Tokens) else np.full(1, item.phase, np.uint8)
-        columns = (numbers, phase, item.layer, item.expert)
-        for column, values in zip(self._columns, columns, strict=True):
-            column.update(np.ascontiguousarray(values).data)
-        self._is_empty &= not len(item.layer)
-
-    def end(self, path: str) -> None:
-        """End a file. Raises RequestError if the selections of an origin came before."""
-        self._end_origin()
-        for value, model in self._in_file:
-            models = self._before.get(value, set())
-            if models and (model is None or models & {None, model}):
-                hint = "leave it out: a copy adds no information"
-                raise RequestError("its selections came already", path=path, hint=hint)
-        for value, model in self._in_file:
-            self._before.setdefault(value, set()).add(model)
-        self._in_file = []
-
-    def _end_origin(self) -> None:
-        if not self._is_empty:
-            value = b"".join(column.digest() for column in self._columns)
-            self._in_file.append((value, self._model))
-        self._begin()
-
-
 def read(path: str, checks: Checks, name: str | None = None) -> Items:
     """Read a trace file of any format, piece by piece, in memory that does not grow with it.
 
@@ -115,8 +52,11 @@ def read_as(trace_format: Format, stream: TraceStream, checks: Checks) -> Items:
     """Read an open file in a format. Raises TraceError for faults, and if it has no selections."""
     has_selections = False
     for item in trace_format.read(stream, checks) if stream.peek(1) else ():
-        has_selections = has_selections or _has_selections(item)
-        yield _with_stated(item, checks) if isinstance(item, Origin) else item
+        if isinstance(item, Origin):
+            yield _with_stated(item, checks)
+            continue
+        has_selections |= bool(item.counts.any() if isinstance(item, Counts) else len(item.layer))
+        yield item
     if not has_selections:
         left_out = sum(checks.warnings.values())
         actual = f"none, and {left_out} left out" if left_out else "none"
@@ -134,87 +74,6 @@ def _with_stated(origin: Origin, checks: Checks) -> Origin:
         expert_count=expert_count if origin.expert_counts is None else None,
         experts_used=origin.experts_used or experts_used,
     )
-
-
-def _has_selections(item: Item) -> bool:
-    if isinstance(item, Counts):
-        return bool(item.counts.any())
-    return isinstance(item, Tokens) and len(item.layer) > 0
-
-
-def files_of(trace: AnyTrace) -> TraceFiles:
-    """Return the files of a trace. Raises RequestError without any."""
-    return trace if isinstance(trace, SpooledTrace) else path_texts(trace, "paths")
-
-
-def first_path(files: TraceFiles) -> str:
-    """Return the first file, for messages."""
-    return files.paths[0] if isinstance(files, SpooledTrace) else files[0]
-
-
-def feed(
-    files: TraceFiles,
-    options: ReadOptions,
-    *consumers: Callable[[Item], object],
-    contents: Contents | None = None,
-) -> Counter[str]:
-    """Read one file after another, and hand each piece to all `consumers`.
-
-    Return how much was left out, by problem. Raises what `read` and the consumers raise, and
-    RequestError for a file whose selections came before, in one of these or in `contents`, and for
-    a trace that was read for another model than that of `options`.
-    """
-    if isinstance(files, SpooledTrace):
-        files.require(options.shape)
-        return files.feed(*consumers)
-    warnings: Counter[str] = Counter()
-    contents = contents or Contents()
-    for path in files:
-        try:
-            for item in read_file(path, options, contents, warnings):
-                for consume in consumers:
-                    consume(item)
-        except TraceError as error:
-            error.path = error.path or path
-            raise
-    return warnings
-
-
-def read_file(path: str, options: ReadOptions, contents: Contents, warnings: Counter[str]) -> Items:
-    """Read one of the files that belong together; `warnings` counts items left out, by problem.
-
-    Raises what `read` raises, and RequestError if its selections came before in `contents`.
-    """
-    checks = Checks(path, options.shape, options.lenient)
-    for item in read(path, checks, options.format):
-        contents.add(item)
-        yield item
-    contents.end(path)
-    warnings += checks.warnings
-
-
-def stated_shape(files: TraceFiles) -> ModelShape | None:
-    """Return the shape that traces state themselves, with the bytes of experts; None if none does.
-
-    A pipe can be read only once, so it states nothing. Raises TraceError for a shape that no model
-    has, RequestError for traces of different shapes.
-    """
-    if isinstance(files, SpooledTrace):
-        return files.shape
-    shapes: dict[ModelShape, str] = {}
-    for path in filter(os.path.isfile, files):
-        with TraceStream(path) as stream:
-            try:
-                shape = tables.route_shape(FileHead(stream).text)
-            except TraceError as error:
-                error.path = path
-                raise
-        if shape is not None:
-            shapes.setdefault(shape, path)
-    if len(shapes) > 1:
-        first, other = list(shapes.values())[:2]
-        raise RequestError("traces of different models", path=other, expected=f"as {first}")
-    return next(iter(shapes), None)
 
 
 def format_of(stream: TraceStream, name: str | None = None) -> Format:
@@ -272,7 +131,7 @@ def _is_array_json(head: FileHead) -> bool:
 
 
 FORMATS = (
-    Format("moepack", lambda head: head.data.startswith(file_frames.MAGIC), file.read),
+    Format("moepack", lambda head: head.data.startswith(file.MAGIC), file.read),
     Format("expert-log", _any_line(rb"^layer \d+ expert \d+$"), logs.read),
     Format("route-csv", _first_row(re.escape(tables.ROUTE_HEADING)), tables.read_route),
     Format("call-csv", _first_row(re.escape(tables.CALL_HEADING)), tables.read_calls),

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
 from moepack.common.paths import PathOrPaths, path_texts
-from moepack.traces.formats.reading import TracedModel, options_of
-from moepack.traces.formats.registry import Contents, ReadOptions, read_file
+from moepack.traces.formats.reading import Contents, TracedModel, options_of, read_file
+from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.model import Bytes, Counts, Ints, Origin, Phase, Shorts, Unknown, changes
 from moepack.traces.steps import ALL_PHASES, Steps, StepStream
 
@@ -110,7 +110,9 @@ class Trace:
                 steps = stream.add(item)
                 if steps is not None:
                     has_requests = origin is not None and Unknown.REQUESTS not in origin.unknown
-                    positions = _positions(steps, position)
+                    numbers = np.arange(steps.token_count, dtype=np.int64)
+                    begins = np.where(steps.is_first, numbers, -position)
+                    positions = numbers - np.maximum.accumulate(begins)
                     position = int(positions[-1]) + 1
                     yield _routing(steps, positions, has_requests)
         if not stream.token_count:
@@ -128,13 +130,6 @@ def open_trace(
     model.
     """
     return Trace(tuple(path_texts(paths, "paths")), options_of(options, model))
-
-
-def _positions(steps: Steps, position: int) -> Ints:
-    """Return the positions of tokens in their requests; the first one continues at `position`."""
-    numbers = np.arange(len(steps.request), dtype=np.int64)
-    begins = np.maximum.accumulate(np.where(steps.is_first, numbers, -position))
-    return numbers - begins
 
 
 def _routing(steps: Steps, positions: Ints, has_requests: bool) -> Routing:

@@ -8,11 +8,13 @@ import numpy as np
 from moepack.common.errors import TraceError
 from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
 from moepack.traces.compressed import TraceStream
-from moepack.traces.formats.assembler import Assembler, Rows
 from moepack.traces.formats.number_text import (
+    Assembler,
     Fault,
     FileHead,
     Places,
+    Rows,
+    Runs,
     Text,
     Truths,
     out_of_bounds,
@@ -21,6 +23,7 @@ from moepack.traces.formats.number_text import (
 )
 from moepack.traces.model import (
     MAX_NUMBER,
+    Bytes,
     Dimensions,
     Ints,
     Items,
@@ -28,7 +31,6 @@ from moepack.traces.model import (
     Phase,
     Piece,
     Unknown,
-    changes,
 )
 from moepack.traces.validation import Checks, shorts
 
@@ -43,16 +45,16 @@ _LAYER = re.compile(rb"^# layer=(\d{1,5}) expert_bytes=(\d{1,15})\b", re.M)
 class _Table:
     """A table: rows of `column_count` numbers, then experts; `expected` describes a row."""
 
-    heading = b""
-    expected = ""
-    column_count = 0
-    layer_column = 0
+    heading: bytes
+    expected: str
+    column_count: int
+    layer_column: int
     token_column: int
 
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
         self._assembler = Assembler(checks)
-        self._last_call: tuple[int, ...] = ()
+        self._calls = Runs()
 
     def read(self, stream: TraceStream) -> Iterator[Piece]:
         """Read a whole text."""
@@ -60,75 +62,51 @@ class _Table:
             yield from self._add(text)
         yield from self._assembler.end()
 
-    def _experts(self, text: Text, first: Places) -> tuple[Places, Places, Ints]:
-        """Return the rows among the lines that begin with the numbers `first`.
-
-        They are a row's first number, the number of its first expert, and its number of experts.
-        """
+    def _last_experts(self, text: Text, first: Places) -> tuple[Truths, Places]:
+        """Return whether lines are rows, by their first numbers, and their last experts."""
         raise NotImplementedError
-
-    def _calls(self, columns: Ints) -> Ints:
-        """Return the columns that tell calls apart."""
-        return columns[:, :1]
-
-    def _requests(self, columns: Ints) -> Ints:
-        return np.zeros(len(columns), np.int64)
-
-    def _phases(self, columns: Ints) -> Ints:
-        return np.full(len(columns), Phase.UNKNOWN)
-
-    def _add(self, text: Text) -> Iterator[Piece]:
-        """Read the next text; yield the pieces of the trace that are complete."""
-        gaps = (b",",) * self.column_count
-        first = text.line_starts()
-        first, start, counts = self._experts(text, first[text.follow(first, gaps)])
-        columns = text.columns(first, self.column_count)
-        owner = np.repeat(np.arange(len(first)), counts)
-        before = np.cumsum(counts) - counts
-        expert = text.values(np.repeat(start - before, counts) + np.arange(len(owner)))
-        is_large = np.any(columns < 0, axis=1)
-        is_large[owner[expert < 0]] = True
-        report(self._checks, text, self._faults(text, first, np.flatnonzero(is_large)))
-        kept = ~(is_large | self._left_out(columns))[owner]
-        owner, expert = owner[kept], expert[kept]
-        layer = columns[:, self.layer_column][owner]
-        right = self._checks.fitting(layer, expert, text.place_of(first[owner]))
-        if right is not None:
-            owner, expert, layer = owner[right], expert[right], layer[right]
-        if not len(owner):
-            return
-        starts = np.flatnonzero(np.diff(owner, prepend=-1))
-        rows = columns[owner[starts]]
-        calls = self._calls(rows)
-        begins = changes(*calls.T)
-        begins[0] = tuple(calls[0]) != self._last_call
-        self._last_call = tuple(calls[-1])
-        lines = text.line_numbers(first) + (text.first_line - 1)
-        yield from self._assembler.add(
-            Rows(
-                starts[begins],
-                self._requests(rows[begins]),
-                self._phases(rows[begins]).astype(np.uint8),
-                shorts(layer),
-                shorts(expert),
-                lines[owner],
-                columns[:, self.token_column][owner],
-            )
-        )
 
     def _left_out(self, columns: Ints) -> Truths:
         """Return whether each row is left out."""
         return np.zeros(len(columns), np.bool_)
 
+    def _of_calls(self, columns: Ints) -> tuple[Ints, Bytes, Ints]:
+        """Return the request, phase and call of each row."""
+        raise NotImplementedError
+
+    def _add(self, text: Text) -> Iterator[Piece]:
+        """Read the next text; yield the pieces of the trace that are complete."""
+        first = text.rows((b",",) * self.column_count)
+        is_row, last = self._last_experts(text, first)
+        first = first[is_row]
+        counts = last[is_row] - first - self.column_count + 1
+        columns = text.columns(first, self.column_count)
+        owner = np.repeat(np.arange(len(first)), counts)
+        number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        expert = text.values(first[owner] + self.column_count + number)
+        is_large = np.any(columns < 0, axis=1)
+        is_large[owner[expert < 0]] = True
+        report(self._checks, text, self._faults(text, first, first[is_large]))
+        kept = ~(is_large | self._left_out(columns))[owner]
+        owner, expert = owner[kept], expert[kept]
+        layer = columns[owner, self.layer_column]
+        right = self._checks.fitting(layer, expert, text.place_of(first[owner]))
+        if right is not None:
+            owner, expert, layer = owner[right], expert[right], layer[right]
+        if not len(owner):
+            return
+        columns = columns[owner]
+        line = text.lines_of(text.starts[first])[owner]
+        token = columns[:, self.token_column]
+        of_calls = self._of_calls(columns)
+        rows = Rows(*of_calls, token, shorts(layer), shorts(expert), line)
+        yield from self._assembler.add(rows)
+
     def _faults(self, text: Text, first: Places, large: Places) -> list[Fault]:
         others = text.other_lines(first)
         others = others[~text.has(others, self.heading)]
-        faults = [Fault(int(at), "not a line of this format", self.expected) for at in others]
-        for row in first[large].tolist():
-            last = int(np.searchsorted(text.starts, text.line_ends[text.line_numbers(row)]))
-            values = text.values(np.arange(row, last)).tolist()
-            faults.append(out_of_bounds(text, row, values, self.expected))
-        return faults
+        faults = [Fault(at, "not a line of this format", self.expected) for at in others.tolist()]
+        return faults + out_of_bounds(text, large, self.expected)
 
 
 class CallTable(_Table):
@@ -143,21 +121,26 @@ class CallTable(_Table):
     layer_column = 2
     token_column = 1
 
-    def _experts(self, text: Text, first: Places) -> tuple[Places, Places, Ints]:
+    def _last_experts(self, text: Text, first: Places) -> tuple[Truths, Places]:
+        last = text.last_of_lines(first)
+        follows = text.has(text.ends[:-1], b" ") & (text.starts[1:] - text.ends[:-1] == 1)
+        joined = np.cumsum(np.append(False, follows))
         start = first + self.column_count
-        beyond = np.searchsorted(text.starts, text.line_ends[text.line_numbers(first)])
-        is_joined = text.starts[1:] - text.ends[:-1] == 1
-        is_joined &= text.has(text.ends[:-1], b" ")
-        breaks = np.concatenate(([0], np.cumsum(~is_joined), [0]))
-        last = np.maximum(beyond - 1, start)
-        right = (beyond > start) & (breaks[last] == breaks[start])
-        right &= text.ends_line(text.ends[beyond - 1])
-        return first[right], start[right], (beyond - start)[right]
+        is_row = joined[last] - joined[start] == last - start
+        return is_row & text.ends_line(text.ends[last]), last
 
     def _left_out(self, columns: Ints) -> Truths:
         is_other: Truths = columns[:, 3] > 0
         self._checks.warn("rows of a layer's second router", int(np.count_nonzero(is_other)))
         return is_other
+
+    def _of_calls(self, columns: Ints) -> tuple[Ints, Bytes, Ints]:
+        zeros = np.zeros(len(columns), np.int64)
+        return (
+            zeros,
+            np.full(len(columns), Phase.UNKNOWN, np.uint8),
+            self._calls.numbers(columns[:, 0]),
+        )
 
 
 class RouteTable(_Table):
@@ -175,7 +158,7 @@ class RouteTable(_Table):
 
     def __init__(self, checks: Checks) -> None:
         super().__init__(checks)
-        self._turn = self._request = -1
+        self._turns = Runs()
 
     def _add(self, text: Text) -> Iterator[Piece]:
         """Check the model that the text states, then read it."""
@@ -184,28 +167,18 @@ class RouteTable(_Table):
             self._checks.state(_dimensions(match), f"line {text.line_of(match.start())}")
         yield from super()._add(text)
 
-    def _experts(self, text: Text, first: Places) -> tuple[Places, Places, Ints]:
+    def _last_experts(self, text: Text, first: Places) -> tuple[Truths, Places]:
         """Take one expert a row; the columns behind it do not matter."""
-        behind = text.ends[first + 5]
-        first = first[(text.bytes[behind] == ord(",")) | text.ends_line(behind)]
-        return first, first + 5, np.ones(len(first), np.int64)
+        last = first + self.column_count
+        behind = text.ends[last]
+        return (text.bytes[behind] == ord(",")) | text.ends_line(behind), last
 
-    def _calls(self, columns: Ints) -> Ints:
-        """Tell decode steps apart, and prefills by their turn."""
-        calls = columns[:, :3].copy()
-        calls[columns[:, 1] == 0, 2] = 0
-        return calls
-
-    def _requests(self, columns: Ints) -> Ints:
-        """Count the turns: their numbers may be any."""
-        turns = np.concatenate(([self._turn], columns[:, 0]))
-        requests = self._request + np.cumsum(turns[1:] != turns[:-1])
-        self._turn, self._request = int(turns[-1]), int(max(requests, default=self._request))
-        return requests
-
-    def _phases(self, columns: Ints) -> Ints:
-        phase = columns[:, 1]
-        return np.select([phase == 0, phase == 1], [Phase.PREFILL, Phase.DECODE], Phase.UNKNOWN)
+    def _of_calls(self, columns: Ints) -> tuple[Ints, Bytes, Ints]:
+        """Tell decode steps apart, and prefills by their turn, whose numbers may be any."""
+        turn, phase, step = columns[:, :3].T
+        phases = np.select([phase == 0, phase == 1], [Phase.PREFILL, Phase.DECODE], Phase.UNKNOWN)
+        call = self._calls.numbers(turn, phase, np.where(phase == 0, 0, step))
+        return self._turns.numbers(turn), phases.astype(np.uint8), call
 
 
 def read_calls(stream: TraceStream, checks: Checks) -> Items:

@@ -6,16 +6,15 @@ tomorrow. Halves of every other request share their topics, and tell by comparis
 over time.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ModelShape
-from moepack.traces.expert_places import ExpertPlaces
-from moepack.traces.hotness.timeline import PlaceCounts, Timeline
+from moepack.common.shape import ExpertKey, ModelShape
+from moepack.traces.expert_places import ExpertPlaces, PlaceCounts
 from moepack.traces.model import (
     MAX_COUNT,
     MAX_NUMBER,
@@ -27,7 +26,138 @@ from moepack.traces.model import (
     Unknown,
     split_keys,
 )
-from moepack.traces.steps import ALL_PHASES, Steps, StepStream
+from moepack.traces.steps import ALL_PHASES, Steps, StepStream, Truths
+
+MOST_CELLS, FEWEST_CELLS = 32, 8
+"""There are at least half as many, so the middle is found to 1/32 of all tokens, or 1/8 with very
+many places."""
+_MOST_NUMBERS = 1 << 22
+"""Of all cells together: enough for 32 cells of a model of 131,072 experts."""
+LEAST_SHARE = 0.3
+"""Of all tokens: rather than leave one side with less, a request is cut."""
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Part of a cell: the tokens before it, whether it begins a request, and its counts."""
+
+    start: int
+    begins_request: bool
+    counts: PlaceCounts = field(default_factory=PlaceCounts)
+
+
+class Timeline:
+    """Counts selections by place along a trace's time, to be cut near the middle at its end.
+
+    A trace may be longer than memory and come through a pipe, so its middle is known only at its
+    end. Until then its counts are in cells of equally many tokens; when there are too many cells,
+    each two neighbours become one. A cell is cut once more where the first request in it begins: it
+    is best to cut between two requests, since one uses much the same experts from beginning to end.
+    """
+
+    def __init__(self) -> None:
+        self._stretches: list[_Stretch] = []
+        self._cell_length = 1
+        self._cell_has_request = False
+        """Whether a request begins in the last cell."""
+        self.token_count = 0
+
+    def add(self, is_first: Truths, starts: Ints, places: Ints, weight: float) -> None:
+        """Count the next tokens.
+
+        `is_first` [tokens] is whether each begins a request; `places[starts[t]:starts[t + 1]]` are
+        the selections of token t.
+        """
+        count = len(is_first)
+        begins = np.append(np.flatnonzero(is_first), count)
+        first = 0
+        while first < count:
+            self._enter(bool(is_first[first]))
+            room = self._cell_length - self.token_count % self._cell_length
+            last = min(count, first + room)
+            if not self._cell_has_request:
+                last = min(last, int(begins[np.searchsorted(begins, first, "right")]))
+            selected = places[int(starts[first]) : int(starts[last])]
+            counts = self._stretches[-1].counts
+            counts.count(selected, weight)
+            self.token_count += last - first
+            first = last
+            most = min(MOST_CELLS, max(FEWEST_CELLS, _MOST_NUMBERS // max(1, len(counts.values))))
+            while self.token_count >= most * self._cell_length:
+                self._join_cells()
+
+    def _enter(self, begins_request: bool) -> None:
+        """Begin a new stretch where the next token has to."""
+        is_cell = self.token_count % self._cell_length == 0
+        if is_cell or (begins_request and not self._cell_has_request):
+            self._cell_has_request = begins_request
+            self._stretches.append(_Stretch(self.token_count, begins_request))
+
+    def _join_cells(self) -> None:
+        """Make one cell of each two, and keep only the first request that begins in it."""
+        self._cell_length *= 2
+        joined: list[_Stretch] = []
+        has_request = False
+        for stretch in self._stretches:
+            is_cell = stretch.start % self._cell_length == 0
+            if is_cell or (stretch.begins_request and not has_request):
+                has_request = stretch.begins_request
+                joined.append(stretch)
+            else:
+                joined[-1].counts.add(stretch.counts.values)
+        self._stretches = joined
+        self._cell_has_request = has_request
+
+    def total(self, start: int = 0, end: int | None = None) -> PlaceCounts:
+        """Return the counts of all stretches that begin from `start` on, and before `end`."""
+        total = PlaceCounts()
+        for stretch in self._stretches:
+            if start <= stretch.start and (end is None or stretch.start < end):
+                total.add(stretch.counts.values)
+        return total
+
+    def halves(self) -> tuple[int, PlaceCounts, PlaceCounts] | None:
+        """Return the token count of the earlier half, and both counts; None without two tokens.
+
+        They are cut where a request begins, as near to the middle as possible, unless one of them
+        would have less than LEAST_SHARE: then within a request.
+        """
+        if len(self._stretches) < 2:
+            return None
+        cut = self._cut()
+        return cut, self.total(end=cut), self.total(cut)
+
+    def _cut(self) -> int:
+        """Return how many tokens the earlier half has; of two cuts as good, the later one."""
+
+        def distance(start: int) -> tuple[int, int]:
+            return abs(2 * start - self.token_count), -start
+
+        starts = [stretch.start for stretch in self._stretches[1:]]
+        between = [s.start for s in self._stretches[1:] if s.begins_request]
+        best = min(between, key=distance, default=0)
+        if min(best, self.token_count - best) >= LEAST_SHARE * self.token_count:
+            return best
+        return min(starts, key=distance)
+
+
+def hottest_first(counts: Ints) -> Ints:
+    """Return the indices of counts in falling order; equal counts stay in their order."""
+    return np.argsort(-counts, kind="stable")
+
+
+def hottest_within(counts: Ints, lengths: Ints, budget: int) -> NDArray[np.bool_]:
+    """Return whether each expert is among the hottest that fit into the budget together."""
+    order = hottest_first(counts)
+    is_hot = np.zeros(len(counts), np.bool_)
+    is_hot[order[np.cumsum(lengths[order]) <= budget]] = True
+    return is_hot
+
+
+def covered_count(learned: Ints, measured: Ints, lengths: Ints, budget: int) -> int:
+    """Return the measured selections of the experts that are hottest by the learned counts."""
+    return int(measured[hottest_within(learned, lengths, budget)].sum())
+
 
 _MAX_EXACT = 1 << 53
 """Floats count exactly up to here."""
@@ -48,43 +178,16 @@ class Halves(NamedTuple):
     measured: Half
 
 
-class ChunkCounter:
-    """Counts the tokens that use each chunk expert: C of a family serves a group of experts.
-
-    In grovemoe a chunk expert serves G experts of its layer, numbers C * G to C * G + G - 1, and is
-    used once by a token routed to any of them. The counts of the experts do not tell how many
-    tokens were routed to two of a group, so tokens are counted one by one. `chunk_sizes` are by
-    layer the experts that share one; layers without are left out.
-    """
-
-    def __init__(self, chunk_sizes: Mapping[int, int]) -> None:
-        self._size_of_layer = np.zeros(MAX_NUMBER + 1, np.int64)
-        for layer, size in chunk_sizes.items():
-            self._size_of_layer[layer] = size
-        self._places = ExpertPlaces()
-        self._counts = PlaceCounts()
-
-    def add(self, steps: Steps, weight: float) -> None:
-        """Count the next tokens of a trace."""
-        size = self._size_of_layer[steps.layer]
-        has_chunks = size > 0
-        token = steps.of_selections(np.arange(steps.token_count))[has_chunks]
-        layer = steps.layer[has_chunks].astype(np.int64)
-        chunk = steps.expert[has_chunks] // size[has_chunks]
-        needed: Ints = np.unique(token << 32 | layer << 16 | chunk)
-        self._counts.count(self._places.index_of(*split_keys(needed & 0xFFFFFFFF)), weight)
-
-    def counts(self) -> dict[ExpertKey, int]:
-        """Return how many tokens used each, by layer and chunk expert, without zeros."""
-        return _by_expert(self._places, self._counts.whole())
-
-
 class SelectionCounter:
     """Counts the selections of traces as they come.
 
     `phases` are counted; unknown ones always are. Selections may have a weight; tokens and requests
-    are counted without it, by `steps`. Counts are by place in `places`. With the model's `shape`,
-    its chunk experts are counted too.
+    are counted without it, by `steps`. Counts are by place in `places`.
+
+    With the model's `shape` its chunk experts are counted too. In grovemoe a chunk expert serves G
+    experts of its layer, numbers C * G to C * G + G - 1, and is used once by a token routed to any
+    of them. The counts of the experts do not tell how many tokens were routed to two of a group, so
+    tokens are counted one by one.
     """
 
     def __init__(
@@ -102,8 +205,12 @@ class SelectionCounter:
         self._odd = PlaceCounts()
         """Of the requests of odd number."""
         self._odd_token_count = 0
-        chunk_sizes = shape.chunk_sizes if shape else {}
-        self._chunks = ChunkCounter(chunk_sizes) if chunk_sizes else None
+        self._chunk_sizes = np.zeros(MAX_NUMBER + 1, np.int64)
+        """By layer, the experts that share a chunk expert."""
+        for layer, size in (shape.chunk_sizes if shape else {}).items():
+            self._chunk_sizes[layer] = size
+        self._has_chunks = bool(self._chunk_sizes.any())
+        self._chunk_places, self._chunk_counts = ExpertPlaces(), PlaceCounts()
 
     @property
     def counts(self) -> Ints:
@@ -171,11 +278,9 @@ class SelectionCounter:
 
         None if tokens are unknown, or no model with such experts was given.
         """
-        return None if self.loose_count or self._chunks is None else self._chunks.counts()
-
-    def by_expert(self, counts: Ints) -> dict[ExpertKey, int]:
-        """Return counts by expert, in the order of layers and experts, without zeros."""
-        return _by_expert(self.places, counts)
+        if self.loose_count or not self._has_chunks:
+            return None
+        return by_expert(self._chunk_places, self._chunk_counts.whole())
 
     def _add_total(self, count: int, weight: float) -> None:
         """Add to the sum of all counts, and check it, so that no count can overflow."""
@@ -200,11 +305,22 @@ class SelectionCounter:
         is_odd = steps.request % 2 == 1
         self._odd.count(places[steps.of_selections(is_odd)], weight)
         self._odd_token_count += int(np.count_nonzero(is_odd))
-        if self._chunks is not None:
-            self._chunks.add(steps, weight)
+        if self._has_chunks:
+            self._add_chunks(steps, weight)
+
+    def _add_chunks(self, steps: Steps, weight: float) -> None:
+        """Count a chunk expert once for each token that uses it."""
+        size = self._chunk_sizes[steps.layer]
+        shares = size > 0
+        token = steps.of_selections(np.arange(steps.token_count))[shares]
+        chunk = steps.expert[shares] // size[shares]
+        used: Ints = np.unique(token << 32 | steps.layer[shares].astype(np.int64) << 16 | chunk)
+        places = self._chunk_places.index_of(*split_keys(used & 0xFFFFFFFF))
+        self._chunk_counts.count(places, weight)
 
 
-def _by_expert(places: ExpertPlaces, counts: Ints) -> dict[ExpertKey, int]:
+def by_expert(places: ExpertPlaces, counts: Ints) -> dict[ExpertKey, int]:
+    """Return counts by expert, in the order of layers and experts, without zeros."""
     layers, experts = places.keys(np.flatnonzero(counts))
     order = np.lexsort((experts, layers))
     numbers = counts[counts != 0][order].tolist()

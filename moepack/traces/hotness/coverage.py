@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.shape import ROUTED_FAMILY, ExpertKey
 from moepack.pack.reading.locations import ExpertHotness
 from moepack.pack.reading.pack import Pack
 

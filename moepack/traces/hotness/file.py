@@ -6,42 +6,41 @@ import os
 import numpy as np
 
 from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.storage.atomic import write_whole
 from moepack.traces.compressed import TraceStream
-from moepack.traces.formats import counts
-from moepack.traces.formats.counts import COLUMNS, EXAMPLE, CountsFile, parse
+from moepack.traces.formats.counts import COLUMNS, EXAMPLE, CountsFile, origin_of
 from moepack.traces.hotness.model import HeldOut, Hotness
 from moepack.traces.model import Counts, Ints, Items, Phase
 from moepack.traces.validation import Checks
 
 
-def load(path: str) -> Hotness:
-    """Read a hotness file. Raises TraceError for faults."""
-    with TraceStream(path) as stream:
-        return read(stream, Checks(path))
-
-
 def decode(data: bytes, path: str) -> Hotness:
-    """Read the bytes of a hotness file; `path` is for messages. Raises as `load`."""
+    """Read the bytes of a hotness file; `path` is for messages. Raises TraceError for faults."""
     with TraceStream(path, data) as stream:
         return read(stream, Checks(path))
 
 
 def read(stream: TraceStream, checks: Checks) -> Hotness:
-    """Read an open hotness file. Raises as `load`."""
-    file = parse(stream, checks)
+    """Read an open hotness file. Raises as `decode`."""
+    file = CountsFile(stream, checks)
     if not len(file.counts):
         expected = f"lines of {EXAMPLE}"
         raise TraceError("no counts in it", path=stream.path, expected=expected)
+    held_out = None
+    if file.held_out is not None:
+        held_out_counts = {
+            k: count for k, count in _by_expert(file, file.held_out).items() if count
+        }
+        held_out = HeldOut(file.held_out_by, file.number("held_out_tokens"), held_out_counts)
     return Hotness(
         path=stream.path,
         counts=_by_expert(file, file.counts),
-        token_count=file.facts.number("tokens"),
+        token_count=file.number("tokens"),
         digest=stream.digest,
-        request_count=file.facts.number("requests"),
-        held_out=_held_out(file),
-        origins=tuple(file.facts.origins),
+        request_count=file.number("requests"),
+        held_out=held_out,
+        origins=tuple(file.origins),
     )
 
 
@@ -52,17 +51,10 @@ def save(hotness: Hotness, path: str | os.PathLike[str]) -> None:
 
 def items_of(hotness: Hotness) -> Items:
     """Yield hotness as a trace of counts, as its file is read."""
-    yield counts.origin_of(hotness.path, hotness.token_count, hotness.origins)
+    yield origin_of(hotness.path, hotness.token_count, hotness.origins)
     layers, experts = np.array(list(hotness.counts), np.uint16).reshape(-1, 2).T
     numbers = np.fromiter(hotness.counts.values(), np.int64)
     yield Counts(Phase.UNKNOWN, layers, experts, numbers)
-
-
-def _held_out(file: CountsFile) -> HeldOut | None:
-    if file.held_out is None:
-        return None
-    counts = {key: count for key, count in _by_expert(file, file.held_out).items() if count}
-    return HeldOut(file.facts.held_out_by, file.facts.number("held_out_tokens"), counts)
 
 
 def _by_expert(file: CountsFile, counts: Ints) -> dict[ExpertKey, int]:

@@ -13,10 +13,10 @@ from moepack.common.paths import AnyPath, PathOrPaths, path_texts
 from moepack.common.shape import ModelShape
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import registry
-from moepack.traces.formats.reading import TracedModel, options_of
-from moepack.traces.formats.registry import Contents, ReadOptions
+from moepack.traces.formats.reading import Contents, TracedModel, TraceFiles, options_of
+from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness import file
-from moepack.traces.hotness.counter import SelectionCounter
+from moepack.traces.hotness.counter import SelectionCounter, by_expert
 from moepack.traces.hotness.model import HeldOut, Hotness
 from moepack.traces.model import MAX_COUNT, Item
 from moepack.traces.steps import ALL_PHASES, DECODE_PHASES
@@ -134,7 +134,7 @@ def measure_hotness(
     contents = Contents()
     for path, weight in zip(paths, weights, strict=True):
         add = partial(counter.add, weight=weight)
-        warnings += registry.feed([path], options, add, contents=contents)
+        warnings += TraceFiles([path], options).feed(add, contents=contents)
     names = (origin.model for origin in counter.origins if origin.model is not None)
     hotness = _to_hotness(counter, paths[0])
     return MeasuredHotness(hotness, warnings, tuple(dict.fromkeys(names)))
@@ -149,7 +149,7 @@ def _to_hotness(counter: SelectionCounter, path: str) -> Hotness:
     if token_count is not None and token_count > MAX_COUNT:
         problem, expected = "tokens that add up to too many", f"<= {MAX_COUNT:,}"
         raise TraceError(problem, path=path, expected=expected, found=f"{token_count:,}")
-    counts = counter.by_expert(counter.counts)
+    counts = by_expert(counter.places, counter.counts)
     if not counts:
         raise TraceError(
             "nothing was counted", path=path, hint="does it have selections of these phases?"
@@ -157,8 +157,8 @@ def _to_hotness(counter: SelectionCounter, path: str) -> Hotness:
     halves = counter.halves()
     held_out = None
     if halves is not None:
-        measured = halves.measured
-        held_out = HeldOut(halves.by, measured.token_count, counter.by_expert(measured.counts))
+        held_out_counts = by_expert(counter.places, halves.measured.counts)
+        held_out = HeldOut(halves.by, halves.measured.token_count, held_out_counts)
     hotness = Hotness(
         path=path,
         counts=counts,
@@ -169,10 +169,7 @@ def _to_hotness(counter: SelectionCounter, path: str) -> Hotness:
         digest=0,
         chunk_counts=counter.chunk_counts(),
     )
-    return hotness._replace(digest=digest.xxh3(file.encode(hotness) + _encoded_chunks(hotness)))
-
-
-def _encoded_chunks(hotness: Hotness) -> bytes:
-    """Encode the counts of chunk experts, which affect the order, but are not in the file."""
-    counts = sorted((hotness.chunk_counts or {}).items())
-    return "".join(f"{key.layer},{key.expert},{count}\n" for key, count in counts).encode()
+    # Counts of chunk experts affect the order, but are not in the file.
+    chunks = sorted((hotness.chunk_counts or {}).items())
+    rows = "".join(f"{key.layer},{key.expert},{count}\n" for key, count in chunks)
+    return hotness._replace(digest=digest.xxh3(file.encode(hotness) + rows.encode()))

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from moepack.common import digest
 from moepack.common.errors import TraceError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ModelShape
+from moepack.common.shape import ExpertKey, ModelShape
 
 
 class HeldOut(NamedTuple):

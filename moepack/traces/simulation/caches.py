@@ -1,21 +1,24 @@
 """The simulated caches: from miss-ratio curves, by replays, or with experts held for good."""
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
+from itertools import chain, islice
 
 import numpy as np
 
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ModelShape
+from moepack.common.shape import ExpertKey, ModelShape
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import ExpertCache, Tally
-from moepack.traces.hotness.ranking import hottest_within
+from moepack.traces.caching.policies import Ranking
+from moepack.traces.expert_places import values_before
+from moepack.traces.hotness.counter import hottest_within
 from moepack.traces.model import Ints
 from moepack.traces.simulation.curves import LruCurves
 from moepack.traces.simulation.facts import CacheFacts, PrefetchFacts
 from moepack.traces.simulation.lookups import Lookups, LookupStream
-from moepack.traces.simulation.replay import Belady, add_next_uses, replay, replay_prefetching
-from moepack.traces.spool import Spool
+from moepack.traces.spool import Arrays, Spool
 
 BELADY, STATIC = "belady", "static"
 _LRU, _LAYER, _SLOTS = "lru", "layer", "slots"
@@ -28,11 +31,7 @@ class Caches:
     """
 
     def __init__(
-        self,
-        shape: ModelShape,
-        stream: LookupStream,
-        curves: LruCurves,
-        spool: Spool,
+        self, shape: ModelShape, stream: LookupStream, curves: LruCurves, spool: Spool
     ) -> None:
         self._routed = shape.routed
         self._expert_length = shape.routed_length
@@ -106,7 +105,8 @@ class Caches:
 
     def _static(self, budgets: Sequence[int]) -> Iterator[CacheFacts]:
         """Yield the hits of the hottest experts of the first half of decoding, on the second."""
-        half, lengths = self._token_count // 2, self._lengths
+        half = self._token_count // 2
+        lengths = np.array([self._key_lengths.get(key, 0) for key in self._keys], np.int64)
         learned, measured = _decode_halves(self._spool, len(lengths), half)
         for budget in budgets:
             is_hot = hottest_within(learned, lengths, budget)
@@ -144,8 +144,7 @@ class Caches:
             warm_hit_rate=warm_hit_rate,
             hit_rate=hit_rate,
             bytes_per_token=_ratio(
-                decode.missed_length,
-                self._token_count if token_count is None else token_count,
+                decode.missed_length, self._token_count if token_count is None else token_count
             ),
             read_length=read_length,
         )
@@ -165,11 +164,6 @@ class Caches:
             for layer, family in self._routed.items()
             for expert in range(family.expert_count)
         }
-
-    @cached_property
-    def _lengths(self) -> Ints:
-        """The bytes of experts by place; 0 without an expert."""
-        return np.array([self._key_lengths.get(key, 0) for key in self._keys], np.int64)
 
 
 def _decode_halves(spool: Spool, place_count: int, half: int) -> tuple[Ints, Ints]:
@@ -197,3 +191,79 @@ def _add(total: Tally, tally: Tally, length: int = 1) -> None:
     total.hit_count += tally.hit_count
     total.miss_count += tally.miss_count
     total.missed_length += tally.missed_length * length
+
+
+NEVER = int(np.iinfo(np.int64).max)
+
+
+def replay(spool: Spool, keys: Sequence[ExpertKey], cache: ExpertCache) -> tuple[Tally, Tally]:
+    """Run all lookups of a spool through a cache; return the tallies of prefill and of decode.
+
+    `keys` are the experts by place.
+    """
+    tallies = Tally(), Tally()
+    for is_decode, routed in _steps(spool, keys):
+        cache.step(routed, tallies[is_decode])
+    return tallies
+
+
+def _steps(spool: Spool, keys: Sequence[ExpertKey]) -> Iterator[tuple[bool, list[ExpertKey]]]:
+    """Yield each step: whether it is decode, and its experts."""
+    for lookups in map(Lookups._make, spool):
+        routed = [keys[place] for place in lookups.place.tolist()]
+        starts = lookups.step_starts
+        ends = [*starts[1:].tolist(), lookups.lookup_count]
+        is_decode = lookups.is_decode[starts].tolist()
+        for start, end, decodes in zip(starts.tolist(), ends, is_decode, strict=True):
+            yield decodes, routed[start:end]
+
+
+def replay_prefetching(
+    spool: Spool, keys: Sequence[ExpertKey], cache: ExpertCache, count: int
+) -> Iterator[tuple[set[ExpertKey], list[ExpertKey]]]:
+    """Replay a spool, and prefetch before each step the `count` experts its layer used last.
+
+    Yield the prefetched experts of each decode step, and its misses. As when a model runs, wrong
+    guesses never enter the cache, so hits are the same.
+    """
+    used: dict[int, OrderedDict[ExpertKey, None]] = {}
+    for is_decode, routed in _steps(spool, keys):
+        recent = used.setdefault(routed[0].layer, OrderedDict())
+        prefetched = {key for key in islice(reversed(recent), count) if key not in cache}
+        misses = cache.step(routed, Tally()).misses
+        if is_decode:
+            yield prefetched, misses
+        for key in routed:
+            recent[key] = None
+            recent.move_to_end(key)
+
+
+class Belady:
+    """Belady's policy: evict the expert with the furthest next use.
+
+    If all experts have one length, no cache that reads experts on demand hits more. `next_uses` are
+    the arrays of `add_next_uses`, the last one first.
+    """
+
+    def __init__(self, next_uses: Iterable[Arrays]) -> None:
+        steps = chain.from_iterable(array.tolist() for (array,) in next_uses)
+        self._next_ranks = map(operator.neg, steps)
+        self._ranks: dict[ExpertKey, int] = {}
+        self._ranking = Ranking(self._ranks.__getitem__)
+        self.evict, self.remove = self._ranking.pop, self._ranking.remove
+
+    def record(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
+        """Rank a step's experts by their next uses."""
+        self._ranks.update(zip(keys, self._next_ranks, strict=False))
+        self._ranking.put(keys)
+
+
+def add_next_uses(lookups: Spool, place_count: int, backwards: Spool) -> None:
+    """Add to `backwards` the step of each lookup's next use, NEVER for none; the last group first.
+
+    It has one array for each group of `lookups`.
+    """
+    following = np.full(place_count, NEVER, np.int64)
+    for group in map(Lookups._make, reversed(lookups)):
+        next_steps = values_before(group.step[::-1], group.place[::-1], following)
+        backwards.add((next_steps[::-1],))

@@ -7,8 +7,8 @@ import numpy as np
 from moepack.common.shape import FamilyShape
 from moepack.traces.caching.cache import Tally
 from moepack.traces.expert_places import lengths_by_layer, padded, values_before
-from moepack.traces.model import Ints
-from moepack.traces.simulation.lookups import Lookups
+from moepack.traces.model import Ints, Item, Phase, Tokens, repeated, selected
+from moepack.traces.simulation.lookups import Lookups, LookupStream
 from moepack.traces.simulation.stack import COLD, LruStack
 
 
@@ -147,13 +147,54 @@ class UniformRouter:
             order = self._random.permutation(int(count[start]))
             experts[start : start + number] = order[:number]
         width = int(self._counts.max())
-        while len(again := _repeated(lookups.step * width + experts)):
+        while len(again := repeated(lookups.step * width + experts)):
             experts[again] = self._random.integers(0, count[again])
         return experts + self._first[lookups.layer]
 
 
-def _repeated(keys: Ints) -> Ints:
-    """Return the indexes of keys that occurred before."""
-    order = np.argsort(keys, kind="stable")
-    repeated: Ints = order[1:][np.diff(keys[order]) == 0]
-    return repeated
+MOST_TOKENS = 1 << 13
+"""Limit of decoded tokens, the first of a trace: each takes some 0.2 ms."""
+
+
+class LayerLru:
+    """Follows the lookups of each layer. Caches go on over requests.
+
+    Lookups follow the rules of simulation: prefill warms the caches, hits are those of decode, and
+    a step evicts none of its own experts. So a cache of fewer experts than a token uses in its
+    layer has no hit rate: it would have to exceed its size.
+    """
+
+    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+        self._most_tokens = most_tokens
+        self._curves = LayerCurves()
+        self._lookups = LookupStream(self._curves.add, None)
+
+    @property
+    def token_count(self) -> int:
+        """The number of decoded tokens that count."""
+        return self._lookups.decode_token_count
+
+    def add(self, item: Item) -> None:
+        """Add the next piece of a trace."""
+        left = self._most_tokens - self.token_count
+        if left <= 0:
+            return
+        if isinstance(item, Tokens):
+            is_counted = np.cumsum(item.phase != Phase.PREFILL) <= left
+            if not is_counted.all():
+                item = selected(item, np.repeat(is_counted, np.diff(item.starts)))
+        self._lookups.add(item)
+
+    def hit_rate(self, capacities: Mapping[int, int]) -> float | None:
+        """Return the hit rate of caches of so many experts, by layer.
+
+        None without lookups, and if a token uses more experts of a layer than its cache has.
+        """
+        self._lookups.end()
+        layers = capacities.keys() & self._curves.by_layer.keys()
+        if any(capacities[layer] < self._lookups.used(layer) for layer in layers):
+            return None
+        tallies = [self._curves.by_layer[layer].decode.tally(capacities[layer]) for layer in layers]
+        hit_count = sum(tally.hit_count for tally in tallies)
+        count = hit_count + sum(tally.miss_count for tally in tallies)
+        return hit_count / count if count else None

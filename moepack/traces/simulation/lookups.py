@@ -1,18 +1,20 @@
 """Lookups: the experts that each step of a trace needs from a cache, in order.
 
 A call of the model computes layer after layer, all its tokens at once: each layer is a step, which
-looks up each expert it is routed to once, in the order of their last routing.
+looks up each expert it is routed to once, in the order of their last routing. Requests can take
+turns, as if several ran at once.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from moepack.traces.expert_places import ExpertPlaces
 from moepack.traces.model import MAX_NUMBER, Counts, Ints, Item, Origin, Phase, Unknown, changes
+from moepack.traces.spool import Spool
 from moepack.traces.steps import ALL_PHASES, Steps, StepStream, Truths
 
 _GROUP_COUNT = 1 << 17
@@ -189,3 +191,52 @@ def _distinct(lookups: Lookups) -> Lookups:
     keys = lookups.call * (int(lookups.place.max()) + 1) + lookups.place
     _, from_end = np.unique(keys[::-1], return_index=True)
     return lookups.part(np.sort(len(keys) - 1 - from_end))
+
+
+_CALL_COUNT = 1024
+"""Calls that are passed on at once."""
+
+
+def interleaved(spool: Spool, session_count: int) -> Iterator[Lookups]:
+    """Yield the lookups of a spool, `session_count` requests at a time in turns.
+
+    When one ends, the next of the trace takes its turn. Calls and steps are numbered anew. Memory
+    is for the requests that run.
+    """
+    waiting = (request.divided(request.call) for request in _requests(spool))
+    running = deque(islice(waiting, session_count))
+    calls: list[Lookups] = []
+    call_count = step_count = 0
+    while running:
+        session = running.popleft()
+        call = next(session, None)
+        if call is not None:
+            running.append(session)
+            calls.append(call)
+        else:
+            running.extendleft(islice(waiting, 1))
+        if len(calls) == _CALL_COUNT or (calls and not running):
+            numbered = _numbered(calls, call_count, step_count)
+            call_count, step_count = call_count + len(calls), int(numbered.step[-1]) + 1
+            calls = []
+            yield numbered
+
+
+def _requests(spool: Spool) -> Iterator[Lookups]:
+    """Yield the lookups of one request after another."""
+    parts: list[Lookups] = []
+    for lookups in map(Lookups._make, spool):
+        for part in lookups.divided(lookups.request):
+            if parts and parts[0].request[0] != part.request[0]:
+                yield joined(parts)
+                parts = []
+            parts.append(part)
+    if parts:
+        yield joined(parts)
+
+
+def _numbered(calls: Sequence[Lookups], first_call: int, first_step: int) -> Lookups:
+    numbers = np.arange(first_call, first_call + len(calls))
+    call = np.repeat(numbers, [one.lookup_count for one in calls])
+    lookups = joined(calls)._replace(call=call)
+    return lookups._replace(step=steps_of(lookups, first_step))

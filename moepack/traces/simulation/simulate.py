@@ -13,26 +13,13 @@ from moepack.common.errors import RequestError, TraceError
 from moepack.common.shape import FamilyShape, ModelShape
 from moepack.common.sizes import Size, as_list, parse_ranges, parse_size, size_text
 from moepack.traces.caching import cache as caching
-from moepack.traces.formats.reading import TracedModel, options_of
-from moepack.traces.formats.registry import (
-    AnyTrace,
-    ReadOptions,
-    TraceFiles,
-    feed,
-    files_of,
-    first_path,
-    stated_shape,
-)
+from moepack.traces.formats.reading import AnyTrace, TracedModel, TraceFiles, opened
+from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.simulation.caches import BELADY, STATIC, Caches
 from moepack.traces.simulation.curves import LruCurves
-from moepack.traces.simulation.facts import (
-    LEAST_SELECTIONS,
-    CurvePoint,
-    Simulation,
-)
-from moepack.traces.simulation.lookups import Lookups, LookupStream
-from moepack.traces.simulation.sessions import interleaved
-from moepack.traces.spool import Spool
+from moepack.traces.simulation.facts import LEAST_SELECTIONS, CurvePoint, Simulation
+from moepack.traces.simulation.lookups import Lookups, LookupStream, interleaved
+from moepack.traces.spool import Spool, SpooledTrace
 
 Facts = TypeVar("Facts")
 
@@ -73,21 +60,17 @@ def simulate(
     Raises TraceError for faults in a file, and for counts without tokens; RequestError for invalid
     options, for budgets below the experts of one token in a layer, and if no bytes are known.
     """
-    files, options = files_of(paths), options_of(options, model)
+    trace = opened(paths, options, model, takes_stated=True)
     policies = list(dict.fromkeys(POLICIES if policies is None else as_list(policies)))
     slots = as_list(slots)
     counts = {"sessions": sessions, "batch_count": batch_count, "prefetch": prefetch}
     _check_options(policies, {**counts, "slots": min(slots, default=None)})
     layers = None if layers is None else _layers(layers)
-    model_shape = options.shape or stated_shape(files)
-    shape = _run_shape(
-        model_shape if model_shape is None or layers is None else model_shape.of_layers(layers)
-    )
+    shape = _run_shape(trace.shape, layers)
     routed, total = shape.routed, shape.routed_length
     requested = [parse_size(one, "budgets", whole=total) for one in as_list(budgets)]
     with ExitStack() as stack:
-        options = options._replace(shape=model_shape)
-        caches, warnings = _read(files, options, shape, batch_count, sessions, stack)
+        caches, warnings = _read(trace, shape, batch_count, sessions, stack)
         stream, curves = caches.stream, caches.curves
         # The bytes that a decoded token used in each layer; none if none was decoded.
         used = [family.expert_length * stream.used(layer) for layer, family in routed.items()]
@@ -146,8 +129,7 @@ def _layers(layers: str | Collection[int]) -> Collection[int]:
 
 
 def _read(
-    files: TraceFiles,
-    options: ReadOptions,
+    trace: TraceFiles | SpooledTrace,
     shape: ModelShape,
     batch_count: int | None,
     sessions: int,
@@ -169,11 +151,11 @@ def _read(
     for layer, family in shape.routed.items():
         experts = np.arange(family.expert_count).astype(np.uint16)
         stream.places.index_of(np.full_like(experts, layer), experts)
-    warnings = feed(files, options, stream.add)
+    warnings = trace.feed(stream.add)
     stream.end()
     if not stream.steps.token_count:
         hint = "only counts are known, a cache needs tokens in their order: moepack trace record"
-        raise TraceError("no tokens in it", path=first_path(files), hint=hint)
+        raise TraceError("no tokens in it", path=trace.paths[0], hint=hint)
     if sessions > stream.steps.request_count:
         raise RequestError(
             "fewer requests than sessions",
@@ -187,13 +169,13 @@ def _read(
     return Caches(shape, stream, curves, spool), warnings
 
 
-def _run_shape(shape: ModelShape | None) -> ModelShape:
+def _run_shape(shape: ModelShape | None, layers: Collection[int] | None) -> ModelShape:
     """Return the shape of the layers that llama.cpp runs. Raises RequestError without any."""
     if shape is None:
         problem = "the bytes of an expert are not known"
         hint = "`model` names the source or the pack that was traced; a pipe cannot state them"
         raise RequestError(problem, hint=hint)
-    run = shape.without_mtp()
+    run = (shape if layers is None else shape.of_layers(layers)).without_mtp()
     if not run.routed:
         raise RequestError("the model has no layer with routed experts")
     return run

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import moepack
-from moepack.report import doctor_text
+from moepack.report import plan_text
 
 NAMES = [
     *("memory", "memory pressure", "processors", "memory bandwidth", "llama.cpp", "variables"),
@@ -24,7 +24,7 @@ def test_every_check_has_a_line_and_what_to_do(
     assert names[: len(NAMES)] == NAMES
     assert len(names) == len(set(names))
     assert all(one.hint for one in facts.findings if one.verdict in ("limit", "problem"))
-    text = doctor_text.text(facts)
+    text = plan_text.doctor(facts)
     for finding in facts.findings:
         assert f"\n{finding.name} " in f"\n{text}"
     assert "a hint" not in text
@@ -35,4 +35,4 @@ def test_without_a_model_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) ->
     report = moepack.doctor(directory=tmp_path, seconds=0)
     assert (report.model, report.prognosis) == (None, None)
     assert not list(tmp_path.iterdir())
-    assert "moepack doctor MODEL" in doctor_text.text(report)
+    assert "moepack doctor MODEL" in plan_text.doctor(report)

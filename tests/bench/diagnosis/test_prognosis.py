@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.bench.diagnosis.prognosis import ANSWER_TOKENS, prognosis
+from moepack.bench.diagnosis.doctor import ANSWER_TOKENS, prognosis
 from moepack.planning.machine.model import Figure, Machine
 from tests.support.machines import GB, machine
 

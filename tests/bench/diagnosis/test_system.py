@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moepack.bench.diagnosis import system
-from moepack.bench.diagnosis.check_result import CheckResult
+from moepack.bench.diagnosis.system import CheckResult
 from moepack.common.errors import MachineError
 from moepack.running.pager.page_faults import check_page_faults
 from moepack.storage.probe import choose

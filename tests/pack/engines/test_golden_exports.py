@@ -10,7 +10,6 @@ from gguf import GGUFReader
 
 import moepack
 from moepack.common.errors import RequestError
-from moepack.pack.engines import exporting
 from tests.support.gguf_builder import GgufBuilder, moe
 from tests.support.models import contents, flip, hotness_of, pack_model
 from tests.support.sglang_wheel import ggml_moe_pack_tool, require_sglang
@@ -306,8 +305,3 @@ def test_kimi_k3_is_written_in_the_order_that_sglang_needs(tmp_path: Path) -> No
     assert hot.notes == ("SGLang needs the order of the source; L-Ark's llama.cpp takes any",)
     with pytest.raises(ValueError, match="not complete expert-major"):
         tool.validate_ggml_moe_pack(tmp_path / "hot", tensors, spec)
-
-
-def test_all_formats_have_facts_and_a_command() -> None:
-    for engine in exporting.export_formats():
-        assert all((engine.title, engine.reads, engine.writes, engine.copies, engine.proof))

@@ -7,7 +7,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import RequestError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.pack.reading.pack import Pack
 from tests.support.models import REAL_MODELS, first_shard, keys_of
 

@@ -8,7 +8,7 @@ from gguf import GGUFReader
 
 import moepack
 from moepack.common.errors import MachineError, PackError, RequestError
-from moepack.pack.reading import read_plan
+from moepack.pack.reading import expert_read
 from moepack.packing.pack_model import pack_model
 from moepack.packing.shard_index import index_model
 from moepack.storage.backend import Backend
@@ -19,14 +19,14 @@ from tests.support.models import REAL_MODELS, first_shard, flip, shards_of
 
 pytestmark = pytest.mark.long
 
-LONG_PIECE = read_plan._PIECE_LENGTH
+LONG_PIECE = expert_read._PIECE_LENGTH
 PIECE = 64 << 10
 
 
 @pytest.fixture(autouse=True)
 def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tensors be read in pieces that are short; one test has those of everyday."""
-    monkeypatch.setattr(read_plan, "_PIECE_LENGTH", PIECE)
+    monkeypatch.setattr(expert_read, "_PIECE_LENGTH", PIECE)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_tensor_without_bytes_is_read(tmp_path: Path) -> None:
 def test_a_flipped_bit_in_any_piece_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_plan, "_PIECE_LENGTH", LONG_PIECE)
+    monkeypatch.setattr(expert_read, "_PIECE_LENGTH", LONG_PIECE)
     row_count = LONG_PIECE // 256 + 3
     path = moe((0,)).tensor("big.weight", (64, row_count), F32, 256).write(tmp_path / "m")
     pack_model(path, tmp_path / "pack")

@@ -14,15 +14,9 @@ from tests.support.models import flip, on_disk
 from tests.support.reads import nothing_left
 
 WAYS: dict[str, Callable[[Reader, tuple[int, int]], memoryview]] = {
-    "read": lambda reader, key: reader.read(*key),
-    "read_into": lambda reader, key: _into(reader, key),
-    "read_many": lambda reader, key: next(reader.read_many([key])).view,
+    "in this thread": lambda reader, key: reader.read(*key),
+    "through a queue": lambda reader, key: next(reader.read_many([key])).view,
 }
-
-
-def _into(reader: Reader, key: tuple[int, int]) -> memoryview:
-    buffer = bytearray(1 << 20)
-    return memoryview(buffer)[: reader.read_into(buffer, *key)]
 
 
 def spoil(pack: Pack, layer: int, expert: int, part: str) -> None:

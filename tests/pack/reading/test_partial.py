@@ -8,7 +8,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, MirrorWarning, PackError
-from moepack.common.remote_path import RemotePath
+from moepack.common.paths import RemotePath
 from tests.support.models import flip, keys_of
 from tests.support.pulls import copy_pack, local_keys, store_of_packs
 from tests.support.remote_servers import FileServer

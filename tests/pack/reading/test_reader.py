@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,8 @@ import pytest
 import moepack
 from moepack.common.errors import PackError, RequestError
 from moepack.common.sizes import align
-from moepack.pack.reading.expert_read import ExpertRead
+from moepack.pack.reading.expert_read import ExpertRead, read_of_parts
 from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.read_plan import read_of_parts
 from moepack.pack.reading.reader import Reader
 from moepack.storage import aligned_read
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
@@ -263,6 +263,53 @@ def test_views_outlive_their_reader_and_pack(packs: dict[str, Path]) -> None:
         expected = on_disk(pack.locate(1, 1, "up"))
     del one
     assert part == expected
+
+
+# So many reads and bytes in flight, no fewer and no more
+
+
+def gated() -> tuple[FaultyBackend, threading.Event]:
+    """Make a backend on which reads wait for an event."""
+    gate = threading.Event()
+    return FaultyBackend(make("buffered"), Fault(until=gate)), gate
+
+
+def test_batches_share_the_depth(pack: Pack) -> None:
+    backend, gate = gated()
+    with pack.reader(backend=backend, depth=4) as reader:
+        batches = []
+        for layer, count, expected in ((0, 3, 3), (1, 5, 4), (0, 2, 5)):
+            batches.append(reader.submit([(layer, n) for n in range(count)]))
+            # The first of a batch is never held back.
+            assert len(backend.begun) == expected == reader.statistics.in_flight_count
+        gate.set()
+        for batch in batches:
+            for one in batch.completions():
+                assert one.view == on_disk(pack.locate(one.layer, one.expert))
+        assert backend.peak_count == 5
+
+
+@pytest.mark.parametrize(("beyond", "expected"), [(0, 2), (-1, 1), (1, 2)])
+def test_as_many_bytes_as_the_bound_says_are_in_flight(
+    pack: Pack, beyond: int, expected: int
+) -> None:
+    backend, gate = gated()
+    length = pack.locate(0, 0).length
+    reader = pack.reader(backend=backend, max_in_flight=2 * length + beyond)
+    with reader, reader.submit([(0, n) for n in range(4)]):
+        assert len(backend.begun) == expected
+        assert reader.statistics.in_flight_length == expected * length
+        gate.set()
+
+
+def test_what_waits_begins_when_an_expert_is_taken_and_not_only_with_the_next(pack: Pack) -> None:
+    backend, gate = gated()
+    reader = pack.reader(backend=backend, depth=2)
+    with reader, reader.submit([(0, n) for n in range(6)]) as batch:
+        assert len(backend.begun) == 2
+        gate.set()
+        next(batch.completions())
+        assert len(backend.begun) in (3, 4)
 
 
 # What the reader says of itself

@@ -15,15 +15,18 @@ import pytest
 import moepack
 from moepack.common.errors import PackError, SourceError
 from moepack.pack.opening.source_identity import describe_shard, describe_source
-from moepack.pack.verifying import extents, scan
+from moepack.pack.verifying import checked_pack, scan
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.plan import layout, plan
 from moepack.packing.restore import restore
+from moepack.packing.shard_index import index_model
 from moepack.packing.writing import packer
 from moepack.packing.writing.planned_pack import PlannedPack
+from moepack.packing.writing.target import open_target
+from moepack.report import verification_text
 from moepack.source import experts
 from moepack.source.dense import find_dense
-from moepack.source.experts import Experts, Scattered
+from moepack.source.experts import Experts
 from moepack.source.shards import open_source
 from tests.support.amounts import amounts
 from tests.support.gguf_builder import F32, moe, split, write_shards
@@ -39,10 +42,13 @@ def test_a_sound_pack_of_a_real_model_has_no_findings(model: str, packs: dict[st
     assert digests_only.passed
     assert digests_only.compared_length is None
     shards = shards_of(model)
-    with_source = verify(packs[model], shards)
-    assert with_source.passed
-    assert with_source.headline is None
+    with_source = verify(packs[model], shards, with_gguf_py=True)
+    assert (with_source.passed, with_source.headline, with_source.findings) == (True, None, ())
     assert with_source.compared_length == sum(Path(shard).stat().st_size for shard in shards)
+    with moepack.open(packs[model]) as pack:
+        tensor_length = pack.shape.expert_length + (pack.shape.dense_length or 0)
+    assert with_source.gguf_py_length == tensor_length < with_source.compared_length
+    assert "compared with gguf-py" in verification_text.report(with_source)
     files = packs[model].glob("*.bin")
     data_length = sum(file.stat().st_size for file in files if file.name != "index.bin")
     assert with_source.read_length == with_source.data_length == data_length
@@ -71,17 +77,17 @@ def swapped_projections(model: Experts) -> Experts:
     down, gate, up = model.families[0].parts
     assert gate.length == up.length
     swapped = (
-        dataclasses.replace(gate, slices=up.slices),
-        dataclasses.replace(up, slices=gate.slices),
+        dataclasses.replace(gate, places=up.places),
+        dataclasses.replace(up, places=gate.places),
     )
     return replaced(model, 0, parts=(down, *swapped))
 
 
 def swapped_experts(model: Experts) -> Experts:
     down, *others = model.families[1].parts
-    places = [down.slices.at(expert) for expert in range(16)]
+    places = [down.at(expert) for expert in range(16)]
     places[3], places[11] = places[11], places[3]
-    down = dataclasses.replace(down, slices=Scattered(tuple(places)))
+    down = dataclasses.replace(down, places=tuple(places), stride=0)
     return replaced(model, 1, parts=(down, *others))
 
 
@@ -92,7 +98,8 @@ def packed_wrongly(change: Callable[[Experts], Experts], folder: Path) -> tuple[
     planned = plan.make(change(model), layout.load("layers"), dense=find_dense(source, model))
     shards = tuple(map(describe_shard, source.shards))
     described = describe_source(source, experts.shape_of(source, model), shards)
-    packer.pack(PlannedPack(source, described, planned), folder / "broken")
+    target = open_target(folder / "broken", is_alone=True)
+    packer.pack(PlannedPack(source, described, planned), target)
     return folder / "broken", [shard.path for shard in source.shards]
 
 
@@ -145,9 +152,10 @@ def test_a_data_file_of_another_length_is_found(pack_copy: Path, change: str) ->
         path.unlink()
     else:
         path.write_bytes(data[:-5] if change == "cut" else data + bytes(4096))
-    findings = verify(pack_copy).findings
-    (finding,) = findings
+    report = verify(pack_copy)
+    (finding,) = report.findings
     assert (finding.kind, finding.file) == ("file", path.name)
+    assert report.checked_blob_count == {"cut": 31, "grown": 32, "missing": 16}[change]
     assert ("1 of 16 blobs and tensors in it are cut" in finding.message) == (change == "cut")
 
 
@@ -211,7 +219,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Let files be read as they are, or in small runs of smaller pieces, as large ones are."""
     if request.param == "small":
         monkeypatch.setattr(scan, "PIECE_LENGTH", 40)
-        monkeypatch.setattr(extents, "RUN_LENGTH", 100)
+        monkeypatch.setattr(checked_pack, "RUN_LENGTH", 100)
 
 
 def flips(path: Path, offsets: Iterable[int], random: Random) -> Iterator[int]:
@@ -293,6 +301,16 @@ def test_padding_of_the_source_that_the_pack_does_not_hold_is_missing(
     assert finding.file == Path(shard.path).name
 
 
+def test_padding_of_shards_under_an_index_is_zero(small: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(small / "model", tmp_path / "model"))
+    index_model(model, tmp_path / "lain", digests=True)
+    shard = open_source(model).shards[1]
+    end = shard.tensors[1].offset + shard.tensors[1].length
+    flip(Path(shard.path), end + 2)
+    (finding,) = verify(tmp_path / "lain").findings
+    assert (finding.kind, finding.offset) == ("padding", end + 2)
+
+
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", ["n" * 255, "ä" * 127 + "n"])
 def test_a_tensor_has_a_name_of_up_to_255_bytes(name: str, tmp_path: Path) -> None:
@@ -304,9 +322,6 @@ def test_a_tensor_has_a_name_of_up_to_255_bytes(name: str, tmp_path: Path) -> No
         assert pack.locate_dense(name).length == 16
     restore(tmp_path / "pack", tmp_path / "restored")
     assert (tmp_path / "restored" / "m.gguf").read_bytes() == model.read_bytes()
-    longer = moe((0,), 2, ne=(4, 2), type_id=F32, block=(1, 4)).tensor(name + "n", (4,), F32, 16)
-    with pytest.raises(SourceError, match="too long"):
-        pack_model([longer.write(tmp_path / "longer.gguf")], tmp_path / "longer")
 
 
 @pytest.mark.parametrize(

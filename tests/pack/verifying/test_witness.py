@@ -7,7 +7,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from moepack.common.errors import SourceError
 from moepack.pack.verifying.block_sizes import BLOCK_SIZES
-from moepack.pack.verifying.witness import PartKey, read_shards
+from moepack.pack.verifying.witness import read_shards
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
@@ -42,10 +42,10 @@ def test_both_ways_to_the_bytes_lead_to_the_same_places(model: str) -> None:
     model_experts = find_experts(source)
     for family in model_experts.families:
         for part in family.parts:
-            slices = witness.parts[PartKey(family.layer, part.name)]
+            slices = witness.parts[family.layer, part.name]
             assert (slices.type_id, slices.shape) == (part.type_id, part.shape)
-            places = list(zip(slices.shards, slices.starts, strict=True))
-            assert places == [part.slices.at(expert) for expert in range(family.expert_count)]
+            experts = range(family.expert_count)
+            assert slices.places == [part.at(expert) for expert in experts]
     dense = {
         tensor.name: (tensor.dims, tensor.type_id, tensor.offset, tensor.length, shard)
         for shard, tensor in find_dense(source, model_experts).tensors
@@ -53,7 +53,7 @@ def test_both_ways_to_the_bytes_lead_to_the_same_places(model: str) -> None:
     assert {name: (*walked[1:5], walked.shard) for name, walked in witness.dense.items()} == dense
     headers = [shard.header_length for shard in witness.shards]
     assert headers == [shard.data_offset for shard in source.shards]
-    assert witness.text("general.name") == source.value("general.name")
+    assert witness.shards[0].texts["general.name"] == source.value("general.name")
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,15 @@ from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import ShardMap
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.in_place import units
-from moepack.packing.in_place.unfinished import InPlaceJournal, Unfinished
+from moepack.packing.in_place.unfinished import Unfinished
 from moepack.packing.in_place.unit_files import FileSet, PackFiles, ShardFiles
 from moepack.packing.in_place.units import FreeableBlocks, Piece, Units
 from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.restore import restore
-from moepack.packing.writing.line_log import LineLog
-from moepack.storage import holes
+from moepack.packing.writing.lock_file import LockFile
+from moepack.storage import blocks
 from moepack.storage.extents import Extent
-from moepack.storage.space import free_space, shortage
+from moepack.storage.folders import free_space, shortage
 from tests.support import gguf_builder
 from tests.support.children import MOEPACK, Piped
 from tests.support.damages import DAMAGES, Damage, change_padding, lengthen
@@ -212,7 +212,7 @@ def test_at_no_moment_has_a_file_with_holes_a_name_that_programs_load(
         next(calls)
         for path in tmp_path.rglob("*.gguf*"):
             with open(path, "rb") as file:
-                assert holes.hole_in(file.fileno(), 0, path.stat().st_size) is None
+                assert blocks.hole_in(file.fileno(), 0, path.stat().st_size) is None
 
     pack_in_place(source, tmp_path / "pack", progress=look)
     restore(tmp_path / "pack", source, in_place=True, progress=look)
@@ -277,8 +277,8 @@ def test_what_is_read_back_wrongly_is_not_punched(
     punched: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patch:
         flip_on_read(side, patch, 1)
-        patch.setattr(holes, "punch", lambda *place: punched.append(place))
-        patch.setattr(holes, "can_punch", lambda _: True)
+        patch.setattr(blocks, "punch", lambda *place: punched.append(place))
+        patch.setattr(blocks, "can_punch", lambda _: True)
         with pytest.raises((MachineError, SourceError), match=WRONG[side]):
             pack_in_place(source, target)
     assert not punched
@@ -347,16 +347,15 @@ def test_bytes_that_neither_side_has_are_named_and_nothing_is_changed(
 @pytest.mark.parametrize(
     ("way", "fails", "hint", "follow"),
     [
-        ("pack", (Unfinished, "sync"), "the shards are where they belong", "pack"),
-        ("pack", (InPlaceJournal, "begin"), None, "pack"),
-        ("restore", (InPlaceJournal, "begin"), None, "restore"),
+        ("pack", (Unfinished, "sync"), None, "pack"),
+        ("pack", (Unfinished, "begin"), None, "pack"),
+        ("restore", (Unfinished, "begin"), None, "restore"),
         ("pack", (Unfinished, "take_shards"), None, "pack"),
         ("restore", (Unfinished, "make_shards"), None, "restore"),
         ("pack", (Unfinished, "remove_shards"), "the pack is whole", "resume"),
         ("pack", (Unfinished, "clean_up"), "the pack is whole", "resume"),
-        ("pack", (LineLog, "remove"), "the pack is whole", "resume"),
+        ("pack", (LockFile, "remove"), "go on with", "resume"),
         ("pack", (Unfinished, "clean_up"), "the pack is whole", "turn back"),
-        ("pack", (LineLog, "remove"), "the pack is whole", "turn back"),
         ("restore", (Unfinished, "remove_data_files"), "or back with", "go back"),
         ("restore", (Unfinished, "clean_up"), "the shards are where they belong", "nothing left"),
     ],
@@ -541,7 +540,7 @@ def link_to_elsewhere(path: Path) -> None:
 
 def punch(path: Path) -> None:
     with open(path, "r+b") as file:
-        holes.punch(file.fileno(), path.stat().st_size // 4096 // 2 * 4096, 4096)
+        blocks.punch(file.fileno(), path.stat().st_size // 4096 // 2 * 4096, 4096)
 
 
 @pytest.mark.parametrize(
@@ -575,7 +574,7 @@ def test_a_file_system_without_holes_and_a_drive_that_fails_are_refused(
         ctypes.set_errno(errno.ENOSPC)
         return result  # 0 as if it were done
 
-    monkeypatch.setattr(holes, "_fallocate", fallocate)
+    monkeypatch.setattr(blocks, "_fallocate", fallocate)
     refusals = refused(source, tmp_path / "pack")
     assert [reason in refusal for refusal in refusals] == [True, True]
 

@@ -20,7 +20,7 @@ from moepack.packing.in_place import units
 from moepack.packing.in_place.unit_files import FileSet
 from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.restore import restore
-from moepack.storage import holes
+from moepack.storage import blocks
 from tests.support import gguf_builder
 from tests.support.interruptions import before_each
 from tests.support.models import contents, tree
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.long
 
 STEPS = (
     *((os, name) for name in ("rename", "replace", "unlink", "ftruncate")),
-    *((FileSet, "sync"), (holes, "punch")),
+    *((FileSet, "sync"), (blocks, "punch")),
 )
 
 
@@ -165,8 +165,7 @@ def test_no_damage_to_the_journal_loses_a_byte(step: int, on_the_way: Moments) -
             if isinstance(error, MachineError):
                 assert error.problem == "the journal is damaged"
                 assert "--recover" in (error.hint or "")
-                after = tree(on_the_way.root)
-                assert {**before, name: after[name]} == after
+                assert tree(on_the_way.root) == before
                 on_the_way.goes(way, recover=True)
                 recovered += 1
             assert on_the_way.is_as_it_was(), (way, journal, str(error))

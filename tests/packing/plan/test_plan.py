@@ -13,7 +13,7 @@ from moepack.common.errors import RequestError
 from moepack.pack.format.contents import BlobKey
 from moepack.packing.plan import layout, plan
 from moepack.packing.plan.plan import Plan
-from moepack.source.experts import Experts, SourceFamily, SourcePart, Stacked
+from moepack.source.experts import Experts, SourceFamily, SourcePart
 from moepack.source.ggml_types import TYPES
 from tests.support.models import hotness_of
 
@@ -23,7 +23,7 @@ BY_NAME = {ggml_type.name: ggml_type for ggml_type in TYPES.values()}
 def part(name: str, ne0: int, ne1: int, type_name: str) -> SourcePart:
     ggml_type = BY_NAME[type_name]
     length = ggml_type.tensor_length(ne0, ne1)
-    return SourcePart(name, ggml_type.type_id, (ne0, ne1), length, False, Stacked(0, 0, length))
+    return SourcePart(name, ggml_type.type_id, (ne0, ne1), length, False, ((0, 0),), length)
 
 
 def up_and_down(ne0: int, ne1: int, family: str = "exps") -> list[SourcePart]:
@@ -31,7 +31,7 @@ def up_and_down(ne0: int, ne1: int, family: str = "exps") -> list[SourcePart]:
 
 
 def bias(name: str, count: int) -> SourcePart:
-    return SourcePart(name, 0, (count,), 4 * count, False, Stacked(0, 0, 4 * count))
+    return SourcePart(name, 0, (count,), 4 * count, False, ((0, 0),), 4 * count)
 
 
 def model(parts: Sequence[SourcePart], layers: Sequence[int] = (0,), count: int = 4) -> Experts:
@@ -86,7 +86,7 @@ def test_padding_stays_under_one_percent_for_every_published_model(shape: Publis
 def test_scales_and_biases_of_one_blob_share_an_aligned_block() -> None:
     parts = published_parts(Published("", 2880, 2880, biased=True), "MXFP4", "MXFP4")
     scales = [
-        SourcePart(f"ffn_{n}_exps.scale", 0, (), 4, False, Stacked(0, 0, 4)) for n in ("up", "down")
+        SourcePart(f"ffn_{n}_exps.scale", 0, (), 4, False, ((0, 0),), 4) for n in ("up", "down")
     ]
     (template,) = plan.make(model([*parts, *scales]), layout.load("layers")).templates
     small = [

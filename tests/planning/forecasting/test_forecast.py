@@ -17,7 +17,7 @@ from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.misses import WorkingSet
 from moepack.planning.forecasting.modes import MARGIN, ExecutionMode, ModelOnMachine
 from moepack.planning.machine.model import Machine
-from moepack.report import forecast_text
+from moepack.report import plan_text
 from tests.support import large_models
 from tests.support.gguf_builder import moe
 from tests.support.machines import GB, machine, surface
@@ -68,7 +68,7 @@ def speed_of(box: Machine = BOX, **options: Any) -> float:
 
 
 def text_of(box: Machine, **options: Any) -> str:
-    return str(forecast_text.text(forecast_of(box, **options)))
+    return str(plan_text.forecast(forecast_of(box, **options)))
 
 
 STREAMED: Options = {"budget": HALF, "dense_in_memory": True}
@@ -298,7 +298,7 @@ def test_of_a_pack_of_experts_alone_no_speed_is_known(experts_only: Path) -> Non
             assert one.reason == "the bytes that a token reads are unknown"
             for unknown in ("tokens_per_second", "ceiling", "binding", "fits", "vram_length"):
                 assert getattr(one, unknown) is one.memory_length is None
-        text = str(forecast_text.text(facts))
+        text = str(plan_text.forecast(facts))
         assert "the bytes that a token reads are unknown" in text
         assert " 0 B" not in text
 
@@ -433,7 +433,7 @@ def test_a_run_that_is_not_used_comes_with_the_reason(tmp_path: Path, experts_on
     facts = forecast_of(cpu_layer_count=1, receipts=paths)
     refusal = some(facts.receipts[0].refusal)
     assert refusal == "only 1 of 2 layers were on the GPU, with all their weights"
-    assert f"not used: {refusal}" in str(forecast_text.text(facts))
+    assert f"not used: {refusal}" in str(plan_text.forecast(facts))
     assert facts.next_receipt is not None, "unused runs count for nothing"
     paths = [bench_run(tmp_path, "whole.json", n_cpu_moe=1)]
     facts = forecast_of(path=experts_only, cpu_layer_count=1, receipts=paths)

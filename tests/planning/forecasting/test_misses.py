@@ -1,5 +1,6 @@
 """Misses of caches: of a trace, by the formula of U and D, of a uniform router."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from moepack.planning.forecasting.misses import (
     by_trace,
     by_uniform_router,
     by_working_set,
+    published_formula,
 )
-from moepack.planning.forecasting.published import published_formula
 from moepack.traces.formats.reading import read_trace
 from moepack.traces.simulation.simulate import simulate
 from tests.support.models import FIXTURES, first_shard
@@ -46,7 +47,7 @@ def test_of_a_trace_it_is_what_a_simulation_says(
 ) -> None:
     budgets = [1 << 20, 300_000, 524_288, 300_000, 2 << 20]
     with read_trace(TRACE, model=shape) as trace:
-        misses = by_trace(trace, budgets, batch_count)
+        misses = by_trace(trace, budgets, batch_count, (0, 1))
     assert set(misses) == set(budgets)
     for budget, one in misses.items():
         (alone,) = simulate(
@@ -67,7 +68,7 @@ def test_a_trace_of_a_prompt_alone_says_nothing(shape: ModelShape, tmp_path: Pat
         read_trace(prompt, model=shape) as trace,
         pytest.raises(RequestError, match="the trace has no decoded token") as caught,
     ):
-        by_trace(trace, [1 << 20], None)
+        by_trace(trace, [1 << 20], None, (0, 1))
     assert caught.value.path == str(prompt)
 
 
@@ -122,4 +123,31 @@ def test_a_trace_of_a_model_with_fewer_layers_is_refused(shape: ModelShape) -> N
         read_trace(TRACE, model=ModelShape(larger)) as trace,
         pytest.raises(TraceError, match="far less of the experts than those of this model"),
     ):
-        by_trace(trace, [1 << 21], None)
+        by_trace(trace, [1 << 21], None, range(22))
+
+
+@pytest.mark.parametrize(
+    ("options", "speed"),
+    [({}, 2.9715), ({"ram_bytes": 256 << 30}, 5.1360), ({"ssds_in_raid": 4}, 5.2723)],
+)
+def test_the_formula_gives_what_its_script_prints(options: dict[str, float], speed: float) -> None:
+    assert round(published_formula(**options).tokens_per_second, 4) == speed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"ram_bytes": value}, "--ram_bytes.*0 or more") for value in (-1, math.nan, math.inf)),
+        ({"batch_size": 0}, "--batch_size.*expected more than 0"),
+        (
+            {
+                **{"active_per_layer": 0, "dense_gpu_latency_per_token": 0},
+                **{"average_active_per_batch": 0, "average_expert_turnover_per_batch": 0},
+            },
+            "takes no time",
+        ),
+    ],
+)
+def test_the_formula_refuses_impossible_numbers(options: dict[str, float], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        published_formula(**options)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moepack.planning.forecasting.rates import Estimate, Rates, ceiling_seconds
-from moepack.planning.forecasting.reads import Reads
+from moepack.planning.forecasting.rates import Estimate, Rates, Reads, ceiling_seconds
 from tests.support.machines import GB, machine
 from tests.support.values import some
 
@@ -91,13 +90,6 @@ def test_a_run_is_believed_however_slow_it_was(bandwidth: float, times: float) -
     rates = offload_rates(vram=24, vram_bandwidth=936, bandwidth=bandwidth)
     seconds, again = repeated(rates, times)
     assert again == pytest.approx(seconds, rel=0.06)
-
-
-@given(one=st.floats(0.8, 100), other=st.floats(0.8, 100))
-def test_a_slower_run_makes_a_slower_forecast(one: float, other: float) -> None:
-    rates = offload_rates(vram=24, vram_bandwidth=936, bandwidth=40, basis="measured")
-    (_, fast), (_, slow) = (repeated(rates, times) for times in sorted((one, other)))
-    assert fast <= slow * (1 + 1e-9)
 
 
 @given(

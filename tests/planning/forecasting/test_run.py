@@ -8,23 +8,20 @@ import pytest
 from moepack.pack.reading.pack import Pack
 from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.measured_runs import read_runs
-from moepack.report.json_text import json_text
+from moepack.report.facts import json_text
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.run_facts import RunFacts, measure
 from moepack.running.programs.trace_writer import TraceWriter
-from moepack.traces.formats.importing import import_trace
+from moepack.traces.formats.reading import import_trace
 from moepack.traces.model import Phase
 from tests.support.machines import machine
 from tests.support.needs import needs_llama
 from tests.support.pagers import paging
 
-pytestmark = [
-    pytest.mark.long,
-    needs_llama,
-]
+pytestmark = [pytest.mark.long, needs_llama]
 
 
 class Run(NamedTuple):

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.common.errors import RequestError
-from moepack.planning.machine.file import MAX_FILE_LENGTH, decode, read_machine, toml_text
+from moepack.planning.machine.file import (
+    MAX_FILE_LENGTH,
+    decode,
+    read_machine,
+    speed_text,
+    toml_text,
+)
 from moepack.planning.machine.model import (
     BYTE_UNITS,
     Basis,
@@ -19,7 +25,6 @@ from moepack.planning.machine.model import (
     ReadSpeed,
     measured,
 )
-from moepack.planning.machine.units import speed_text
 
 GIB, GB = 1 << 30, 10**9
 SOUND = """
@@ -212,11 +217,7 @@ READS = st.lists(
     max_size=3,
 ).map(tuple)
 DRIVES = st.builds(
-    Drive,
-    st.none() | TEXTS,
-    st.none() | DRIVE_BANDWIDTHS,
-    READS,
-    st.none() | DRIVE_BANDWIDTHS,
+    Drive, st.none() | TEXTS, st.none() | DRIVE_BANDWIDTHS, READS, st.none() | DRIVE_BANDWIDTHS
 ).filter(lambda drive: bool(drive.bandwidth or drive.reads))
 COMPUTES = figures(10**6, 10**18)
 GPUS = st.lists(

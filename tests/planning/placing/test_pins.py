@@ -2,8 +2,7 @@
 
 import pytest
 
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
+from moepack.common.shape import ROUTED_FAMILY, ExpertKey, FamilyShape, ModelShape
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.placing.pins import held_out_coverage, judge, pins_by_trace
 from moepack.traces.formats.reading import read_trace

@@ -16,8 +16,7 @@ from moepack.common.sizes import size_text
 from moepack.planning.footprint.context import LLAMA_SERVER, MOEPACK_RUN, ContextOptions
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.placing.facts import DeviceFacts, OptionFacts, PlacementFacts
-from moepack.planning.placing.offload import filled, offload, pattern
-from moepack.planning.placing.request import PlacementRequest
+from moepack.planning.placing.offload import PlacementRequest, filled, offload, pattern
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
 from tests.support import large_models, llama_cpp_memory

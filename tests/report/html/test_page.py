@@ -16,8 +16,7 @@ import pytest
 import moepack
 from moepack.common.errors import RequestError
 from moepack.report.html.gather import STAGE_COUNT
-from moepack.report.html.page import SECTIONS
-from moepack.report.html.report import ReportPage
+from moepack.report.html.report import SECTIONS, ReportPage
 from tests.support.children import run_child
 from tests.support.gguf_builder import moe
 from tests.support.large_models import write_plain

@@ -9,7 +9,7 @@ import pytest
 
 import moepack
 from moepack.packing.pack_model import pack_model
-from moepack.running.programs.server_process import ServerProcess
+from moepack.running.programs.model_server import ServerProcess
 from tests.support import architectures
 from tests.support.needs import require_llama
 

@@ -17,7 +17,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.pager import PagerOptions
 from moepack.running.pager.prefetcher import Prefetcher

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally
 from tests.support.gguf_builder import moe

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.budget import token_length
 from moepack.running.pager.pager import Pager

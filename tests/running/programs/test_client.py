@@ -6,16 +6,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moepack.common.errors import MachineError, RequestError
-from moepack.running.programs.answer import Answer
 from moepack.running.programs.chat import Conversation
-from moepack.running.programs.client import Cancellation, ServerClient
+from moepack.running.programs.client import Answer, Cancellation, ServerClient
+from moepack.running.programs.model_server import ServerProcess
 from moepack.running.programs.sampling import Sampling
-from moepack.running.programs.server_process import ServerProcess
 from tests.support.children import wait_until
 from tests.support.needs import needs_llama
 from tests.support.servers import serving
@@ -35,8 +36,14 @@ def server(chat_path: Path) -> Iterator[ServerProcess]:
         yield one
 
 
+def wait_until_idle(client: ServerClient) -> None:
+    """Wait until nothing is computed of texts that were left."""
+    wait_until(lambda: not any(slot["is_processing"] for slot in client.request("/slots")))
+
+
 @pytest.fixture
 def client(server: ServerProcess) -> ServerClient:
+    wait_until_idle(server.client)
     return server.client
 
 
@@ -52,9 +59,9 @@ def test_a_chat_is_the_templates_text_gone_on_with(client: ServerClient) -> None
 
 def test_what_a_text_took_is_known(client: ServerClient) -> None:
     with client.complete("all other than this", count=9, sampling=GREEDY) as answer:
-        assert answer.so_far.step_count == 0
+        assert answer.facts.prompt.step_count == 0
         for _ in answer:
-            assert answer.so_far.step_count <= 8
+            assert answer.facts.step_count <= 8
     facts = answer.facts
     assert (facts.end, facts.token_count, facts.step_count) == ("length", 9, 8)
     assert facts.tokens_per_second == pytest.approx(8 / facts.seconds)
@@ -117,9 +124,7 @@ def test_a_text_that_is_left_is_computed_no_further(chat_path: Path) -> None:
             for _ in zip(range(500), answer, strict=False):
                 pass
         assert answer.facts.end == "left"
-        wait_until(
-            lambda: not any(slot["is_processing"] for slot in endless.client.request("/slots"))
-        )
+        wait_until_idle(endless.client)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +170,14 @@ def test_a_conversation_tells_the_model_what_was_said(client: ServerClient) -> N
         assert "".join(again) == first.text
 
 
-def test_a_question_without_an_answer_is_forgotten(client: ServerClient) -> None:
+def test_the_beginning_of_an_answer_that_was_left_is_kept(client: ServerClient) -> None:
     talk = Conversation(client, count=5, sampling=GREEDY)
     with talk.ask("hello"):
         pass
-    assert not talk.has_past
+    assert not talk.has_past, "a question without an answer is forgotten"
     with talk.ask("hello") as answer:
         next(iter(answer))
-    assert talk.has_past, "the beginning of an answer that was left is kept"
+    assert talk.has_past
 
 
 def test_the_cause_of_a_servers_end_is_no_error_of_a_request_before(chat_path: Path) -> None:
@@ -223,26 +228,24 @@ def test_a_request_that_waits_for_its_first_token_is_cancelled(client: ServerCli
     assert time.monotonic() - began < 5
 
 
-def test_a_conversation_is_answered_again_with_another_seed(client: ServerClient) -> None:
-    talk = Conversation(client, count=8, sampling=Sampling(temperature=2, seed=3))
+def test_an_answer_that_does_not_come_again_is_kept(client: ServerClient) -> None:
+    options: Any = {"count": 8, "sampling": Sampling(temperature=2, seed=3)}
+    talk = Conversation(client, **options)
+    with talk.ask("hello"):
+        pass
     with pytest.raises(RequestError, match="nothing has been answered yet"), talk.ask_again():
         pass
-    texts = []
-    with talk.ask("hello") as answer:
-        texts.append("".join(answer))
-    for _ in range(2):
-        with talk.ask_again() as answer:
-            texts.append("".join(answer))
-    assert len(set(texts)) == 3
-    assert answer.facts.seed == 5
+    for ask in (partial(talk.ask, "hello"), talk.ask_again):
+        with ask() as last:
+            list(last)
+    assert last.facts.seed == 4
     cancelled = Cancellation()
     cancelled.cancel()
     with talk.ask_again(cancelled) as answer:
-        list(answer)
-    roles = ("user", "assistant", "user")
-    texts = ["hello", texts[2], "and?"]
-    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-    with client.chat(messages, count=8, sampling=Sampling(temperature=2, seed=3)) as expected:
+        assert not list(answer)
+    texts = {"user": "hello", "assistant": last.text}
+    messages = [{"role": role, "content": text} for role, text in texts.items()]
+    with client.chat([*messages, {"role": "user", "content": "and?"}], **options) as expected:
         following = "".join(expected)
     with talk.ask("and?") as answer:
-        assert "".join(answer) == following, "the last answer that came is the one that is kept"
+        assert "".join(answer) == following

@@ -3,18 +3,21 @@
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from moepack.running.programs.command import (
     experts_used,
-    extend_environment,
     fill_in,
     find_misled_program,
     find_reading_option,
     llama_variables,
     micro_batch,
+    waiting_variables,
 )
+from moepack.running.programs.runner import program_environment
 
 MAP, KEEP = {"LLAMA_ARG_LOAD_MODE": "mmap"}, {"LLAMA_ARG_REPACK": "off"}
 
@@ -39,12 +42,17 @@ def test_the_path_is_filled_in_where_nothing_else_can_be_meant(
     assert fill_in(["x", argument], "/a b/m.gguf") == ["x", expected]
 
 
-def test_libraries_that_are_preloaded_already_stay_behind_ours() -> None:
-    additions = {"LD_PRELOAD": "/ours.so", "MOEPACK_MODEL": "m"}
-    both = extend_environment({"LD_PRELOAD": "/theirs.so", "HOME": "/"}, additions)
-    assert both == {"LD_PRELOAD": "/ours.so:/theirs.so", "HOME": "/", "MOEPACK_MODEL": "m"}
-    assert extend_environment({"LD_PRELOAD": ""}, additions)["LD_PRELOAD"] == "/ours.so"
-    assert extend_environment({"HOME": "/"}, {}) == {"HOME": "/"}
+@pytest.mark.parametrize(
+    ("theirs", "both"), [("/theirs.so", "/ours.so:/theirs.so"), ("", "/ours.so")]
+)
+def test_libraries_that_are_preloaded_already_stay_behind_ours(
+    theirs: str, both: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {"LD_PRELOAD": theirs, "HOME": "/"})
+    pager: Any = SimpleNamespace(environment={"MOEPACK_MODEL": "m"})
+    environment = program_environment(pager, Path("/ours.so"), {"A": "b"})
+    expected = {"LD_PRELOAD": both, "HOME": "/", "MOEPACK_MODEL": "m", "A": "b"}
+    assert environment == expected | waiting_variables()
 
 
 @pytest.mark.parametrize(
@@ -59,10 +67,14 @@ def test_libraries_that_are_preloaded_already_stay_behind_ours() -> None:
     ],
 )
 def test_what_the_user_said_stays(
-    command: str, names: dict[str, str], variables: dict[str, str]
+    command: str,
+    names: dict[str, str],
+    variables: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert llama_variables(command.split(), names) == variables
-    assert llama_variables(["sh", "-c", command], names) == variables
+    monkeypatch.setattr(os, "environ", names)
+    assert llama_variables(command.split()) == variables
+    assert llama_variables(["sh", "-c", command]) == variables
 
 
 @pytest.mark.parametrize(
@@ -104,8 +116,8 @@ def test_the_option_by_which_a_model_is_read_whole_is_named(
 )
 def test_words_of_a_text_are_no_options(command: list[str]) -> None:
     assert find_reading_option(command, {}) is None
-    assert llama_variables(command, {}) == MAP | KEEP
-    assert micro_batch(command, {}) == 512
+    assert llama_variables(command) == MAP | KEEP
+    assert micro_batch(command) == 512
 
 
 @pytest.mark.parametrize(
@@ -122,8 +134,8 @@ def test_the_words_of_a_command_for_a_shell_are(front: list[str]) -> None:
     text = "cd /models && exec llama-server -m {} -ub 8;llama-cli --load_mode=none|sort"
     for command in ([*front, text], [*front, f'dash -c "{text}"']):
         assert find_reading_option(command, {}) == "--load-mode none"
-        assert micro_batch(command, {}) == 8
-        assert llama_variables(command, {}) == KEEP
+        assert micro_batch(command) == 8
+        assert llama_variables(command) == KEEP
 
 
 @pytest.mark.parametrize(
@@ -184,10 +196,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_program_of_llama_cpp_without_the_path_is_found(
-    command: list[str], is_misled: bool, folder: Path
+    command: list[str], is_misled: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = find_misled_program(command, {}, [folder / "m.gguf"])
+    program = find_misled_program(command, [folder / "m.gguf"])
     assert (program is not None) == is_misled
     if is_misled:
-        named = {"LLAMA_ARG_MODEL": "m.gguf"}
-        assert find_misled_program(command, named, [folder / "m.gguf"]) is None
+        monkeypatch.setenv("LLAMA_ARG_MODEL", "m.gguf")
+        assert find_misled_program(command, [folder / "m.gguf"]) is None

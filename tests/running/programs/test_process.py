@@ -19,7 +19,7 @@ ENVIRONMENT = dict(os.environ)
 
 
 def start(*arguments: str, **names: str) -> Process:
-    return Process(find_executable(arguments[0]), arguments, ENVIRONMENT | names)
+    return Process(find_executable(arguments[0]), arguments, ENVIRONMENT | names, ())
 
 
 def in_foreground(*arguments: str, **options: object) -> Piped:

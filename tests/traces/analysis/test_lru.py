@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.analysis.concentration import RoutingSample
-from moepack.traces.analysis.lru import LayerLru
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally
 from moepack.traces.model import Phase
+from moepack.traces.simulation.curves import LayerLru
 from tests.support.routing import EXPERTS, LAYERS, RoutedCall, items_of, routing, steps_of
 from tests.support.shapes import shape_of_counts
 

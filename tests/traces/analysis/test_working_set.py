@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moepack.common.shape import FamilyShape, ModelShape
-from moepack.traces.analysis import reuse, working_set
+from moepack.traces.analysis import statistics
 from moepack.traces.formats import registry
 from moepack.traces.model import Counts, Item, Origin, Phase, Tokens
 from moepack.traces.validation import Checks
@@ -27,10 +27,10 @@ def tokens_of(request: Request, number: int = 0, phase: Phase = Phase.DECODE) ->
 
 
 def table_of(
-    items: Iterable[Item], window: int = working_set.WINDOW, shape: ModelShape | None = None
-) -> working_set.WorkingSetCounter:
+    items: Iterable[Item], window: int = statistics.WINDOW, shape: ModelShape | None = None
+) -> statistics.WorkingSetCounter:
     """Take a whole trace."""
-    table = working_set.WorkingSetCounter(window, shape)
+    table = statistics.WorkingSetCounter(window, shape)
     for item in items:
         table.add(item)
     return table
@@ -41,15 +41,15 @@ Averages = list[tuple[float | None, float | None]]
 
 def plain_table(requests: Sequence[Request], window: int) -> Averages:
     """Follow the method plainly: count, rank, and compare with the window before."""
-    sizes: dict[float, list[int]] = {share: [] for share in working_set.SHARES}
-    news: dict[float, list[int]] = {share: [] for share in working_set.SHARES}
+    sizes: dict[float, list[int]] = {share: [] for share in statistics.SHARES}
+    news: dict[float, list[int]] = {share: [] for share in statistics.SHARES}
     for request in requests:
         before: dict[float, set[Selection]] | None = None
         for start in range(0, len(request) - window + 1, window):
             flat = [one for token in request[start : start + window] for one in token]
             ranked = Counter(flat).most_common()
             tops: dict[float, set[Selection]] = {}
-            for share in working_set.SHARES:
+            for share in statistics.SHARES:
                 reached = count = 0
                 while reached < len(flat) * share:
                     reached += ranked[count][1]
@@ -61,7 +61,7 @@ def plain_table(requests: Sequence[Request], window: int) -> Averages:
             before = tops
     return [
         (sum(s) / len(s) if s else None, sum(n) / len(n) if n else None)
-        for s, n in ((sizes[share], news[share]) for share in working_set.SHARES)
+        for s, n in ((sizes[share], news[share]) for share in statistics.SHARES)
     ]
 
 
@@ -73,7 +73,7 @@ REQUESTS = st.lists(st.lists(st.lists(SELECTIONS, min_size=1, max_size=9), max_s
 @given(REQUESTS, st.integers(1, 12), st.integers(1, 7))
 def test_the_table_is_what_counting_gives(requests: list[Request], window: int, cut: int) -> None:
     """However the tokens are divided into pieces."""
-    facts = working_set.WorkingSetCounter(window)
+    facts = statistics.WorkingSetCounter(window)
     facts.add(ORIGIN)
     for number, request in enumerate(requests):
         for start in range(0, len(request), cut):
@@ -92,7 +92,7 @@ def test_the_window_is_the_longest_that_a_request_has_twice(lengths: list[int], 
     for number, length in enumerate(lengths):
         request: Request = [[(0, n % 7), (1, n % 5)] for n in range(length)]
         items += [tokens_of(request[at : at + cut], number) for at in range(0, length, cut)]
-    fitting = working_set.FittingWindow()
+    fitting = statistics.FittingWindow()
     for item in items:
         fitting.add(item)
     windows = [128 >> shift for shift in range(8)]
@@ -116,7 +116,7 @@ def test_prefill_and_counts_are_left_out() -> None:
     facts = table_of([*items, tokens_of(request)], 4)
     assert facts.window_count == 2
     assert facts.rows() == table_of([ORIGIN, tokens_of(request)], 4).rows()
-    measured = reuse.Reuse()
+    measured = statistics.Reuse()
     for item in (*items, tokens_of([[(0, 1)]]), ORIGIN, tokens_of([[(0, 1)]])):
         measured.add(item)
     assert measured.steps.token_count == 2
@@ -154,21 +154,21 @@ def test_a_log_gives_the_published_scripts_digits() -> None:
 
 def test_what_the_token_before_chose_too() -> None:
     request: Request = [[(0, 1), (1, 1)], [(0, 1), (1, 2)], [(0, 2), (1, 2)]]
-    measured = reuse.Reuse()
+    measured = statistics.Reuse()
     for item in (ORIGIN, tokens_of(request, 0), tokens_of(request[-1:], 1)):
         measured.add(item)
     facts = measured.facts()
     assert facts.repeat_share == 0.5
-    assert facts.layers == (reuse.LayerReuse(0, 0.5, 1), reuse.LayerReuse(1, 0.5, 1))
+    assert facts.layers == (statistics.LayerReuse(0, 0.5, 1), statistics.LayerReuse(1, 0.5, 1))
     assert facts.median_distance == 1
-    counts = (reuse.DistanceCount(1, 1, 4), reuse.DistanceCount(None, None, 4))
+    counts = (statistics.DistanceCount(1, 1, 4), statistics.DistanceCount(None, None, 4))
     assert facts.distances == counts
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(REQUESTS, st.integers(1, 7))
 def test_distances_are_what_looking_back_gives(requests: list[Request], cut: int) -> None:
-    measured = reuse.Reuse()
+    measured = statistics.Reuse()
     measured.add(ORIGIN)
     last: dict[Selection, int] = {}
     powers: Counter[int] = Counter()
@@ -193,8 +193,8 @@ def test_distances_are_what_looking_back_gives(requests: list[Request], cut: int
 
 
 def test_a_long_trace_is_looked_at_as_far_as_the_bound() -> None:
-    again = reuse.Reuse()
-    for item in (ORIGIN, tokens_of([[(0, 1)]] * (reuse.MOST_TOKENS + 25))):
+    again = statistics.Reuse()
+    for item in (ORIGIN, tokens_of([[(0, 1)]] * (statistics.MOST_TOKENS + 25))):
         again.add(item)
-    assert again.steps.token_count == reuse.MOST_TOKENS
-    assert again.facts().distances[0].count == reuse.MOST_TOKENS - 1
+    assert again.steps.token_count == statistics.MOST_TOKENS
+    assert again.facts().distances[0].count == statistics.MOST_TOKENS - 1

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.common.errors import RequestError
-from moepack.common.keys import ExpertKey
+from moepack.common.shape import ExpertKey
 from moepack.traces.caching.cache import POLICIES, ExpertCache, Tally, make
 from moepack.traces.caching.policies import LeastRecentlyUsed, Ranking
 
@@ -69,10 +69,7 @@ ALIKE = dict.fromkeys(LENGTHS, 10)
     most_used=st.lists(st.sampled_from(sorted(LENGTHS)), max_size=12, unique=True),
 )
 def test_a_cache_holds_what_it_says_and_no_more_than_it_may(
-    policy: str,
-    choices: list[tuple[int, list[int], bool]],
-    budget: int,
-    most_used: list[ExpertKey],
+    policy: str, choices: list[tuple[int, list[int], bool]], budget: int, most_used: list[ExpertKey]
 ) -> None:
     cache, tally = make(policy, budget, LENGTHS), Tally()
     resident = {key for key in most_used if cache.admit(key)}

@@ -17,16 +17,21 @@ from moepack.traces.formats import number_text, registry
 from moepack.traces.validation import Checks
 from tests.support.models import first_shard
 from tests.support.shapes import shape_of_counts
-from tests.support.trace_forms import ALL, SMALL, npy, npz, pieces_of, refused
 from tests.support.trace_samples import (
+    ALL,
     DECODE,
     PREFILL,
+    SMALL,
     TEXTS,
     Call,
     Seen,
     Trace,
     flat,
+    npy,
+    npz,
+    pieces_of,
     read,
+    refused,
     shape_of,
 )
 
@@ -143,10 +148,7 @@ def test_a_trace_of_another_model(name: str, shape: dict[int, int], tmp_path: Pa
         assert all(number in line for number in str(error.found).split()[1::2])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["log", "log without token lines", "call-csv"],
-)
+@pytest.mark.parametrize("name", ["log", "log without token lines", "call-csv"])
 def test_a_wrong_layer_between_others_does_not_cut_a_token(name: str, tmp_path: Path) -> None:
     path = tmp_path / "trace"
     trace: Trace = [[Call(DECODE, [{1: [3], 99: [3], 2: [3]}]), Call(DECODE, [{1: [2], 2: [1]}])]]

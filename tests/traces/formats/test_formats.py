@@ -19,15 +19,22 @@ import moepack
 from moepack.common.errors import RequestError, TraceError
 from moepack.traces.formats import registry
 from tests.support.models import FIXTURES
-from tests.support.trace_forms import ALL, FEW, PACKINGS, SMALL, npy, npz, pieces_of, refused
 from tests.support.trace_samples import (
+    ALL,
     DECODE,
+    FEW,
+    PACKINGS,
     PREFILL,
+    SMALL,
     TEXTS,
     UNKNOWN,
     Selections,
+    npy,
+    npz,
     packed,
+    pieces_of,
     read,
+    refused,
     shape_of,
     traces,
 )

@@ -13,8 +13,7 @@ from moepack.traces.formats.routing import Token
 from moepack.traces.model import Phase
 from tests.support.children import run_child
 from tests.support.models import FIXTURES, first_shard
-from tests.support.trace_forms import ALL, FEW, SMALL, npy, pieces_of
-from tests.support.trace_samples import Selections, seen, traces
+from tests.support.trace_samples import ALL, FEW, SMALL, Selections, npy, pieces_of, seen, traces
 
 PHASES = {None: Phase.UNKNOWN, "prefill": Phase.PREFILL, "decode": Phase.DECODE}
 TRACE = FIXTURES / "qwen3moe-trace.csv"

@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import moepack
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import FamilyShape, ModelShape
+from moepack.common.errors import TraceError
+from moepack.common.shape import ExpertKey, FamilyShape, ModelShape
+from moepack.traces.expert_places import MAX_PLACES, PAGE, ExpertPlaces
 from moepack.traces.formats.registry import ReadOptions
-from moepack.traces.hotness import file, measure, timeline
-from moepack.traces.hotness.counter import Halves, SelectionCounter
+from moepack.traces.hotness import counter as counting
+from moepack.traces.hotness import file, measure
+from moepack.traces.hotness.counter import LEAST_SHARE, MOST_CELLS, Halves, SelectionCounter
 from moepack.traces.hotness.measure import measure_hotness
 from moepack.traces.hotness.model import Hotness
-from moepack.traces.hotness.timeline import LEAST_SHARE, MOST_CELLS
 from moepack.traces.model import Counts, Origin, Phase, Tokens, Unknown
 from tests.support.packs import families_model
 from tests.support.trace_samples import selections, tokens_from
@@ -52,28 +53,18 @@ def halved(lengths: Sequence[int], piece_length: int = 1 << 30) -> Halves:
     return halves
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [[2], [3], [64], [65], [1000], [5000], [20, 2980], [2980, 20], [20, 2960, 20], [290, 710]],
-)
-def test_a_request_that_is_all_or_nearly_all_is_cut(lengths: list[int]) -> None:
-    by, learned, measured = halved(lengths)
-    assert by == "time"
-    assert abs(learned.token_count - measured.token_count) <= max(1, sum(lengths) // 16)
-
-
 @pytest.mark.parametrize("lengths", [[65], [1000], [5000], [1] * 300, [37, 900, 63], [7] * 500])
 @pytest.mark.parametrize("piece_length", [1 << 30, 17])
 def test_very_many_places_are_counted_in_fewer_cells(
     lengths: list[int], piece_length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of places grows with the tokens, and so the cells are joined within a cell too."""
-    monkeypatch.setattr(timeline, "_MOST_NUMBERS", 500)
+    monkeypatch.setattr(counting, "_MOST_NUMBERS", 500)
     halves = halved(lengths, piece_length)
     smaller = min(halves.learned.token_count, halves.measured.token_count)
     assert smaller >= LEAST_SHARE * sum(lengths)
     stretches = counted(lengths, piece_length)._timeline._stretches
-    assert len(stretches) <= 2 * timeline.FEWEST_CELLS
+    assert len(stretches) <= 2 * counting.FEWEST_CELLS
 
 
 @pytest.mark.parametrize(
@@ -219,3 +210,15 @@ def test_a_pack_states_what_a_trace_says_of_chunks(tmp_path: Path) -> None:
     plain = measure.load(str(tmp_path / "hot.csv"), shape)
     assert plain.counts == measured.counts
     assert plain.digest != measured.digest, "an interrupted pack must not mix the two orders"
+
+
+def test_what_no_model_has_is_refused() -> None:
+    places = ExpertPlaces()
+    numbers = np.arange(1 << 16, dtype=np.uint16)
+    for layer in range(MAX_PLACES // len(numbers)):
+        places.index_of(np.full_like(numbers, layer), numbers)
+    assert places.count == MAX_PLACES
+    with pytest.raises(TraceError, match="more layers or experts than any model has"):
+        places.index_of(numbers[-1:], numbers[:1])
+    with pytest.raises(TraceError, match="more layers or experts"):
+        ExpertPlaces().rows(numbers[: MAX_PLACES // PAGE + 1])

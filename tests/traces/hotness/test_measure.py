@@ -1,5 +1,6 @@
 """Hotness from traces, imatrices and hotness files, and its coverage."""
 
+import json
 import struct
 from collections import Counter
 from pathlib import Path
@@ -8,14 +9,15 @@ import pytest
 
 import moepack
 from moepack.common.errors import MoepackError, TraceError
-from moepack.common.keys import ExpertKey
-from moepack.inspection.facts import PackFacts
-from moepack.report import text
+from moepack.common.shape import ExpertKey
+from moepack.inspection.describe import PackFacts
+from moepack.report import model_text
 from moepack.source import gguf_header
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness import coverage, file, measure
 from moepack.traces.hotness.measure import measure_hotness
-from tests.support.gguf_builder import F32, GgufBuilder, TensorSpec
+from moepack.traces.hotness.model import Hotness
+from tests.support.gguf_builder import F32, GgufBuilder, TensorSpec, moe
 from tests.support.models import FIXTURES, first_shard
 from tests.support.shapes import shape_of_counts
 
@@ -139,15 +141,6 @@ def test_what_a_pack_cannot_state_is_no_hotness(tmp_path: Path) -> None:
         measure_hotness([tokens, token])
 
 
-def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    hotness = measure.load(str(TRACE), SHAPE)
-    path = tmp_path / "hot.csv"
-    path.write_bytes(file.encode(hotness))
-    again = measure.load(str(path), SHAPE)
-    assert again._replace(path=hotness.path) == hotness
-    assert file.encode(again) == path.read_bytes()
-
-
 def test_decode_alone_can_be_counted(tmp_path: Path) -> None:
     path = tmp_path / "route.csv"
     rows = ["0,0,0,0,0,5", "0,0,1,0,0,6", "0,1,0,0,0,7", "0,1,1,0,0,7"]
@@ -243,10 +236,51 @@ def test_a_pack_is_ordered_by_any_of_them(path: Path, tmp_path: Path) -> None:
     facts = moepack.inspect(target)
     assert isinstance(facts, PackFacts)
     assert facts.coverage == coverage.measure(hotness.counts, lengths)
-    assert "by the counts that ranked them" in str(text.pack(facts))
+    assert "by the counts that ranked them" in str(model_text.pack(facts))
 
 
 def test_a_pack_without_hotness_has_no_coverage(pack: moepack.Pack) -> None:
     facts = moepack.inspect(pack.path)
     assert isinstance(facts, PackFacts)
     assert facts.coverage is None
+
+
+def decoded(folder: Path, data: bytes) -> Hotness:
+    path = folder / "hot.csv"
+    path.write_bytes(data)
+    return file.decode(path.read_bytes(), str(path))
+
+
+def test_the_shipped_file_is_read_with_its_token_count() -> None:
+    heat = measure.load(str(FIXTURES / "qwen3moe-hotness.csv"))
+    assert heat.token_count == 192
+    assert heat.counts[ExpertKey(0, 2)] == 181
+    assert sum(heat.counts.values()) == heat.to_json()["selection_count"] == 1284
+    heat.check_fits(moepack.shape_of(first_shard("qwen3moe")))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"0,4,1", "layer 0, expert 4: the model has no such expert"),
+        (b"3,0,1", "layer 3: the model has no experts there"),
+    ],
+)
+def test_hotness_of_another_model_is_refused(tmp_path: Path, line: bytes, message: str) -> None:
+    shape = moepack.shape_of(moe().write(tmp_path / "m.gguf"))
+    with pytest.raises(TraceError, match=message) as caught:
+        decoded(tmp_path, line).check_fits(shape)
+    assert "another model" in (caught.value.hint or "")
+
+
+def test_hotness_that_was_counted_on_another_model_is_refused(tmp_path: Path) -> None:
+    """Also where each of its experts is one that the model has."""
+    shape = moepack.shape_of(moe((0, 1), 4).write(tmp_path / "m.gguf"))
+    counts = {"0": 4, "1": 4}
+    for numbers in (counts, {"1": 4}, None, "nonsense"):
+        line = json.dumps({"expert_counts": numbers, "model": "Other"}).encode()
+        decoded(tmp_path, b"# origin=" + line + b"\n0,1,5\n").check_fits(shape)
+    for others in (counts | {"1": 2}, counts | {"2": 4}, {"0": "4"}, {"x": [4]}):
+        line = json.dumps({"expert_counts": others, "model": "Other"}).encode()
+        with pytest.raises(TraceError, match=r"counted on another model.*Other"):
+            decoded(tmp_path, b"# origin=" + line + b"\n0,1,5\n").check_fits(shape)

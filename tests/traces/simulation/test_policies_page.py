@@ -20,7 +20,7 @@ from moepack.traces.simulation.simulate import POLICIES, simulate
 from tests.support import plain_caches as plain
 from tests.support.amounts import amounts
 from tests.support.plain_caches import Cache, Expert
-from tests.support.trace_forms import pieces_of
+from tests.support.trace_samples import pieces_of
 
 LENGTHS = {0: (7, 5), 2: (6, 10), 3: (4, 12)}
 """By layer, how many experts, and the bytes of each."""

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moepack.common.errors import RequestError, TraceError
-from moepack.common.keys import ExpertKey
-from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
-from moepack.report import chart, simulation_text
+from moepack.common.shape import ROUTED_FAMILY, ExpertKey, FamilyShape, ModelShape
+from moepack.report import chart, trace_text
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally
+from moepack.traces.formats import reading
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.model import Phase
 from moepack.traces.simulation import simulate as simulation
@@ -42,14 +42,14 @@ TOTAL = sum(LENGTHS.values())
 def run(calls: Sequence[RoutedCall], monkeypatch: pytest.MonkeyPatch, **options: Any) -> Simulation:
     """Simulate calls, as if they were read from a file, in pieces of seven tokens."""
 
-    def feed(_: object, __: object, *takers: Any) -> Counter[str]:
+    def feed(_: object, *takers: Any) -> Counter[str]:
         for item in items_of(calls, 7):
             for take in takers:
                 take(item)
         return Counter()
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulation, "feed", feed)
+        patch.setattr(reading.TraceFiles, "feed", feed)
         return simulate(["trace"], options=ReadOptions(shape=SHAPE), **options)
 
 
@@ -208,7 +208,7 @@ def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
     path = write_route(tmp_path / "t.csv")
     options = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 1 << 20))
     facts = simulate([path], budgets=["50%", "100%"], slots=[2], prefetch=1, options=options)
-    text = str(simulation_text.text(facts))
+    text = str(trace_text.simulation(facts))
     assert "20 tokens in 1 request, 20 of them decoded" in text
     assert "experts: 8.0 MiB; a decoded token uses 2.0 MiB" in text
     line = next(line for line in text.splitlines() if line.strip().startswith("8.0 MiB"))
@@ -217,8 +217,10 @@ def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
     assert "too short to tell experts apart" in text
     chart.hit_rates(facts, "a title", str(tmp_path / "t.svg"))
     assert (tmp_path / "t.svg").read_text().startswith("<?xml")
+    chart.hit_rates(facts, "a title", str(tmp_path / "again.svg"))
+    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "t.svg").read_bytes()
     none = replace(facts, step_length=None, curve=(CurvePoint(1 << 20, None, None, None),))
-    assert "a decoded token uses –" in str(simulation_text.text(none))
+    assert "a decoded token uses –" in str(trace_text.simulation(none))
     chart.hit_rates(none, "a title", str(tmp_path / "none.png"))
     assert (tmp_path / "none.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,0 +1,254 @@
+"""The commands `doctor`, `machine`, `place` and `forecast`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import moepack
+from moepack.cli.shared import options
+from moepack.cli.shared.files import output_file, picture_file
+from moepack.cli.shared.options import file_option, flag_option, number_option, size_option
+from moepack.cli.shared.parameters import STANDARD_STREAM, ModelName, Numbers
+from moepack.cli.shared.progress import progress
+from moepack.cli.shared.terminal import (
+    complain,
+    is_json,
+    is_quiet,
+    next_line,
+    show,
+    suggest,
+    sum_up,
+)
+from moepack.common.errors import RequestError
+from moepack.storage.atomic import write_whole
+from moepack.storage.regular_file import is_stream
+
+if TYPE_CHECKING:
+    from moepack.planning.forecasting.misses import WorkingSet
+
+
+@click.command()
+@options.measured_model_argument
+@options.directory_option(
+    "Folder on the drive to measure, if no model is named.  [default: the current one]"
+)
+@options.seconds_option
+@options.prompt_tokens_option
+@options.progress_options
+def doctor(model: tuple[str, ...], **options: Any) -> None:
+    """Find the bottlenecks of this machine when it runs models, with remedies.
+
+    It tries the features of the system, and measures drive, memory and processors. For
+    SOURCE_OR_PACK it also forecasts that model, with the memory that is free now, and names the
+    single upgrade that would help most. Without a model, a file of 1 GiB is written, and removed.
+
+    Example: moepack doctor model.moepack
+    """
+    from moepack.report import plan_text
+
+    with progress("measuring", "ms") as advance:
+        facts = moepack.doctor(model or None, progress=advance, **options)
+    can_run = facts.prognosis is not None and facts.prognosis.forecast is not None
+    show(facts, plan_text.doctor, next_line("run", *model) if can_run else None)
+
+
+@click.command()
+@options.measured_model_argument
+@options.output_option(
+    required=False, help="File to write, such as machine.toml; printed by default."
+)
+@options.directory_option("Folder on the drive to measure, if no model is named.")
+@options.seconds_option
+@options.force_option
+@options.progress_options
+def machine(
+    model: tuple[str, ...], output: str | None, directory: str | None, seconds: float, force: bool
+) -> None:
+    """Measure memory and drive, read memory and GPUs, and write machine.toml for forecasts.
+
+    The drive is measured with the reads of SOURCE_OR_PACK, which must be on it. Without a model, a
+    file of 1 GiB is written there, and removed.
+
+    Example: moepack machine model.moepack -o machine.toml
+    """
+    from moepack.planning.machine.file import toml_text
+    from moepack.report import measure_text
+    from moepack.report.page import Page, Verbatim
+
+    is_file = output not in (None, STANDARD_STREAM) and not is_stream(output or "")
+    if directory is None and not model and is_file:
+        directory = os.path.dirname(os.path.abspath(output or ""))
+    with contextlib.ExitStack() as outputs:
+        if output is not None:
+            target = outputs.enter_context(output_file(output, force=force))
+        with progress("measuring", "ms") as advance:
+            measured = moepack.measure_machine(
+                model or None, directory=directory, seconds=seconds, progress=advance
+            )
+        if output is not None:
+            write_whole(target, toml_text(measured.machine).encode())
+    if not is_json() and not is_quiet():
+        for note in measured.notes:
+            complain("note", note)
+    if output is None:
+        show(measured, lambda facts: Page(Verbatim(toml_text(facts.machine).rstrip("\n"))))
+        return
+    has_next = model and output != STANDARD_STREAM
+    next_step = next_line("place", *model, "--machine", output) if has_next else None
+    sum_up(measured, measure_text.machine, next_step)
+
+
+@click.command()
+@options.source_or_pack_argument
+@options.machine_option
+@size_option(
+    "--vram", multiple=True, help="VRAM of a GPU, in place of the machine's; may be repeated."
+)
+@size_option("--ram", "memory", help="Memory, in place of the machine's.")
+@click.option(
+    "--engine",
+    type=click.Choice(["llama.cpp", "ik_llama.cpp", "pack"]),
+    help="Engine: pack (`moepack run`) by default for a pack, else llama.cpp.",
+)
+@number_option(
+    "--context",
+    least=1,
+    help="Context length in tokens; by default 32,768, or the trained length if that is less.",
+)
+@click.option(
+    "--cache-type",
+    default="f16",
+    metavar="TYPE",
+    help="Type of the KV cache; K,V if keys and values differ.",
+)
+@size_option("--margin", default="1GiB", help="Space left free in each memory.")
+@options.traces_option
+@file_option(
+    "--hotness", help="Hotness file, in place of --trace, to judge whether to pin experts."
+)
+@options.forecast_prompt_options
+@options.summary_options
+def place(
+    source_or_pack: tuple[str, ...], machine_path: str | None, cache_type: str, **options: Any
+) -> None:
+    """Plan which weights go into VRAM and memory, and print the command line to paste.
+
+    Example: moepack place model.gguf --vram 24GiB --ram 64GiB
+    """
+    from moepack.report import plan_text
+
+    keys, comma, values = cache_type.partition(",")
+    if comma and not values:
+        expected = "a type, or two with a comma"
+        raise RequestError(
+            "not a type", place="--cache-type", expected=expected, found=cache_type[:40]
+        )
+    options["cache_types"] = (keys, values or keys)
+    show(moepack.place(source_or_pack, machine_path, **options), plan_text.placement)
+
+
+_FORMULA = (
+    *("ram_bytes", "memory_bw_bytes_per_sec", "ssd_bw_bytes_per_sec_raw", "ssds_in_raid"),
+    *("dense_gpu_latency_per_token", "bytes_per_expert", "num_layers", "experts_per_layer"),
+    *("active_per_layer", "average_active_per_batch", "average_expert_turnover_per_batch"),
+    "batch_size",
+)
+"""The options of estimate_speed.py, under their own names."""
+
+
+@click.command()
+@click.argument("source_or_pack", nargs=-1, type=ModelName(), metavar="SOURCE_OR_PACK")
+@options.machine_option
+@number_option(
+    "--n-cpu-moe",
+    "cpu_layer_count",
+    least=0,
+    help="Number of layers, from the first, with experts in memory; VRAM has the rest.",
+)
+@size_option(
+    "--budget",
+    share_of="experts",
+    help="Memory for a cache of experts from the drive: 8GiB, 25% of all experts.",
+)
+@size_option(
+    "--vram-cache", help="VRAM for a cache of experts from memory, as in recent llama.cpp."
+)
+@flag_option(
+    "--all", "sweep", help="Forecast for every N with a GPU, or for a dozen budgets without one."
+)
+@flag_option(
+    "--dense-in-memory",
+    help="Keep all weights out of VRAM with such a cache, as `moepack run` does.",
+)
+@options.traces_option
+@click.option(
+    "--working-set",
+    type=Numbers(float, "120,8"),
+    metavar="U,D",
+    help="Experts used per 128 tokens, and new ones among them, in place of --trace.",
+)
+@options.forecast_prompt_options
+@file_option(
+    "--receipt",
+    "receipts",
+    multiple=True,
+    help="Measured run on that machine, as JSON of llama-bench or `moepack run`.",
+)
+@number_option("--context", least=1, default=4096, help="Context length in tokens.")
+@number_option("--depth", least=0, default=0, help="Number of tokens already in the context.")
+@click.option(
+    "--formula",
+    type=click.Choice(["published"]),
+    help="Formula of estimate_speed.py, which takes the options of that script.",
+)
+@options.options(*(click.option(f"--{name}", name, type=float, hidden=True) for name in _FORMULA))
+@options.plot_options("speeds")
+@options.summary_options
+def forecast(
+    source_or_pack: tuple[str, ...],
+    machine_path: str | None,
+    working_set: list[float] | None,
+    formula: str | None,
+    plot_path: str | None,
+    force: bool,
+    **options: Any,
+) -> None:
+    """Forecast the decoding speed of a model on a machine, and the time of a prompt, with ranges.
+
+    Example: moepack forecast model.gguf --machine machine.toml --all
+    """
+    from moepack.report import chart, plan_text
+
+    parameters = {name: value for name in _FORMULA if (value := options.pop(name)) is not None}
+    if formula is not None:
+        if source_or_pack or machine_path is not None:
+            raise click.UsageError("--formula published takes no model and no machine")
+        show(moepack.published_formula(**parameters), plan_text.published)
+        return
+    if parameters:
+        raise click.UsageError(f"--{next(iter(parameters))} goes with --formula published")
+    if not source_or_pack or machine_path is None:
+        raise click.UsageError("a model and --machine are needed")
+    options["working_set"] = _working_set(working_set)
+    with picture_file(plot_path, force=force, inputs=source_or_pack) as picture:
+        facts = moepack.forecast(source_or_pack, machine_path, **options)
+        if picture:
+            chart.speeds(facts, picture)
+    show(facts, plan_text.forecast)
+    suggest(facts.next_receipt)
+
+
+def _working_set(numbers: list[float] | None) -> WorkingSet | None:
+    from moepack.planning.forecasting.misses import WorkingSet
+
+    if numbers is None:
+        return None
+    if len(numbers) != 2 or not 0 <= numbers[1] <= numbers[0] < 1e9:
+        expected = "two numbers of experts, U,D, of which D is not more"
+        problem = "not a working set"
+        raise RequestError(problem, place="--working-set", expected=expected, found=numbers)
+    return WorkingSet(numbers[0], numbers[1])

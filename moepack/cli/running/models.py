@@ -1,0 +1,293 @@
+"""How models are run: fetched first, as programs of one's own, or by the server behind `run`."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import moepack
+from moepack.cli.shared.argument_names import as_typed
+from moepack.cli.shared.progress import ProgressLines, progress, watched_progress
+from moepack.cli.shared.terminal import complain, is_json, is_quiet, is_verbose, lay_out, say
+from moepack.common.errors import MoepackError, RequestError
+from moepack.common.paths import is_remote, path_texts
+from moepack.common.sizes import Size, size_text
+
+if TYPE_CHECKING:
+    from moepack.host.processors import OtherWork
+    from moepack.pack.reading.pack import Pack
+    from moepack.packing.fetched import FetchPlan
+    from moepack.running.pager.pager import Pager
+    from moepack.running.programs.learned import Learner
+    from moepack.running.programs.model_server import ModelServer
+    from moepack.running.programs.runner import ProgramEnd
+    from moepack.running.programs.trace_writer import TraceWriter
+
+_SECONDS_BETWEEN = 5.0
+
+
+def require_engine(model: Sequence[str]) -> None:
+    """Raise MachineError if extras are missing that running a model takes, before it is fetched."""
+    from moepack.common.extras import require
+
+    require("run", *["remote"] * any(map(is_remote, model)))
+
+
+def fetch(model: Sequence[str]) -> Sequence[str]:
+    """Return the paths of a model on this machine; one that is elsewhere is fetched, with a bar."""
+    if not any(map(is_remote, model)):
+        return model
+    from moepack.report import pack_text
+    from moepack.report.facts import printable
+
+    def announce(plan: FetchPlan) -> None:
+        if not is_quiet() and not is_json():
+            lay_out(pack_text.fetching(printable(plan)), err=True)
+
+    with progress("fetching the model") as advance:
+        notice = None if is_quiet() else partial(complain, "note")
+        path = moepack.fetch_model(model, planned=announce, notice=notice, progress=advance)
+    return path_texts(path)
+
+
+@contextmanager
+def trace_to(
+    path: str | None, pack: Pack, *, has_requests: bool = False
+) -> Iterator[TraceWriter | None]:
+    """Yield a writer for a trace, None without a path; a trace that stays empty is noted."""
+    from moepack.running.programs.trace_writer import TraceWriter
+
+    if path is None:
+        yield None
+        return
+    with TraceWriter(path, pack, has_requests=has_requests) as trace:
+        yield trace
+    if trace.is_empty:
+        complain("note", "no router has selected an expert: no trace was written")
+
+
+def learner_of(pack: Pack, no_learn: bool) -> Learner | None:
+    """Return the learner of a run, None if nothing is learned; its problems become notes."""
+    from moepack.running.programs.learned import make_learner
+
+    return make_learner(pack, learn=not no_learn, notice=partial(complain, "note"))
+
+
+def say_memory(pager: Pager) -> None:
+    """Print the memory for experts, and a note if this machine has less."""
+    from moepack.host.memory_limits import limit_text, read_memory
+    from moepack.report import measure_text
+
+    lay_out(measure_text.pager_memory(pager), err=True)
+    excess = min(pager.budget, pager.whole_length) - read_memory()
+    if excess > 0:
+        complain("note", f"that is {size_text(excess)} too much: {limit_text()}")
+    elif pager.is_short:
+        complain("note", f"more than is free, less a margin for other programs: {limit_text()}")
+
+
+def note(text: str) -> None:
+    """Print a note, unless the command is quiet."""
+    if not is_quiet():
+        complain("note", text)
+
+
+def start_server(
+    pack: Pack,
+    trace: TraceWriter | None,
+    options: Sequence[str],
+    other_work: OtherWork,
+    *,
+    context: int | None,
+    threads: int | None,
+    micro_batch: int | None,
+    memory: Size | None,
+    pin: Size | None,
+    no_learn: bool,
+    **pager: Any,
+) -> ModelServer:
+    """Return a server for this process alone, which has the only key, when its model is loaded.
+
+    `options` are llama-server's; `other_work` has watched other programs for a while.
+    """
+    from moepack.running.pager.pager import PagerOptions
+    from moepack.running.programs.model_server import ModelServer
+    from moepack.running.programs.server_options import choose_context, single_text_server
+
+    length = choose_context(pack, context, note)
+    threads = _usual_threads(options) if threads is None else threads
+    words, beside = single_text_server(
+        pack, options, memory, pin or 0, context=length, threads=threads, micro_batch=micro_batch
+    )
+    serve: Callable[..., ModelServer] = partial(
+        ModelServer,
+        pack,
+        PagerOptions(memory, pinned=pin, beside=beside, **pager),
+        options=words,
+        api_key=secrets.token_urlsafe(),
+        trace=trace,
+        learner=learner_of(pack, no_learn),
+    )
+    if is_json() or is_quiet():
+        return serve()
+    began = time.monotonic()
+    with progress("pinning experts", has_summary=bool(pin)) as pinning:
+        server = serve(pinning=pinning)
+    try:
+        say_memory(server.pager)
+        with watched_progress("loading the model", "s"):
+            _ = server.url
+    except BaseException:
+        server.close()
+        raise
+    _note_other_work(other_work.processor_count(server.processor_seconds()), threads)
+    if is_verbose():
+        say(f"loaded in {time.monotonic() - began:.1f} s", err=True)
+        say(f"experts are read by {server.pager.backend}", err=True)
+        say(f"options of llama-server: {shlex.join(words)}", err=True)
+    return server
+
+
+def _usual_threads(options: Sequence[str]) -> int | None:
+    """Return the threads by llama-server's options or variables, or else by this process' limits.
+
+    None if neither says it.
+    """
+    from moepack.host.processors import limited_threads
+    from moepack.running.programs.command import THREADS
+
+    if THREADS.is_set(options):
+        return THREADS.number(options)
+    return limited_threads()
+
+
+def _note_other_work(busy: float | None, threads: int | None) -> None:
+    """Print a note if other programs keep so many processors `busy` that threads wait."""
+    from moepack.host.processors import fewer_threads
+
+    if busy is not None and (fewer := fewer_threads(threads, busy)) is not None:
+        note(f"other programs keep {busy:.1f} processors busy: -t {fewer} may be faster")
+
+
+def run_program_command(
+    source_or_pack: Sequence[str],
+    command: Sequence[str],
+    *,
+    stats: bool,
+    is_ours: bool = False,
+    model_words: Callable[[Pack], Sequence[str]] = lambda pack: (),
+    **options: Any,
+) -> None:
+    """Run a program with the experts of a model, and end as it ends.
+
+    `options` are the pager's. `is_ours`: it is our own server. `model_words` returns words for the
+    end of the command, by the model.
+    """
+    from moepack.pack.opening.open_model import open_model
+    from moepack.running.pager.pager import PagerOptions
+    from moepack.running.programs.command import find_misled_program, llama_variables
+    from moepack.running.programs.process import end_like
+    from moepack.running.programs.runner import run_program
+    from moepack.running.programs.server_options import server_options
+
+    if not command:
+        raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
+    trace_path = options["trace_path"]
+    with open_model(fetch(source_or_pack)) as pack, trace_to(trace_path, pack) as trace:
+        pack.require_files()
+        command = [*command, *model_words(pack)]
+        memory, pin, beside = options["memory"], options["pin"], 0
+        if is_ours:
+            command, beside = server_options(pack, command, memory, pin or 0)
+        ways = options["policy"], pin, options["backend"], options["check"]
+        variables = {} if is_ours else llama_variables(command)
+        if program := find_misled_program(command, pack.file_paths):
+            problem = f"no word of this command is the model's path: give {program} -m {{}}"
+            complain("note", f'{problem}, or in the text of a shell -m "$MOEPACK_MODEL"')
+        watcher = _Watcher(stats, variables)
+        end = run_program(
+            pack,
+            command,
+            PagerOptions(memory, *ways, beside=beside),
+            variables=variables,
+            trace=trace,
+            learner=learner_of(pack, options["no_learn"]),
+            begun=watcher.begun,
+            failed=watcher.failed,
+            tick=watcher.tick,
+            pinning=watcher.pinning,
+        )
+    _report_end(end, is_ours)
+    click.get_current_context().exit(end_like(end.returncode))
+
+
+def _report_end(end: ProgramEnd, is_ours: bool) -> None:
+    """Print what a program needed, and why it was killed or never mapped the model."""
+    from moepack.host.memory_limits import limit_text
+    from moepack.report import measure_text
+
+    if end.has_mapped and not is_quiet():
+        say(measure_text.pager_usage(end.usage), err=True)
+    if end.is_out_of_memory:
+        experts = size_text(end.usage.resident_length)
+        reason = f"out of memory: {limit_text()}; experts: {experts}"
+        complain("error", f"the program was killed, {reason}")
+        complain(
+            "hint",
+            "less for experts: --memory SIZE; less beside them: a shorter context (-c), fewer "
+            "tokens at once (-ub), fewer earlier texts (--cache-ram)",
+        )
+    elif not end.has_mapped and not is_ours:
+        complain(
+            "note",
+            "the program has ended and never mapped the model: give it the path {}, and have it "
+            "map the file, not read it (use_mmap in llama.cpp's interfaces)",
+        )
+
+
+class _Watcher:
+    """Prints the progress of a program, and now and then its statistics."""
+
+    def __init__(self, stats: bool, variables: Mapping[str, str]) -> None:
+        self._stats, self._variables = stats, variables
+        self._next = time.monotonic() + _SECONDS_BETWEEN
+        self._last = ""
+        self._pinning: ProgressLines | None = None
+        self._stack = ExitStack()
+
+    def pinning(self, length: int, total: int) -> None:
+        if self._pinning is None and not is_quiet():
+            self._pinning = self._stack.enter_context(progress("pinning experts"))
+        if self._pinning is not None:
+            self._pinning(length, total)
+
+    def begun(self, pager: Pager) -> None:
+        self._stack.close()
+        if is_quiet():
+            return
+        say_memory(pager)
+        if self._variables:
+            words = ", ".join(f"{name}={value}" for name, value in self._variables.items())
+            say(f"set for the program: {words}", err=True)
+
+    def tick(self, pager: Pager) -> None:
+        if not self._stats or time.monotonic() < self._next:
+            return
+        from moepack.report import measure_text
+
+        self._next = time.monotonic() + _SECONDS_BETWEEN
+        if (line := measure_text.pager_usage(pager.usage)) != self._last:
+            say(line, err=True)
+            self._last = line
+
+    def failed(self, error: MoepackError) -> None:
+        complain("error", str(error))
+        if error.hint:
+            complain("hint", as_typed(error.hint, click.get_current_context().command))

@@ -1,0 +1,218 @@
+"""The work of a verification: its scope, the bytes that are read, and those without proof."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+
+from moepack.common.errors import PackError, RequestError, is_of_machine, open_failure
+from moepack.common.sizes import gaps, parse_ranges, ranges_text
+from moepack.common.tasks import Share
+from moepack.pack.reading.shard_map import map_shards
+from moepack.pack.verifying.checked_pack import CheckedPack, Gap, Segment, cut, join
+from moepack.pack.verifying.comparison import SourceComparison
+from moepack.storage.input_file import open_input
+
+
+def choose(
+    pack: CheckedPack, layers: str | Iterable[int] | None, sample: str | float | None, seed: int
+) -> None:
+    """Choose the blobs and tensors of `layers`, and of these a `sample`; of a partial pack, a part.
+
+    The same `seed` chooses the same of the same pack. Raises RequestError for a layer that the pack
+    does not hold, and for a sample that is no share.
+    """
+    if layers is None and sample is None and pack.partial is None:
+        return
+    index = pack.index
+    packed = sorted({family.layer for family in index.families})
+    chosen = packed if layers is None else _layers(layers, packed)
+    numbers = [
+        number
+        for family in index.families
+        if family.layer in chosen
+        for number in range(family.first_blob, family.first_blob + family.expert_count)
+    ]
+    for number, tensor in pack.tensors.items():
+        block, layer, *_ = (*tensor.name.split("."), "")
+        if layers is None or (block == "blk" and layer in map(str, chosen)):
+            numbers.append(index.blob_count + number)
+    if pack.partial is not None:
+        numbers = [number for number in numbers if _is_here(pack, number)]
+    if sample is not None:
+        from random import Random  # here, since most verifications do without it
+
+        count = min(len(numbers), math.ceil(len(numbers) * _share(sample)))
+        numbers = Random(seed).sample(numbers, count)
+    pack.chosen = frozenset(numbers)
+    blob_count = sum(number < index.blob_count for number in numbers)
+    if others := sorted(set(packed) - set(chosen)):
+        pack.not_looked_at.append(f"layers {ranges_text(others)}")
+    for count, all_count, noun in (
+        (blob_count, index.blob_count, "blobs"),
+        (len(numbers) - blob_count, index.tensor_count, "dense tensors"),
+    ):
+        if count < all_count:
+            pack.not_looked_at.append(f"{all_count - count:,} of {all_count:,} {noun}")
+    has_blobs = any(not file.is_shard for file in index.files)
+    between = "blobs and tensors" if has_blobs else "tensors"
+    pack.not_looked_at.append(f"padding between {between}")
+
+
+def _is_here(pack: CheckedPack, number: int) -> bool:
+    """Return whether the bytes of a blob or a tensor are in the directory of a partial pack."""
+    assert pack.partial is not None
+    try:
+        if number < pack.index.blob_count:
+            offset, length, _, _, file = pack.index.blob(number)
+        else:
+            tensor = pack.tensors[number - pack.index.blob_count]
+            offset, length, file = tensor.offset, tensor.length, tensor.file
+    except PackError:  # a finding of its own
+        return False
+    return pack.partial.covers(pack.index.files[file].name, offset, offset + length)
+
+
+def _layers(layers: str | Iterable[int], packed: Sequence[int]) -> list[int]:
+    try:
+        chosen = sorted(set(parse_ranges(layers) if isinstance(layers, str) else layers))
+    except ValueError as error:
+        raise RequestError(f"not a list of layers: {error}") from None
+    missing = sorted(set(chosen) - set(packed))
+    if missing or not chosen:
+        raise RequestError(
+            f"the pack has no experts in layer {missing[0]}" if missing else "no layers are named",
+            expected=f"layers of {ranges_text(packed)}",
+        )
+    return chosen
+
+
+def _share(sample: str | float) -> float:
+    try:
+        if isinstance(sample, str) and sample.strip().endswith("%"):
+            share = float(sample.strip().rstrip("%")) / 100
+        else:
+            share = float(sample)
+        if 0 < share <= 1:
+            return share
+    except ValueError:
+        pass
+    raise RequestError("not a sample", expected="a share such as 10%", found=sample)
+
+
+def list_work(
+    pack: CheckedPack,
+    files: Sequence[Sequence[Segment]],
+    share: Share | None,
+    comparison: SourceComparison | None,
+) -> tuple[list[Segment | Gap], set[int]]:
+    """List the segments to read of the chosen ones in `files`, as far as the files have them.
+
+    Also returns the numbers of the blobs and tensors that are not looked at: they are lost, without
+    a proof, or in files of other parts.
+    """
+    work: list[Segment | Gap] = []
+    numbers = _shared_files(pack, share)
+    unchecked = _numbers(
+        one for file, segments in enumerate(files) if file not in numbers for one in segments
+    )
+    unread: set[int] = set()
+    unproven: set[int] = set()
+    short_files: set[int] = set()
+    for number in numbers:
+        file = pack.index.files[number]
+        if pack.partial is not None and not pack.partial.record.ranges(file.name):
+            continue
+        length = _length_on_disk(pack, number, files[number])
+        if length != file.length:
+            short_files.add(number)
+        segments = [one for one in files[number] if _is_chosen(pack, one)]
+        if length < file.length:
+            unread |= _numbers(one for one in segments if one.end > length)
+            segments, length = cut(segments, length)
+        if file.is_shard:
+            is_same = comparison is not None and number in comparison.same_files
+            unknown = _numbers(one for one in segments if not one.has_proof)
+            (unproven if is_same else unread).update(unknown)
+            segments = [one for one in segments if one.has_proof]
+        if file.is_shard or pack.chosen is not None:
+            work += segments
+        elif length:
+            work += join(number, segments, min(length, file.length))
+    if pack.chosen is None and (share is None or share.number == 1):
+        work += _gaps_of_shards(pack, short_files)
+        if comparison is not None and not comparison.is_another_model and pack.index.is_whole:
+            work += comparison.gaps()
+    for several, reason in (
+        (unread, " that are lost or have no digest"),
+        (
+            unproven,
+            ": the index links to these very files, and has no digests to compare them with",
+        ),
+    ):
+        if several:
+            count = f"{len(several):,} blobs and tensors"
+            pack.not_looked_at.append(f"the bytes of {count}{reason}")
+    return work, unchecked | unread | unproven
+
+
+def _shared_files(pack: CheckedPack, share: Share | None) -> list[int]:
+    """Return the numbers of the data files that this call reads: all, or its share."""
+    files = pack.index.files
+    if share is None:
+        return list(range(len(files)))
+    names = set(share.names({file.name: file.length for file in files}))
+    numbers = [number for number, file in enumerate(files) if file.name in names]
+    if len(numbers) < len(files):
+        others = f"{len(files) - len(numbers):,} of {len(files):,} data files"
+        pack.not_looked_at.append(f"{others}, which other parts have")
+    return numbers
+
+
+def _is_chosen(pack: CheckedPack, segment: Segment) -> bool:
+    """Return whether a segment is to be checked, and in a partial pack, is here."""
+    is_left_out = pack.chosen is not None and segment.number not in pack.chosen
+    if is_left_out and segment.number is not None:
+        return False
+    name = pack.index.files[segment.file].name
+    return pack.partial is None or pack.partial.covers(name, segment.start, segment.end)
+
+
+def _gaps_of_shards(pack: CheckedPack, short_files: set[int]) -> Iterator[Segment]:
+    """Yield the ranges of files that are shards that no record covers: they are zeros."""
+    if not pack.manifest.is_whole or not any(file.is_shard for file in pack.index.files):
+        return
+    try:
+        shards = map_shards(pack)
+    except PackError:  # a finding of its own
+        return
+    for shard in shards:
+        for number in sorted({piece.input for piece in shard.pieces} - short_files):
+            file = pack.index.files[number]
+            if file.is_shard and file.length == shard.length:
+                pieces = ((piece.offset, piece.end) for piece in shard.pieces)
+                for start, end in gaps(0, shard.length, pieces):
+                    yield Segment(number, start, end, ())
+
+
+def _length_on_disk(pack: CheckedPack, number: int, segments: Sequence[Segment]) -> int:
+    """Return the length of a file, 0 if there is none; report any but that in the index."""
+    path, expected = pack.paths[number], pack.index.files[number].length
+    try:
+        with closing(open_input(path)) as file:
+            length = file.stamp.length
+    except OSError as error:
+        if is_of_machine(error):
+            raise open_failure(error, path) from None
+        pack.findings.add("file", f"cannot open: {error.strerror}", file=path.name)
+        return 0
+    if length != expected:
+        message = f"it is {length:,} bytes long, the index says {expected:,}"
+        lost = sum(one.end > length for one in segments)
+        if lost:
+            message += f": {lost:,} of {len(segments):,} blobs and tensors in it are cut or missing"
+        pack.findings.add("file", message, file=path.name, offset=min(length, expected))
+    return length
+
+
+def _numbers(segments: Iterable[Segment]) -> set[int]:
+    return {one.number for one in segments if one.number is not None}

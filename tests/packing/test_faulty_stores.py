@@ -1,0 +1,258 @@
+"""Packs written into a store through a network that fails, by processes that are killed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moepack
+from moepack.common.errors import MachineError, RequestError
+from moepack.common.paths import RemotePath
+from moepack.pack.verifying.verifier import verify
+from moepack.packing.pack_model import pack_model
+from moepack.packing.shared_pack import SharedPack
+from moepack.storage.remote import store as remote_store
+from moepack.storage.remote.store import RemoteError
+from moepack.storage.remote.stores import store_of
+from tests.support.buckets import faulty_bucket
+from tests.support.models import contents, keys_of, shards_of
+from tests.support.remote_servers import FaultyStore, StoreFault, faults_by_chance
+
+MODEL = "deepseek2"
+PARTS = 3
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Return the files of the pack that one process makes."""
+    folder = tmp_path_factory.mktemp("alone") / "pack"
+    pack_model(shards_of(MODEL), folder)
+    return contents(folder)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, FaultyStore]]:
+    with faulty_bucket() as pair:
+        yield pair
+
+
+@pytest.fixture
+def bucket(server: tuple[str, FaultyStore]) -> str:
+    return server[0]
+
+
+@pytest.fixture
+def network(
+    server: tuple[str, FaultyStore], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultyStore]:
+    monkeypatch.setattr(remote_store, "PAUSES", (0.01,) * 5)
+    monkeypatch.setattr(remote_store, "UPLOAD_LENGTH", 5 << 20)
+    network = server[1]
+    network.traffic.requests.clear()
+    network.faults.clear()
+    yield network
+    network.fault, network.status = lambda method, path: None, 503
+
+
+def pack(target: str, **options: Any) -> Any:
+    return pack_model(shards_of(MODEL), target, **options)
+
+
+def objects(network: FaultyStore, address: str) -> dict[str, bytes]:
+    """Read all objects of a folder, through a network that works."""
+    network.fault = lambda method, path: None
+    path = RemotePath(address)
+    store = store_of(path)
+    return {
+        key.removeprefix(f"{path.key}/"): store.read(key, stamp.length)
+        for key, stamp in store.objects(path.key)
+    }
+
+
+def without_records(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Leave out records: where their removal failed they stay, and mean nothing by a manifest."""
+    return {name: data for name, data in files.items() if not name.startswith("pack.records/")}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_network_that_fails_all_the_time_changes_no_byte(
+    seed: int, alone: dict[str, bytes], bucket: str, network: FaultyStore
+) -> None:
+    """Of a hundred requests 8 are refused, 8 cut, 8 answers cut, 8 lost, and 8 are slow."""
+    target = f"{bucket}/chance-{seed}.moepack"
+    network.fault = faults_by_chance(seed, 0.08)
+    pack(target)
+    assert verify(target, shards_of(MODEL)).passed
+    with moepack.open(target) as opened, opened.reader() as reader:
+        for key in keys_of(opened):
+            where = opened.locate(*key)
+            data = alone[where.path.name][where.offset :][: where.length]
+            assert bytes(reader.read(*key)) == data
+    assert network.faults == {"status", "request cut", "cut", "lost", "slow"}
+    assert without_records(objects(network, target)) == alone
+
+
+def test_a_commit_whose_answer_is_lost_is_a_commit(
+    alone: dict[str, bytes], bucket: str, network: FaultyStore
+) -> None:
+    target = f"{bucket}/lost.moepack"
+    lost: list[str] = []
+
+    def fault(method: str, path: str) -> StoreFault:
+        name = path.partition("?")[0].rpartition("/")[2]
+        if method != "PUT" or name not in ("input.json", "manifest.json") or name in lost:
+            return None
+        lost.append(name)
+        return "lost"
+
+    network.fault = fault
+    summary = pack(target)
+    assert lost == ["input.json", "manifest.json"]
+    assert summary.written_length
+    assert objects(network, target) == alone
+
+
+@pytest.mark.parametrize(
+    ("killed_at", "present", "absent"),
+    [
+        ("pack.records/dense.bin.json", "dense.bin", "pack.records/dense.bin.json"),
+        ("/index.bin", "pack.records/dense.bin.json", "index.bin"),
+        ("/manifest.json", "index.bin", "manifest.json"),
+    ],
+    ids=["between a file and its record", "before the index", "between index and manifest"],
+)
+def test_a_process_killed_between_two_writes_is_gone_on_with(
+    killed_at: str,
+    present: str,
+    absent: str,
+    alone: dict[str, bytes],
+    bucket: str,
+    network: FaultyStore,
+) -> None:
+    target = f"{bucket}/killed-{absent.replace('/', '-')}.moepack"
+    command = [sys.executable, "-m", "moepack", "pack", *shards_of(MODEL), "-o", target]
+    killed: list[int] = []
+
+    def kill(method: str, path: str) -> StoreFault:
+        if method == "PUT" and path.partition("?")[0].endswith(killed_at) and not killed:
+            killed.append(run.pid)
+            os.kill(run.pid, signal.SIGKILL)
+            run.wait()
+            return "status"
+        return None
+
+    network.fault = kill
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    assert run.wait(60) == -signal.SIGKILL
+    left = objects(network, target)
+    assert present in left
+    assert absent not in left
+    with pytest.raises(RequestError, match="an interrupted pack is here"):
+        pack(target)
+    pack(target, resume=True)
+    assert objects(network, target) == alone
+
+
+def test_uploads_are_whole_or_errors(bucket: str, network: FaultyStore, tmp_path: Path) -> None:
+    """A part that is refused, an error inside the last answer, and a last answer that is cut."""
+    data = random.Random(4).randbytes(12 << 20)
+    (tmp_path / "file").write_bytes(data)
+    store = store_of(RemotePath(bucket))
+    network.status = 400
+    network.fault = lambda method, path: "status" if "partNumber=2" in path else None
+    with pytest.raises(RemoteError, match="400"):
+        store.upload("upload/file", tmp_path / "file")
+    ends: list[str] = []
+
+    def last(fault: StoreFault) -> Callable[[str, str], StoreFault]:
+        def step(method: str, path: str) -> StoreFault:
+            is_last = method == "POST" and "uploadId" in path
+            ends.extend([path] * is_last)
+            return fault if is_last and (fault != "cut" or len(ends) == 1) else None
+
+        return step
+
+    network.fault = last("error inside")
+    with pytest.raises(RemoteError, match="200 OK with an error inside: InternalError"):
+        store.upload("upload/file", tmp_path / "file")
+    assert not objects(network, f"{bucket}/upload")
+    ends.clear()
+    network.fault = last("cut")
+    store.upload("upload/file", tmp_path / "file")
+    assert len(ends) == 2
+    assert objects(network, f"{bucket}/upload") == {"file": data}
+
+
+@pytest.mark.parametrize("name", ["dense.bin", "experts-00002.bin"])
+def test_what_a_store_has_changed_is_not_committed(
+    name: str, alone: dict[str, bytes], bucket: str, network: FaultyStore
+) -> None:
+    """What it has is told by ETags; no object is read that is as it was sent."""
+    target = f"{bucket}/zeroed-{name}.moepack"
+
+    def zero(method: str, path: str) -> StoreFault:
+        return "zeroed" if method == "PUT" and path.partition("?")[0].endswith(name) else None
+
+    network.fault = zero
+    with pytest.raises(MachineError, match="the store has other bytes than were sent"):
+        pack(target)
+    assert "manifest.json" not in objects(network, target)
+    pack(target, resume=True)
+    assert objects(network, target) == alone
+
+
+def test_an_object_that_was_changed_before_the_commit_is_written_anew(
+    alone: dict[str, bytes], bucket: str, network: FaultyStore
+) -> None:
+    target = f"{bucket}/changed.moepack"
+    shared = SharedPack(shards_of(MODEL), target)
+    shared.write_part((1, 1))
+    read = [path for _, path, _ in network.traffic.gets() if ".bin" in path]
+    assert all(path.endswith(".json") for path in read)
+    changed = RemotePath(target) / "experts-00002.bin"
+    data = alone["experts-00002.bin"]
+    store_of(changed).put(changed.key, bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(RequestError, match=r"not finished, found damaged experts-00002\.bin"):
+        shared.commit()
+    assert shared.write_part((1, 1)).written_length == len(data)
+    shared.commit()
+    assert objects(network, target) == alone
+
+
+def test_a_store_whose_etags_are_no_md5_is_read(
+    bucket: str, network: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with keys of its own, and in clouds other than S3."""
+    data = random.Random(6).randbytes(12 << 20)
+    (tmp_path / "file").write_bytes(data)
+    monkeypatch.setattr(remote_store, "md5_etag", lambda path: "another")
+    network.fault = lambda method, path: "zeroed" if "partNumber=2" in path else None
+    with pytest.raises(RemoteError, match="other bytes than were sent"):
+        store_of(RemotePath(bucket)).upload("read/file", tmp_path / "file")
+    network.fault = lambda method, path: None
+    store_of(RemotePath(bucket)).upload("read/file", tmp_path / "file")
+    assert objects(network, f"{bucket}/read") == {"file": data}
+
+
+def test_a_store_that_keeps_refusing_is_given_up_with_a_hint(
+    bucket: str, network: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_store, "PAUSES", (0.01,))
+    network.status = 403
+
+    def refuse(method: str, path: str) -> StoreFault:
+        return "status" if method == "PUT" else None
+
+    network.fault = refuse
+    with pytest.raises(MachineError, match="cannot write: 403 Forbidden") as failure:
+        pack(f"{bucket}/refused.moepack")
+    assert "credentials" in str(failure.value.hint)
+    assert "resume=True" in str(failure.value.hint)

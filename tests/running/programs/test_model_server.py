@@ -1,0 +1,258 @@
+"""A model behind the server: real clients, figures of texts, and conversations that outlive it."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from moepack.common.errors import RequestError
+from moepack.pack.opening.open_model import open_model
+from moepack.pack.reading.pack import Pack
+from moepack.running.pager.pager import PagerOptions
+from moepack.running.programs.client import AnswerFacts, ServerClient
+from moepack.running.programs.command import single_text_options
+from moepack.running.programs.model_server import ModelServer
+from moepack.running.programs.run_facts import MeasuredAnswer, measure
+from moepack.running.programs.sampling import Sampling
+from tests.support.chat_model import begin_copy, finish
+from tests.support.models import first_shard
+from tests.support.needs import needs_llama
+from tests.support.servers import OPTIONS, served
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+
+pytestmark = needs_llama
+
+KEY = "sesame"
+MESSAGES: Any = [{"role": "user", "content": "hello"}]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"day": {"type": "integer", "enum": [1, 2]}},
+    "required": ["day"],
+    "additionalProperties": False,
+}
+CALLS = ("-l", "394+100", "-l", "202+100", "-l", "2+200")
+"""Has a model without sense begin a call soon, by `====` and a new line, and end after it."""
+
+
+@pytest.fixture(scope="module")
+def url(chat_path: Path) -> Iterator[str]:
+    """Serve a model with the least memory."""
+    options = (*OPTIONS, "-ub", "64", "--alias", "tiny")
+    with (
+        open_model(chat_path) as pack,
+        ModelServer(pack, PagerOptions("floor"), options=options, api_key=KEY) as server,
+    ):
+        yield server.url
+        assert server.usage.miss_count > 0
+
+
+OPTIONS_OF_CLIENTS: Any = {"api_key": KEY, "max_retries": 0, "timeout": 60}
+
+
+def openai_client(url: str) -> "openai.OpenAI":
+    library: Any = pytest.importorskip("openai")
+    client: openai.OpenAI = library.OpenAI(base_url=f"{url}/v1", **OPTIONS_OF_CLIENTS)
+    return client
+
+
+@pytest.fixture
+def openais(url: str) -> "openai.OpenAI":
+    return openai_client(url)
+
+
+def test_openais_client_gets_an_answer_whole_and_piece_by_piece(openais: "openai.OpenAI") -> None:
+    options: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6, "temperature": 0}
+    answer = openais.chat.completions.create(**options)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 6
+    chunks = openais.chat.completions.create(
+        **options, stream=True, stream_options={"include_usage": True}
+    )
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in choices) == choice.message.content
+    assert choices[-1].finish_reason == "length"
+    assert [model.id for model in openais.models.list()] == ["tiny"]
+
+
+def test_a_name_of_a_template_brings_tools_to_a_model_without_one(tmp_path: Path) -> None:
+    """Its marks of a call become tokens of the model here."""
+    marks = {"====": "<tool_call>", "----": "</tool_call>"}
+
+    def change(key: str, contents: Any) -> Any:
+        if key != "tokenizer.ggml.tokens":
+            return contents
+        return [marks.get(token, token) for token in contents]
+
+    finish(begin_copy(tmp_path / "model.gguf", change=change))
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+    small = ("--memory", "floor", "-t", "1", "-c", "2048")
+    for names in (("--chat-template", "chatml", "--jinja"), ()):
+        with served(tmp_path / "model.gguf", *small, *names, "--", *CALLS) as (_, url):
+            completion = openai_client(url).chat.completions.create(
+                model="tiny", messages=MESSAGES, tools=[tool], tool_choice="required"
+            )
+            (call,) = completion.choices[0].message.tool_calls or []
+            assert call.type == "function"
+            assert call.function.name == "weather"
+            assert json.loads(call.function.arguments)["day"] in (1, 2)
+            message = completion.choices[0].message.model_dump(exclude_none=True)
+            result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+            request = {"messages": [*MESSAGES, message, result], "tools": [tool]}
+            answer = httpx.post(f"{url}/apply-template", json=request, timeout=60).json()
+            assert re.search(r"<tools>\n\{.*\}\n</tools>\n", answer["prompt"])
+            assert "sunny" in answer["prompt"].partition("weather")[2]
+
+
+def test_openais_client_gets_a_response(openais: "openai.OpenAI") -> None:
+    answer = openais.responses.create(
+        model="tiny", input="hello", max_output_tokens=4, temperature=0
+    )
+    assert answer.output_text
+
+
+def test_openais_client_gets_errors_of_its_own_kinds(openais: "openai.OpenAI") -> None:
+    import openai
+
+    with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):
+        openais.completions.create(model="tiny", prompt="x y " * 3000)
+    with pytest.raises(openai.AuthenticationError):
+        openais.with_options(api_key="other").completions.create(model="tiny", prompt="x")
+
+
+def test_anthropics_client_gets_an_answer_whole_and_piece_by_piece(url: str) -> None:
+    library: Any = pytest.importorskip("anthropic")
+    anthropics: anthropic.Anthropic = library.Anthropic(base_url=url, **OPTIONS_OF_CLIENTS)
+    options: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6}
+    options["extra_body"] = {"temperature": 0}
+    answer = anthropics.messages.create(**options)
+    assert (answer.stop_reason, answer.usage.output_tokens) == ("max_tokens", 6)
+    assert [block.type for block in answer.content] == ["text"]
+    with anthropics.messages.stream(**options) as stream:
+        pieces = list(stream.text_stream)
+        last = stream.get_final_message()
+    assert "".join(pieces) == last.content[0].text  # type: ignore[union-attr]
+    assert last.usage.output_tokens == 6
+    assert anthropics.messages.count_tokens(model="tiny", messages=MESSAGES).input_tokens > 3
+
+
+STATE = "conversation.bin"
+SAVE = "/slots/0?action=save"
+PROMPT = Path("fixtures/prompt.txt").read_text()[:500]
+NEXT = " And then?"
+MOST_AGAIN = 64
+"""Tokens before the end of a saved state that are computed again with sliding windows: back to
+the last checkpoint."""
+
+
+@contextmanager
+def resuming(pack: Path, *options: str) -> Iterator[ServerClient]:
+    """Serve a pack with the least memory for its experts, to one text at a time."""
+    words = ["-c", "1024", "-np", "1", "-t", "1", *options]
+    with Pack(pack) as opened, ModelServer(opened, PagerOptions("floor"), options=words) as server:
+        yield server.client
+
+
+def go_on(client: ServerClient, prompt: str) -> AnswerFacts:
+    with client.complete(prompt, count=12, sampling=Sampling(temperature=0)) as answer:
+        for _ in answer:
+            pass
+        return answer.facts
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "granite", "gpt-oss", "deepseek2"])
+def test_a_conversation_goes_on_after_a_restart_and_is_not_computed_again(
+    name: str, packs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also where layers look back on a window, and where keys and values are compressed."""
+    options = ("--slot-save-path", str(tmp_path))
+    with resuming(packs[name], *options) as client:
+        begun = go_on(client, PROMPT)
+        count = client.request(SAVE, {"filename": STATE})["n_saved"]
+        prompt = PROMPT + begun.text + NEXT
+        expected = go_on(client, prompt)
+    assert count >= begun.prompt_count > 100
+    with resuming(packs[name], *options) as client:
+        restored = client.request("/slots/0?action=restore", {"filename": STATE})
+        assert restored["n_restored"] == count
+        resumed = go_on(client, prompt)
+    assert resumed.text == expected.text
+    assert resumed.kept_count >= begun.prompt_count - MOST_AGAIN
+    assert resumed.prompt.step_count == resumed.prompt_count - resumed.kept_count
+    with resuming(packs[name]) as client:
+        assert go_on(client, prompt).kept_count == 0  # nothing else had kept it
+
+
+def test_saving_without_a_folder_is_refused_with_the_option_that_gives_one(
+    packs: dict[str, Path],
+) -> None:
+    with (
+        resuming(packs["qwen3moe"]) as client,
+        pytest.raises(RequestError, match="slot-save-path"),
+    ):
+        client.request(SAVE, {"filename": STATE})
+
+
+@pytest.mark.long
+def test_a_prompt_moves_on_layer_by_layer_within_a_batch() -> None:
+    """Of the server alone it would be nothing, and then all: its batch holds the whole prompt."""
+    steps: list[tuple[int, int]] = []
+    ended = threading.Event()
+
+    def watch(answer: MeasuredAnswer) -> None:
+        while not ended.is_set():
+            if (progress := answer.prompt_progress) is not None:
+                steps.append(progress)
+            time.sleep(0.002)
+
+    text = "hello world " * 230
+    greedy = Sampling(temperature=0)
+    with open_model(first_shard("qwen3moe")) as pack:
+        options = PagerOptions("floor")
+        words = [*single_text_options(2048, 1, 8), "-b", "2048"]
+        with ModelServer(pack, options, options=words, api_key="sesame") as server:
+            with measure(
+                server, lambda: server.client.complete(text, count=2, sampling=greedy)
+            ) as answer:
+                pieces = iter(answer)
+                thread = threading.Thread(target=watch, args=(answer,))
+                thread.start()
+                next(pieces)
+                ended.set()
+                thread.join()
+            facts = answer.facts
+            counts = [count for count, _ in steps]
+            assert {total for _, total in steps} == {facts.prompt_count}
+            assert counts == sorted(counts)
+            assert len({count for count in counts if 0 < count < facts.prompt_count}) > 3
+            # The next text goes on where this one ended: what is kept counts for nothing.
+            with measure(
+                server, lambda: server.client.complete(text + "again", count=1, sampling=greedy)
+            ) as answer:
+                list(answer)
+            kept = answer.facts.kept_count
+            assert kept > 0
+            assert answer.prompt_progress == (answer.facts.prompt_count - kept,) * 2
+
+
+@pytest.mark.long
+def test_pinned_experts_are_told_as_they_come() -> None:
+    reports: list[tuple[int, int]] = []
+    with open_model(first_shard("qwen3moe")) as pack:
+        options = PagerOptions(1 << 30, pinned=300_000)
+        words = single_text_options(64, 1, 8)
+        with ModelServer(pack, options, options=words, pinning=lambda *one: reports.append(one)):
+            pass
+    assert len(reports) > 1
+    assert {total for _, total in reports} == {sum(length for length, _ in reports)}
