@@ -8,7 +8,6 @@ import struct
 
 IO_URING_SETUP = 425
 USERFAULTFD = {"x86_64": 323, "aarch64": 282}
-MADVISE = {"x86_64": 28, "aarch64": 233}
 OPENAT = {"x86_64": 257, "aarch64": 56}
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06

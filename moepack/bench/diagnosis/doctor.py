@@ -127,7 +127,6 @@ def doctor(
     findings.append(system.check_file_system(path))
     findings += _check_reading(path)
     findings += [
-        system.check_faults(),
         system.check_huge_pages(),
         system.check_mappings(expert_count),
         system.check_open_files(shard_count),

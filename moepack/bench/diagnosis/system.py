@@ -1,9 +1,10 @@
-"""Checks of the system: ways to read, page faults, huge pages, limits, file systems."""
+"""Checks of the system: ways to read, huge pages, limits, file systems."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import platform
 import re
 import resource
 from collections.abc import Iterable
@@ -12,10 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from moepack.common.errors import MachineError
 from moepack.common.sizes import count_text, size_text
-from moepack.running.pager.huge_pages import HUGE_PAGE, HugePages
-from moepack.running.pager.page_faults import check_page_faults
 from moepack.storage import probe
 from moepack.storage.open_files import lies_in_memory
 
@@ -27,6 +25,9 @@ _OTHER_MAPPINGS = 2000
 _LEAST_OPEN_FILES = 512
 _LEAST_LOCKED = 8 << 20
 _DEPTH = 4
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+_COLLAPSES = (6, 1)
+"""The first Linux with MADV_COLLAPSE."""
 
 _REMOTE = re.compile(r"nfs\d?|cifs|smb3?|9p|ceph|glusterfs|lustre|afs|virtiofs|fuse\.sshfs")
 _MOUNT = re.compile(r"(?P<device>\d+:\d+) \S+ (?P<point>\S+) .*? - (?P<kind>\S+) (?P<source>\S+)")
@@ -78,28 +79,13 @@ def _way(name: str, backend: str, path: Path) -> CheckResult:
     return CheckResult(name, reason, "limit", hint)
 
 
-def check_faults() -> CheckResult:
-    """Check that userfaultfd, which packs need, is allowed."""
-    try:
-        check_page_faults()
-    except MachineError as error:
-        return CheckResult("page faults", str(error.problem), "problem", error.hint)
-    return CheckResult("page faults", "userfaultfd works", "fine")
-
-
-def check_huge_pages() -> CheckResult:
-    """Try a huge page of shared memory: drives read faster into these."""
+def check_huge_pages(folder: Path = _HUGE_PAGES, release: str | None = None) -> CheckResult:
+    """Check that the kernel collapses shared memory into huge pages: drives read faster there."""
     name = "huge pages"
-    if not hasattr(os, "memfd_create"):
+    version = re.match(r"(\d+)\.(\d+)", release or platform.release())
+    if version is None:
         return CheckResult(name, None, "unknown")
-    descriptor = os.memfd_create("moepack-doctor")
-    try:
-        os.ftruncate(descriptor, HUGE_PAGE)
-        HugePages(descriptor, HUGE_PAGE).fill(0, HUGE_PAGE)
-        length = os.fstat(descriptor).st_blocks * 512
-    finally:
-        os.close(descriptor)
-    if length >= HUGE_PAGE:
+    if tuple(map(int, version.groups())) >= _COLLAPSES and folder.exists():
         return CheckResult(name, "work for shared memory", "fine")
     hint = "Linux 6.1 and CONFIG_TRANSPARENT_HUGEPAGE have them; reads are up to half as fast"
     return CheckResult(name, f"pages of {size_text(mmap.PAGESIZE)} alone", "limit", hint)

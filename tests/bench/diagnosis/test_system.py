@@ -12,7 +12,6 @@ import pytest
 from moepack.bench.diagnosis import system
 from moepack.bench.diagnosis.system import CheckResult
 from moepack.common.errors import MachineError
-from moepack.running.pager.page_faults import check_page_faults
 from moepack.storage.probe import choose
 from tests.support import mounts, seccomp
 from tests.support.needs import require_disk
@@ -79,35 +78,23 @@ def test_files_in_memory_are_no_drive() -> None:
     assert kind.measured == "tmpfs"
 
 
-@pytest.mark.skipif(MACHINE not in seccomp.USERFAULTFD, reason="its number is not known")
-def test_forbidden_page_faults_are_a_problem() -> None:
-    def work() -> None:
-        seccomp.forbid(seccomp.USERFAULTFD[MACHINE], errno.EPERM)
-        if os.access("/dev/userfaultfd", os.R_OK | os.W_OK):
-            assert system.check_faults().verdict == "fine"
-        seccomp.forbid(seccomp.OPENAT[MACHINE], errno.EACCES, os.O_RDWR)
-        finding = system.check_faults()
-        assert finding.verdict == "problem"
-        assert "seccomp" in (finding.hint or "")
-
-    try:
-        check_page_faults()
-    except MachineError as error:
-        pytest.skip(str(error))
-    assert system.check_faults().verdict == "fine"
-    in_child(work)
-
-
-@pytest.mark.skipif(MACHINE not in seccomp.MADVISE, reason="its number is not known")
-def test_without_huge_pages_reads_are_slower() -> None:
-    def work() -> None:
-        seccomp.forbid(seccomp.MADVISE[MACHINE], errno.EINVAL)
-        finding = system.check_huge_pages()
-        assert (finding.verdict, finding.measured) == ("limit", "pages of 4.0 KiB alone")
-
-    if system.check_huge_pages().verdict != "fine":
-        pytest.skip("this kernel has none")
-    in_child(work)
+@pytest.mark.parametrize(
+    ("release", "has_folder", "verdict"),
+    [
+        ("6.1.0-13-amd64", True, "fine"),
+        ("6.0.12", True, "limit"),
+        ("7.0", False, "limit"),
+        ("4.4.0", True, "limit"),
+        ("gVisor", True, "unknown"),
+    ],
+)
+def test_without_huge_pages_reads_are_slower(
+    release: str, has_folder: bool, verdict: str, tmp_path: Path
+) -> None:
+    folder = tmp_path if has_folder else tmp_path / "none"
+    finding = system.check_huge_pages(folder, release)
+    assert finding.verdict == verdict
+    assert ("half as fast" in (finding.hint or "")) == (verdict == "limit")
 
 
 @pytest.mark.parametrize(
