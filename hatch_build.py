@@ -20,8 +20,11 @@ class PreloadedLibraryHook(BuildHookInterface):  # type: ignore[type-arg]
     """Put the libraries beside their sources, in wheels and in checkouts."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile it before the files of a wheel are gathered; `editable` stays in the checkout."""
+        """Compile before the files of a wheel are gathered; `editable` stays in the checkout."""
         native = Path(self.root, "native")
+        if version != "editable":  # a folder as a whole would bring old libraries of a checkout
+            for path in native.glob("*.[ch]"):
+                build_data["force_include"][str(path)] = f"moepack/native/{path.name}"
         if platform.system() != "Linux" or not native.exists():
             return
         compiling = _load(Path(self.root, "moepack", "running", "programs", "compiling.py"))

@@ -1,8 +1,10 @@
-"""A small library in the place of the preloaded one, which says that it was loaded."""
+"""Small C files in the place of those of `native/`, of which one says that it was loaded."""
 
 from pathlib import Path
 
-SOURCE = r"""
+from moepack.running.programs.compiling import SOURCES
+
+_PROGRAM = r"""
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -10,12 +12,18 @@ __attribute__((constructor)) static void begin(void) {
     if (getenv("TELL") && write(1, "loaded\n", 7) != 7) abort();
 }
 
-int moepack_answer(void) { return 23; }
+int __attribute__((visibility("default"))) moepack_answer(void) { return 23; }
 """
 
 
-def write_source(folder: Path) -> Path:
-    """Write the library's source into `folder`."""
-    source = folder / "preload.c"
-    source.write_text(SOURCE)
-    return source
+def write_native(folder: Path) -> Path:
+    """Write the C files into `folder`/native, and a header into `folder`/include."""
+    native = folder / "native"
+    native.mkdir(parents=True)
+    (folder / "include").mkdir(exist_ok=True)
+    (folder / "include" / "moepack.h").touch()
+    for names in SOURCES.values():
+        for name in names:
+            (native / f"{name}.c").write_text('#include "../include/moepack.h"\n')
+    (native / "program.c").write_text(_PROGRAM)
+    return native

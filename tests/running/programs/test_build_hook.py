@@ -1,4 +1,4 @@
-"""Wheels bring the preloaded library if it can be compiled, and are of no machine otherwise."""
+"""Wheels bring the libraries of native/ if they can be compiled, and are of no machine otherwise."""
 
 import os
 import platform
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from moepack.running.programs import compiling
-from moepack.running.programs.compiling import find_compiled
+from moepack.running.programs.compiling import SOURCES, find_compiled
 from tests.support.children import PATIENCE, run_child
-from tests.support.preloaded import write_source
+from tests.support.preloaded import write_native
 
 ROOT = Path(__file__).parents[3]
 MACHINE = platform.machine()
@@ -40,8 +40,7 @@ def project(tmp_path: Path) -> Path:
     for name in ("__init__.py", "version.py", "running/programs/compiling.py"):
         (tmp_path / "moepack" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "moepack" / name, tmp_path / "moepack" / name)
-    (tmp_path / "moepack" / "running" / "pager").mkdir()
-    write_source(tmp_path / "moepack" / "running" / "pager")
+    write_native(tmp_path)
     return tmp_path
 
 
@@ -71,31 +70,51 @@ def libraries(wheel: Path, folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.so"))
 
 
-def test_a_wheel_brings_the_library_and_is_of_one_machine(project: Path, tmp_path: Path) -> None:
+def compiled_in(native: Path, machine: str = MACHINE) -> list[Path]:
+    """Return the libraries of all names that are whole, and of these sources."""
+    found = [find_compiled(native, name, native, machine) for name in SOURCES]
+    return sorted(one for one in found if one is not None)
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_a_wheel_brings_the_libraries_and_is_of_one_machine(
+    is_installed: bool, project: Path, tmp_path: Path
+) -> None:
+    """Old libraries of a checkout stay there."""
+    if is_installed:
+        install(project)
+        (project / "native" / "slots.c").write_text("int another;\n")
+    before = list((project / "native").glob("*.so"))
     wheel = build(project)
     assert wheel.name.endswith(f"-py3-none-linux_{MACHINE}.whl")
-    (library,) = libraries(wheel, tmp_path / "unpacked")
-    source = library.parent / "preload.c"
-    assert library == find_compiled(source, library.parent, MACHINE)
-    assert not list((project / "moepack").rglob("*.so"))
+    brought = libraries(wheel, tmp_path / "unpacked")
+    assert len(brought) == len(SOURCES)
+    assert brought == compiled_in(tmp_path / "unpacked" / "moepack" / "native")
+    assert list((project / "native").glob("*.so")) == before
 
 
-def test_without_a_compiler_a_wheel_is_for_all_machines(project: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_without_a_compiler_a_wheel_is_for_all_machines(
+    is_installed: bool, project: Path, tmp_path: Path
+) -> None:
+    if is_installed:
+        install(project)
     wheel = build(project, PATH="/nothing")
     assert wheel.name.endswith("-py3-none-any.whl")
     assert not libraries(wheel, tmp_path / "unpacked")
-    assert (tmp_path / "unpacked" / "moepack" / "running" / "pager" / "preload.c").exists()
+    assert (tmp_path / "unpacked" / "moepack" / "native" / "program.c").exists()
+    assert (tmp_path / "unpacked" / "moepack" / "include" / "moepack.h").exists()
 
 
-def test_a_checkout_keeps_the_library_beside_its_source(project: Path) -> None:
-    source = project / "moepack" / "running" / "pager" / "preload.c"
+def test_a_checkout_keeps_the_libraries_beside_their_sources(project: Path) -> None:
+    native = project / "native"
     install(project)
-    first = find_compiled(source, source.parent, MACHINE)
-    source.write_text(f"{source.read_text()}int another;\n")
+    first = compiled_in(native)
+    (native / "order.c").write_text("int another;\n")
     install(project)
-    second = find_compiled(source, source.parent, MACHINE)
-    assert None is not first != second is not None
-    assert list(source.parent.glob("*.so")) == [second]
+    second = compiled_in(native)
+    assert len(first) == len(second) == len(SOURCES)
+    assert sorted(native.glob("*.so")) == second != first
 
 
 def test_a_wheel_to_be_published_needs_its_compiler(project: Path) -> None:
@@ -111,5 +130,6 @@ def test_a_wheel_to_be_published_names_its_glibc(
     pytest.importorskip("ziglang")
     wheel = build(project, zig=True, MOEPACK_WHEEL_MACHINE=machine)
     assert wheel.name.endswith(f"-py3-none-manylinux_2_28_{machine}.whl")
-    (library,) = libraries(wheel, tmp_path / "unpacked")
-    assert library == find_compiled(library.parent / "preload.c", library.parent, machine)
+    brought = libraries(wheel, tmp_path / "unpacked")
+    assert len(brought) == len(SOURCES)
+    assert brought == compiled_in(tmp_path / "unpacked" / "moepack" / "native", machine)

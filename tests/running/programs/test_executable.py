@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from moepack.running.programs.compiling import compile_library
 from moepack.running.programs.executable import CommandError, check_executable, find_executable
 from tests.support.children import PATIENCE
-from tests.support.preloaded import write_source
+from tests.support.preloaded import write_native
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
@@ -48,8 +48,8 @@ def dynamic(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile a library that says when it is loaded."""
-    folder = tmp_path_factory.mktemp("preloaded")
-    return compile_library(write_source(folder), folder)
+    native = write_native(tmp_path_factory.mktemp("preloaded"))
+    return compile_library(native, "seam", native)
 
 
 def says_loaded(path: Path, preloaded: Path, **options: int) -> bool:
@@ -125,12 +125,10 @@ def test_a_program_with_capabilities_is_refused_unless_root_runs_it(preloaded: P
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_scripts_are_followed_to_their_interpreters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scripts_are_followed_to_their_interpreters(tmp_path: Path) -> None:
     static = compiled(tmp_path / "interpreter", "-static")
     first, second = tmp_path / "first", tmp_path / "second"
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for line in (
         static,
         f"{static} -x",
@@ -142,10 +140,10 @@ def test_scripts_are_followed_to_their_interpreters(
         for script in (first, second):
             script.chmod(0o755)
         with pytest.raises(CommandError) as caught:
-            check_executable(first)
+            check_executable(first, environment)
         assert caught.value.path == str(static)
     second.write_text("#!/bin/sh\n")
-    check_executable(first)
+    check_executable(first, environment)
 
 
 @pytest.mark.parametrize(
@@ -223,11 +221,11 @@ def test_what_path_has_is_found_as_shells_find_it(
         (tmp_path / name / "tool").write_text("")
     (tmp_path / "second" / "tool").chmod(0o755)
     (tmp_path / "first" / "folder").mkdir()
+    names = {"PATH": f"{tmp_path}/none:{tmp_path}/first:{tmp_path}/second"}
+    assert find_executable("tool", names) == tmp_path / "second" / "tool"
     monkeypatch.chdir(tmp_path / "second")
-    monkeypatch.setenv("PATH", "/none:")
-    assert find_executable("./tool") == find_executable("tool") == Path("tool")
-    monkeypatch.setenv("PATH", f"{tmp_path}/none:{tmp_path}/first:{tmp_path}/second")
-    assert find_executable("tool") == tmp_path / "second" / "tool"
+    assert find_executable("./tool", {}) == Path("tool")
+    assert find_executable("tool", {"PATH": "/none:"}) == Path("tool")
     for command, code, words in (
         ("missing", 127, "no such program"),
         ("", 127, "no such program"),
@@ -236,5 +234,5 @@ def test_what_path_has_is_found_as_shells_find_it(
         ("folder", 126, "a folder"),
     ):
         with pytest.raises(CommandError, match=words) as caught:
-            find_executable(command)
+            find_executable(command, names)
         assert caught.value.exit_code == code

@@ -1,4 +1,4 @@
-"""The preloaded library: compiled by any compiler, tried, and found beside its source or cached."""
+"""The libraries of native/: compiled by any compiler, tried, and found with sources or cached."""
 
 import ctypes
 import os
@@ -12,21 +12,23 @@ import pytest
 
 from moepack.common.errors import MachineError
 from moepack.running.programs.compiling import (
+    SOURCES,
     CompileError,
     compile_library,
     find_compiled,
     installed_compilers,
 )
-from moepack.running.programs.runner import find_library
+from moepack.running.programs.library import find_library
 from tests.support.children import run_child
-from tests.support.preloaded import write_source
+from tests.support.preloaded import write_native
 
 STRICT = ("-Wall", "-Wextra", "-Werror")
+MACHINE = platform.machine()
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_source(tmp_path)
+def native(tmp_path: Path) -> Path:
+    return write_native(tmp_path / "sources")
 
 
 def write_script(path: Path, text: str) -> Path:
@@ -37,22 +39,25 @@ def write_script(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("compiler", ["cc", "clang", "gcc"])
 def test_each_compiler_makes_a_library_that_can_be_loaded(
-    compiler: str, source: Path, tmp_path: Path
+    compiler: str, native: Path, tmp_path: Path
 ) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"there is no {compiler} here")
-    library = compile_library(source, tmp_path, compilers=[(compiler,)], flags=STRICT)
+    folder = tmp_path / "made"
+    folder.mkdir()
+    library = compile_library(native, "seam", folder, compilers=[(compiler,)], flags=STRICT)
     assert ctypes.CDLL(str(library)).moepack_answer() == 23
-    assert find_compiled(source, tmp_path, platform.machine()) == library
-    assert sorted(path.name for path in tmp_path.iterdir()) == [library.name, "preload.c"]
+    assert find_compiled(native, "seam", folder, MACHINE) == library
+    assert list(folder.iterdir()) == [library]
+    assert find_compiled(native, "cache", folder, MACHINE) is None, "the other has other files"
 
 
-def test_a_compiler_that_fails_is_followed_by_the_next(source: Path, tmp_path: Path) -> None:
-    broken = write_script(tmp_path / "broken", 'echo "preload.c:1: error: no headers" >&2; exit 1')
+def test_a_compiler_that_fails_is_followed_by_the_next(native: Path, tmp_path: Path) -> None:
+    broken = write_script(tmp_path / "broken", 'echo "order.c:1: error: no headers" >&2; exit 1')
     compilers = [(str(broken),), ("cc",)]
-    assert compile_library(source, tmp_path, compilers=compilers).exists()
-    with pytest.raises(CompileError, match="broken: preload.c:1: error: no headers"):
-        compile_library(source, tmp_path, compilers=[(str(broken),)])
+    assert compile_library(native, "seam", tmp_path, compilers=compilers).exists()
+    with pytest.raises(CompileError, match="broken: order.c:1: error: no headers"):
+        compile_library(native, "seam", tmp_path, compilers=[(str(broken),)])
 
 
 @pytest.mark.parametrize(
@@ -60,37 +65,49 @@ def test_a_compiler_that_fails_is_followed_by_the_next(source: Path, tmp_path: P
     [
         ("exit 0", "made no library"),
         ('while [ "$1" != -o ]; do shift; done; echo text > "$2"', "made no library"),
-        ("exec cc -c $(echo $* | sed 's/-shared//; s/-Wl[^ ]*//g; s/-l[a-z]*//g')", "rror"),
+        (
+            'while [ "$1" != -o ]; do shift; done; echo "int main(void) { return 0; }" > "$2.c";'
+            ' exec cc "$2.c" -o "$2"',
+            "rror",
+        ),
     ],
 )
 def test_what_a_compiler_made_is_tried(
-    script: str, problem: str, source: Path, tmp_path: Path
+    script: str, problem: str, native: Path, tmp_path: Path
 ) -> None:
     liar = write_script(tmp_path / "liar", script)
     with pytest.raises(CompileError, match=problem):
-        compile_library(source, tmp_path, compilers=[(str(liar),)])
+        compile_library(native, "seam", tmp_path, compilers=[(str(liar),)])
     assert not list(tmp_path.glob("*.so"))
 
 
-def test_the_source_or_the_library_may_not_differ_by_a_byte(source: Path, tmp_path: Path) -> None:
-    machine = platform.machine()
-    library = compile_library(source, tmp_path)
+@pytest.mark.parametrize("changed", ["native/order.c", "native/seam.h", "include/moepack.h"])
+def test_no_source_and_no_library_may_differ_by_a_byte(
+    changed: str, native: Path, tmp_path: Path
+) -> None:
+    library = compile_library(native, "seam", tmp_path)
     content = bytearray(library.read_bytes())
     content[len(content) // 2] ^= 1
     library.write_bytes(content)
-    assert find_compiled(source, tmp_path, machine) is None
-    assert compile_library(source, tmp_path) == library
-    assert find_compiled(source, tmp_path, machine) == library
-    source.write_text(source.read_text() + "\n")
-    assert find_compiled(source, tmp_path, machine) is None
+    assert find_compiled(native, "seam", tmp_path, MACHINE) is None
+    assert compile_library(native, "seam", tmp_path) == library
+    assert find_compiled(native, "seam", tmp_path, MACHINE) == library
+    with (native.parent / changed).open("a") as source:
+        source.write("\n")
+    assert find_compiled(native, "seam", tmp_path, MACHINE) is None
+
+
+def test_each_c_file_is_in_a_library() -> None:
+    files = {path.stem for path in Path("native").glob("*.c")}
+    assert files == {name for names in SOURCES.values() for name in names}
 
 
 def test_other_machines_are_refused_by_name(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(CompileError, match="not written for riscv64"):
-        compile_library(source, tmp_path)
+        compile_library(native, "seam", tmp_path)
 
 
 def test_zig_comes_after_the_compilers_of_the_system(
@@ -110,70 +127,68 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "moepack"
 
 
-def test_what_the_package_brought_is_used(cache: Path, source: Path) -> None:
-    library = compile_library(source, source.parent)
-    assert find_library(source, compilers=[]) == library
+def test_what_the_package_brought_is_used(cache: Path, native: Path) -> None:
+    library = compile_library(native, "seam", native)
+    assert find_library("seam", native=native, compilers=[]) == library
     assert not cache.exists()
 
 
-def test_the_first_use_compiles_and_the_next_finds_it(cache: Path, source: Path) -> None:
-    library = find_library(source)
+def test_the_first_use_compiles_and_the_next_finds_it(cache: Path, native: Path) -> None:
+    library = find_library("seam", native=native)
     assert library.parent == cache
-    assert find_library(source, compilers=[]) == library
+    assert find_library("seam", native=native, compilers=[]) == library
 
 
 def test_another_system_is_refused_by_its_name(
-    source: Path, monkeypatch: pytest.MonkeyPatch
+    native: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     with pytest.raises(MachineError, match="on Linux, not on Darwin"):
-        find_library(source)
+        find_library("seam", native=native)
 
 
-def test_without_a_compiler_the_hint_says_what_to_install(cache: Path, source: Path) -> None:
+def test_without_a_compiler_the_hint_says_what_to_install(cache: Path, native: Path) -> None:
     with pytest.raises(MachineError, match="no C compiler is installed") as caught:
-        find_library(source, compilers=[])
+        find_library("seam", native=native, compilers=[])
     assert "apt install gcc" in str(caught.value.hint)
     assert "pip install ziglang" in str(caught.value.hint)
 
 
-def test_without_a_cache_it_lies_in_a_folder_that_goes_away(cache: Path, source: Path) -> None:
+def test_without_a_cache_it_lies_in_a_folder_that_goes_away(cache: Path, native: Path) -> None:
     cache.parent.write_text("a file, where a folder is to be")
     code = """
         import pathlib, sys
-        from moepack.running.programs.runner import find_library
-        print(find_library(pathlib.Path(sys.argv[1])))
+        from moepack.running.programs.library import find_library
+        print(find_library("seam", native=pathlib.Path(sys.argv[1])))
     """
-    library = Path(run_child(code, source).strip())
-    assert library.name.startswith("preload-")
+    library = Path(run_child(code, native).strip())
+    assert library.name.startswith("seam-")
     assert not library.parent.exists()
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_a_folder_that_others_write_to_is_not_used(cache: Path, source: Path, mode: int) -> None:
+def test_a_folder_that_others_write_to_is_not_used(cache: Path, native: Path, mode: int) -> None:
     cache.mkdir(parents=True)
     cache.chmod(mode)
-    library = find_library(source)
+    library = find_library("seam", native=native)
     assert library.parent != cache
     assert not list(cache.iterdir())
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
-def test_a_file_of_another_user_is_not_used(cache: Path, source: Path) -> None:
-    library = find_library(source)
+def test_a_file_of_another_user_is_not_used(cache: Path, native: Path) -> None:
+    library = find_library("seam", native=native)
     os.chown(library, 65534, 65534)
     with pytest.raises(MachineError):
-        find_library(source, compilers=[])
+        find_library("seam", native=native, compilers=[])
 
 
 def test_a_path_that_the_dynamic_linker_would_split_is_left_for_another(
     cache: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "my models"
-    folder.mkdir()
-    source = write_source(folder)
-    compile_library(source, folder)
-    library = find_library(source, compilers=[])
+    native = write_native(tmp_path / "my models")
+    compile_library(native, "seam", native)
+    library = find_library("seam", native=native, compilers=[])
     assert library.parent == cache
     environment = os.environ | {"LD_PRELOAD": str(library), "TELL": "1"}
     output = subprocess.check_output([shutil.which("true") or ""], env=environment, text=True)
@@ -181,11 +196,11 @@ def test_a_path_that_the_dynamic_linker_would_split_is_left_for_another(
 
 
 def test_where_no_folder_will_do_the_hint_names_tmpdir(
-    cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.parent.write_text("no folder")
     (tmp_path / "a b").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a b"))
     with pytest.raises(MachineError, match="spaces") as caught:
-        find_library(source)
+        find_library("seam", native=native)
     assert caught.value.hint == "set TMPDIR to another folder"
