@@ -125,10 +125,12 @@ def test_a_program_with_capabilities_is_refused_unless_root_runs_it(preloaded: P
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_scripts_are_followed_to_their_interpreters(tmp_path: Path) -> None:
+def test_scripts_are_followed_to_their_interpreters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     static = compiled(tmp_path / "interpreter", "-static")
     first, second = tmp_path / "first", tmp_path / "second"
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for line in (
         static,
         f"{static} -x",
@@ -140,10 +142,10 @@ def test_scripts_are_followed_to_their_interpreters(tmp_path: Path) -> None:
         for script in (first, second):
             script.chmod(0o755)
         with pytest.raises(CommandError) as caught:
-            check_executable(first, environment)
+            check_executable(first)
         assert caught.value.path == str(static)
     second.write_text("#!/bin/sh\n")
-    check_executable(first, environment)
+    check_executable(first)
 
 
 @pytest.mark.parametrize(
@@ -221,11 +223,11 @@ def test_what_path_has_is_found_as_shells_find_it(
         (tmp_path / name / "tool").write_text("")
     (tmp_path / "second" / "tool").chmod(0o755)
     (tmp_path / "first" / "folder").mkdir()
-    names = {"PATH": f"{tmp_path}/none:{tmp_path}/first:{tmp_path}/second"}
-    assert find_executable("tool", names) == tmp_path / "second" / "tool"
     monkeypatch.chdir(tmp_path / "second")
-    assert find_executable("./tool", {}) == Path("tool")
-    assert find_executable("tool", {"PATH": "/none:"}) == Path("tool")
+    monkeypatch.setenv("PATH", "/none:")
+    assert find_executable("./tool") == find_executable("tool") == Path("tool")
+    monkeypatch.setenv("PATH", f"{tmp_path}/none:{tmp_path}/first:{tmp_path}/second")
+    assert find_executable("tool") == tmp_path / "second" / "tool"
     for command, code, words in (
         ("missing", 127, "no such program"),
         ("", 127, "no such program"),
@@ -234,5 +236,5 @@ def test_what_path_has_is_found_as_shells_find_it(
         ("folder", 126, "a folder"),
     ):
         with pytest.raises(CommandError, match=words) as caught:
-            find_executable(command, names)
+            find_executable(command)
         assert caught.value.exit_code == code
