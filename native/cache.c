@@ -45,7 +45,17 @@ __attribute__((format(printf, 4, 5))) static int fail(struct cache_error *error,
     va_end(list);
     error->code = code;
     error->system_error = system_error;
+    error->expert = NO_EXPERT;
     return code;
+}
+
+/* Say which bytes an error is of. */
+static void set_place(struct cache_error *error, uint32_t expert, uint32_t part, uint32_t place, uint64_t offset, uint64_t found) {
+    error->expert = expert;
+    error->part = part;
+    error->place = place;
+    error->offset = offset;
+    error->found = found;
 }
 
 /* ---- opening and closing ---- */
@@ -215,26 +225,41 @@ static void queue_expert(struct cache *cache, uint32_t expert) {
     }
 }
 
-/* Read once more, by the page cache: after a short read, where O_DIRECT is refused, or from another place. */
-static int read_again(const struct cache *cache, const struct pending *pending) {
-    const struct cache_file *file = &cache->files[pending->file];
-    int error = 0;
-    uint32_t place_count = pending->has_mirror ? file->place_count : 1;
-    for (uint8_t i = 0; i < place_count; i++) {
-        const struct place *place = &file->places[(pending->place + i) % place_count];
-        uint32_t done = 0;
-        while (done < pending->needed) {
-            ssize_t count = pread(place->cached, pending->address + done, pending->needed - done, (off_t)(pending->offset + done));
-            if (count < 0 && errno == EINTR) continue;
-            if (count <= 0) {
-                error = count ? errno : ENODATA;
-                break;
-            }
-            done += (uint32_t)count;
-        }
-        if (done == pending->needed) return 0;
+/* Read bytes of a place through the page cache; 0, or an errno, ENODATA if it is shorter. */
+static int read_fully(const struct place *place, char *address, uint64_t length, uint64_t offset) {
+    while (length) {
+        ssize_t count = pread(place->cached, address, length, (off_t)offset);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return count ? errno : ENODATA;
+        address += count;
+        offset += (uint64_t)count;
+        length -= (uint64_t)count;
     }
+    return 0;
+}
+
+/* Read once more, by the page cache: after a short read, where O_DIRECT is refused, or from another place. `has_failed`:
+ * the place itself. */
+static int read_again(const struct cache *cache, const struct pending *pending, bool *has_failed) {
+    const struct cache_file *file = &cache->files[pending->file];
+    int error = read_fully(&file->places[pending->place], pending->address, pending->needed, pending->offset);
+    *has_failed = error != 0;
+    if (error && pending->has_mirror)
+        error = read_fully(&file->places[1 - pending->place], pending->address, pending->needed, pending->offset);
     return error;
+}
+
+/* Read an expert again of which a mirror may have had wrong bytes; false if none was read from there. */
+static bool read_without_mirror(const struct cache *cache, uint32_t expert) {
+    bool has_mirror = false;
+    for (uint32_t i = 0; i < layer_of(cache->experts, expert)->part_count; i++) {
+        const struct part *part = part_of(cache->experts, expert, i);
+        if (!part->has_mirror) continue;
+        has_mirror = true;
+        char *address = cache_address(cache, expert) + part->slot_offset;
+        if (read_fully(&cache->files[part->file].places[0], address, part->length, part->offset)) return false;
+    }
+    return has_mirror;
 }
 
 /* Compare an expert's bytes with their digests; the parts without one are not known. */
@@ -248,9 +273,20 @@ static bool has_right_digests(const struct cache *cache, uint32_t expert, struct
         fail(error, CACHE_DIGEST_DIFFERS, 0,
              "%s: layer %" PRIu32 " expert %" PRIu32 " part %" PRIu32 ": expected xxh3:%016" PRIx64 ", found xxh3:%016" PRIx64,
              cache->files[part->file].places[0].path, layer->number, expert - layer->first, i, part->digest, found);
+        set_place(error, expert, i, 0, part->offset, found);
         return false;
     }
     return true;
+}
+
+/* The first part of an expert that a read was of. */
+static uint32_t part_at(const struct cache *cache, const struct pending *pending) {
+    uint64_t end = pending->offset + pending->needed;
+    for (uint32_t i = 0; i < layer_of(cache->experts, pending->expert)->part_count; i++) {
+        const struct part *part = part_of(cache->experts, pending->expert, i);
+        if (part->file == pending->file && part->offset >= pending->offset && part->offset < end) return i;
+    }
+    return 0;
 }
 
 /* Take the end of a read; the lock is held, and left where it is read again. Return its expert if that was the last one of it, else NO_EXPERT. */
@@ -265,12 +301,16 @@ static uint32_t end_read(struct cache *cache, const struct ended *ended, struct 
     measure_place(place, pending->length, now());
     if (ended->result == -EINVAL) place->direct = -1; /* its file system refuses O_DIRECT only now */
     if (!is_whole) {
+        bool has_failed;
         pthread_mutex_unlock(&cache->lock);
-        int error = read_again(cache, pending);
+        int error = read_again(cache, pending, &has_failed);
         pthread_mutex_lock(&cache->lock);
+        if (has_failed && pending->place) cache->files[pending->file].place_count = 1; /* no longer from the mirror */
         if (error) {
             const char *problem = error == ENODATA ? "the file has become shorter" : strerror(error);
             fail(&cache->error, CACHE_READ_FAILED, error, "%s: offset %" PRIu64 ": %s", place->path, pending->offset, problem);
+            uint32_t part = part_at(cache, pending);
+            set_place(&cache->error, pending->expert, part, pending->place, part_of(cache->experts, pending->expert, part)->offset, 0);
             in_flight->has_failed = true;
         }
     }
@@ -286,7 +326,10 @@ static void complete(struct cache *cache, uint32_t expert) {
         struct cache_error error;
         pthread_mutex_unlock(&cache->lock);
         is_right = has_right_digests(cache, expert, &error);
+        bool is_read_again = !is_right && read_without_mirror(cache, expert);
+        if (is_read_again) is_right = has_right_digests(cache, expert, &error);
         pthread_mutex_lock(&cache->lock);
+        if (is_read_again && is_right) cache->files[part_of(cache->experts, expert, 0)->file].place_count = 1;
         state->is_checked = is_right;
         if (!is_right) cache->error = error;
     }

@@ -51,6 +51,11 @@ struct cache_file {
 struct cache_error {
     int code; /* enum cache_code */
     int system_error;
+    uint32_t expert, part; /* which could not be read; NO_EXPERT: of the system alone */
+    uint32_t place;        /* of its file: 1 is the mirror */
+    uint32_t unused;
+    uint64_t offset; /* in its file */
+    uint64_t found;  /* the digest of what was read */
     char message[512];
 };
 

@@ -92,12 +92,20 @@ static void read_piece(size_t number, uint64_t start, uint64_t length, char *to)
     bool is_compared = part->has_digest && seam.table->check != CHECK_NONE && !is_right[number];
     int error = is_compared ? read_fully(file->cached, scratch, part->length, part->offset)
                             : read_fully(file->cached, to, length, part->offset + start);
-    if (error) seam_end("%s: offset %llu: %s", file->path, (unsigned long long)(part->offset + start),
-                        error == ENODATA ? "the file has become shorter" : strerror(error));
+    struct cache_error problem = {CACHE_READ_FAILED, error, place->expert, place->part, 0, 0, part->offset, 0, ""};
+    if (error) {
+        seam_report(&problem);
+        seam_end("%s: offset %llu: %s", file->path, (unsigned long long)(part->offset + start),
+                 error == ENODATA ? "the file has become shorter" : strerror(error));
+    }
     if (!is_compared) return;
     const struct layer *layer = layer_of(&seam.experts, place->expert);
-    if (moepack_xxh3(scratch, (size_t)part->length) != part->digest)
+    problem.found = moepack_xxh3(scratch, (size_t)part->length);
+    if (problem.found != part->digest) {
+        problem.code = CACHE_DIGEST_DIFFERS;
+        seam_report(&problem);
         seam_end("%s: layer %u expert %u part %u does not have its digest", file->path, layer->number, place->expert - layer->first, place->part);
+    }
     is_right[number] = true;
     memcpy(to, scratch + start, length);
 }
@@ -168,8 +176,7 @@ static uint32_t owner_of_page(uint64_t page) {
 static void bring(uint32_t expert) {
     struct cache_error error;
     if (!cache_bring(&seam.cache, expert, &error)) return;
-    seam.page->error = error;
-    atomic_fetch_add(&seam.page->error_count, 1);
+    seam_report(&error);
     seam_end("%s", error.message);
 }
 

@@ -99,11 +99,6 @@ static void write_selection(const struct context *context, uint32_t layer, uint3
     atomic_store(&ring->head, head);
 }
 
-static void report(const struct cache_error *error) {
-    seam.page->error = *error;
-    atomic_fetch_add(&seam.page->error_count, 1);
-}
-
 /* Have the experts of a selection resident. */
 static bool bring(struct context *context, const void *tensor, uint32_t layer) {
     uint32_t rows, columns;
@@ -117,7 +112,7 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
     if (atomic_load(&seam.control->wants_selections))
         write_selection(context, seam.experts.layers[layer].number | (is_copied ? SELECTION_COPIED : 0), rows, columns);
     if (is_copied || !cache_use(&seam.cache, context->number, layer, context->ids, rows, columns, &error)) return true;
-    report(&error);
+    seam_report(&error);
     return false;
 }
 

@@ -33,6 +33,11 @@ _Noreturn void seam_end(const char *format, ...) {
     _exit(EXIT_CODE);
 }
 
+void seam_report(const struct cache_error *error) {
+    seam.page->error = *error;
+    atomic_fetch_add(&seam.page->error_count, 1);
+}
+
 void *seam_find_optional(const char *name, void *caller) {
     void *function = dlsym(RTLD_NEXT, name);
     Dl_info library;

@@ -43,8 +43,11 @@ struct seam {
 
 extern struct seam seam;
 
-/* program.c: end the program with a sentence; find a function of the library that calls. */
+/* program.c: end the program with a sentence */
 _Noreturn void seam_end(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Tell moepack of an error. */
+void seam_report(const struct cache_error *error);
+/* Find a function of the library that calls. */
 void *seam_find(const char *name, void *caller);
 void *seam_find_optional(const char *name, void *caller);
 /* The mapped file that a descriptor is of; -1: none. Attaches at the first that may be. */
