@@ -249,7 +249,7 @@ def pager_memory(pager: Pager) -> str:
     if pager.beside:
         length = size_text(pager.beside)
         clauses.append(f"beside them up to {length} of dense weights and earlier prompts")
-    if pager.is_warming:
+    if pager.has_warm_up:
         clauses.append("those that earlier runs used most are read first")
     return "; ".join(clauses)
 

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import moepack
 from moepack.common.errors import MoepackError
-from moepack.common.shape import ExpertKey
 from moepack.pack.engines.gguf_layout import lay_out
 from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.pager import Pager, PagerOptions
@@ -152,7 +151,7 @@ class Paging:
 
     def __init__(self, pager: Pager, failures: list[MoepackError]) -> None:
         self.pager, self.failures = pager, failures
-        self._jobs: SimpleQueue[Callable[[Pager], None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[Pager], object] | None] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._programs: list[Program] = []
         self._problem: BaseException | None = None
@@ -185,9 +184,9 @@ class Paging:
 
     def settle(self) -> None:
         """Wait until it has read all that programs wrote so far."""
-        self.do(lambda pager: pager.disconnect())
+        self.do(lambda pager: pager.usage)
 
-    def do(self, job: Callable[[Pager], None]) -> None:
+    def do(self, job: Callable[[Pager], object]) -> None:
         """Do something between what it serves, in its thread."""
         self._jobs.put(job)
         os.eventfd_write(self._wake, 1)

@@ -6,7 +6,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import click
 
 import moepack
 from moepack.cli.shared.argument_names import as_typed
-from moepack.cli.shared.progress import ProgressLines, progress, watched_progress
+from moepack.cli.shared.progress import progress, watched_progress
 from moepack.cli.shared.terminal import complain, is_json, is_quiet, is_verbose, lay_out, say
 from moepack.common.errors import MoepackError, RequestError
 from moepack.common.paths import is_remote, path_texts
@@ -126,8 +126,8 @@ def start_server(
     words, beside = single_text_server(
         pack, options, memory, pin or 0, context=length, threads=threads, micro_batch=micro_batch
     )
-    serve: Callable[..., ModelServer] = partial(
-        ModelServer,
+    began = time.monotonic()
+    server = ModelServer(
         pack,
         PagerOptions(memory, pinned=pin, beside=beside, **pager),
         options=words,
@@ -136,10 +136,7 @@ def start_server(
         learner=learner_of(pack, no_learn),
     )
     if is_json() or is_quiet():
-        return serve()
-    began = time.monotonic()
-    with progress("pinning experts", has_summary=bool(pin)) as pinning:
-        server = serve(pinning=pinning)
+        return server
     try:
         say_memory(server.pager)
         with watched_progress("loading the model", "s"):
@@ -222,7 +219,6 @@ def run_program_command(
             begun=watcher.begun,
             failed=watcher.failed,
             tick=watcher.tick,
-            pinning=watcher.pinning,
         )
     _report_end(end, is_ours)
     click.get_current_context().exit(end_like(end.returncode))
@@ -259,17 +255,8 @@ class _Watcher:
         self._stats, self._variables = stats, variables
         self._next = time.monotonic() + _SECONDS_BETWEEN
         self._last = ""
-        self._pinning: ProgressLines | None = None
-        self._stack = ExitStack()
-
-    def pinning(self, length: int, total: int) -> None:
-        if self._pinning is None and not is_quiet():
-            self._pinning = self._stack.enter_context(progress("pinning experts"))
-        if self._pinning is not None:
-            self._pinning(length, total)
 
     def begun(self, pager: Pager) -> None:
-        self._stack.close()
         if is_quiet():
             return
         say_memory(pager)

@@ -188,8 +188,7 @@ class ExpertRead(NamedTuple):
         if isinstance(error, NotRegularError):
             return PackError("not a regular file", path=path, place=place, found=error.kind)
         if error is not None:
-            hint = remedy(error) or _HINTS.get(error.errno or 0)
-            return MachineError(f"cannot read: {error.strerror}", path=path, place=place, hint=hint)
+            return machine_error(path, place, error)
         expected = f"{file_read.length:,} bytes"
         hint = "it was cut or replaced: run `moepack verify` on the pack"
         problem = "the file ends too early"
@@ -234,6 +233,12 @@ class ExpertRead(NamedTuple):
             place = f"{self.owner} {part.name} at byte {offset:,}"
             return digest_error(reads[0].path, place, part.digest, actual)
         return None
+
+
+def machine_error(path: Path, place: str, error: OSError) -> MachineError:
+    """Return the error for bytes that the system does not read."""
+    hint = remedy(error) or _HINTS.get(error.errno or 0)
+    return MachineError(f"cannot read: {error.strerror}", path=path, place=place, hint=hint)
 
 
 def digest_error(path: Path, place: str, expected: int, actual: int) -> PackError:

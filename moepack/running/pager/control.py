@@ -20,7 +20,8 @@ _RINGS = _PAGE + _MAX_PROCESSES * _PROCESS_LENGTH
 _LENGTH = _RINGS + _MAX_PROCESSES * _MAX_CONTEXTS * _RING_LENGTH
 _LIVE, _ENDED = 1, 2
 _STATISTICS = struct.Struct("<12Q")
-_ERROR = struct.Struct("<2i512s")
+_ERROR = struct.Struct("<2i4I2Q512s")
+_NO_EXPERT = (1 << 32) - 1
 _LOCK = struct.Struct("hhqqi4x")
 """struct flock of 64-bit systems: type, whence, start, length, process."""
 _COPIED = 1 << 30
@@ -62,10 +63,18 @@ class Statistics(NamedTuple):
 
 
 class ProgramError(NamedTuple):
-    """Why a program could not go on: a code of native/cache.h, an errno or 0, and a sentence."""
+    """Why a program could not go on: a code of native/cache.h, an errno or 0, and a sentence.
+
+    `expert` is a number of the table, None if it is of none; of its part with the number `part`
+    `found` is the digest of what was read, from a mirror or from the pack.
+    """
 
     code: int
     system_error: int
+    expert: int | None
+    part: int
+    is_of_mirror: bool
+    found: int
     problem: str
 
 
@@ -83,6 +92,7 @@ class Control:
         self._words = memoryview(self._memory).cast("I")
         self._longs = memoryview(self._memory).cast("Q")
         self._past: list[Statistics] = []
+        self._past_lost_count = 0
         self._reported: dict[int, int] = {}
         """By process, how many of its errors were reported."""
         self.has_served = False
@@ -128,6 +138,7 @@ class Control:
         start = _PAGE + number * _PROCESS_LENGTH
         self._past.append(self._read_statistics(number).ended())
         for _, ring in self._rings(number):
+            self._past_lost_count += self._longs[ring // 8 + 2]
             self._memory[ring : ring + 24] = bytes(24)
         self._memory[start + 4 : start + _PROCESS_LENGTH] = bytes(_PROCESS_LENGTH - 4)
         self._reported.pop(number, None)
@@ -149,10 +160,7 @@ class Control:
             count = self._words[start // 4 + 1]
             if count != self._reported.get(number, 0):
                 self._reported[number] = count
-                code, system_error, text = _ERROR.unpack_from(self._memory, start + 8)
-                yield ProgramError(
-                    code, system_error, text.split(b"\0", 1)[0].decode(errors="replace")
-                )
+                yield _decode_error(*_ERROR.unpack_from(self._memory, start + 8))
 
     def selections(self, number: int) -> Iterator[tuple[int, Selection]]:
         """Yield the selections of a process since the last time, with the number of the context."""
@@ -162,9 +170,8 @@ class Control:
 
     def lost_count(self) -> int:
         """Return how many selections were lost, as nobody read them in time."""
-        return sum(
-            self._longs[ring // 8 + 2] for number in self.live() for _, ring in self._rings(number)
-        )
+        rings = [ring for number in self.live() for _, ring in self._rings(number)]
+        return self._past_lost_count + sum(self._longs[ring // 8 + 2] for ring in rings)
 
     def _rings(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield the contexts of a process, and the offsets of their rings."""
@@ -200,3 +207,19 @@ class Control:
         self._longs.release()
         self._memory.close()
         os.close(self.descriptor)
+
+
+def _decode_error(
+    code: int,
+    system_error: int,
+    expert: int,
+    part: int,
+    place: int,
+    _unused: int,
+    _offset: int,
+    found: int,
+    text: bytes,
+) -> ProgramError:
+    problem = text.split(b"\0", 1)[0].decode(errors="replace")
+    number = None if expert == _NO_EXPERT else expert
+    return ProgramError(code, system_error, number, part, place == 1, found, problem)

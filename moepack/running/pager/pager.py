@@ -1,5 +1,6 @@
 """Plans and watches the programs that run a model: their caches bring experts by themselves."""
 
+import errno
 import mmap
 import os
 import select
@@ -15,6 +16,7 @@ from moepack.common.errors import MachineError, MoepackError, PackError, SourceE
 from moepack.common.shape import ROUTED_FAMILY, ExpertKey, ModelShape
 from moepack.common.sizes import Size
 from moepack.host.memory_limits import available_memory, memory_length, read_memory
+from moepack.pack.reading.expert_read import digest_error, machine_error
 from moepack.pack.reading.pack import Pack
 from moepack.running.pager.budget import (
     FreeMemory,
@@ -82,7 +84,6 @@ class Pager(Closing):
         *,
         records: bool = False,
         counts: bool = False,
-        pinning: Callable[[int, int], None] = lambda length, total: None,
     ) -> None:
         self._shape = pack.shape.without_mtp().using(options.experts_used)
         """Of the layers that every program runs: few use those for multi-token prediction."""
@@ -99,9 +100,9 @@ class Pager(Closing):
         with ExitStack() as stack:
             self._model = map_model(pack)
             stack.callback(self._model.close)
-            table = ExpertTable(pack, self._model)
-            choices = self._choose(pack, table.slot_lengths, options)
-            self._table = _shared_memory("moepack-table", table.encode(choices))
+            self._experts = ExpertTable(pack, self._model)
+            choices = self._choose(pack, self._experts.slot_lengths, options)
+            self._table = _shared_memory("moepack-table", self._experts.encode(choices))
             stack.callback(os.close, self._table)
             self._control = Control()
             stack.callback(self._control.close)
@@ -124,6 +125,8 @@ class Pager(Closing):
         favoured_length = budget - token_length(self._shape, lengths) if is_pinning else 0
         most_used = _first_within(options.most_used, lengths, limit - pinned_length)
         warm_up = dict.fromkeys([*pinned, *most_used])
+        self.has_warm_up = len(warm_up) > len(pinned)
+        """Whether a program that loads reads the experts that earlier runs used most."""
         return CacheChoices(
             options.policy,
             options.check,
@@ -161,11 +164,6 @@ class Pager(Closing):
     def close(self) -> None:
         """Close the files; programs end within a second."""
         self._stack.close()
-
-    def disconnect(self) -> None:
-        """Read the last selections of all programs."""
-        with self._lock:
-            self._read_programs()
 
     @property
     def budget(self) -> int:
@@ -278,11 +276,28 @@ class Pager(Closing):
             for context, selection in self._control.selections(number):
                 self._on_routed((number, context), selection)
         for error in self._control.errors():
-            self._failed(_to_error(error))
+            self._failed(self._to_error(error))
         for number in ended:
             if self._record is not None:
                 self._record.end(number)
             self._control.free(number)
+
+    def _to_error(self, error: ProgramError) -> MoepackError:
+        """Return what a program's cache met as the error that a reader raises for it."""
+        if error.expert is None:
+            return MachineError(error.problem)
+        part = self._experts.part_of(error.expert, error.part)
+        path = part.path
+        if error.is_of_mirror and self._pack.mirror is not None:
+            path = self._pack.mirror.path / path.name
+        place = f"layer {part.layer} expert {part.expert} {part.part} at byte {part.offset:,}"
+        if error.code == _DIGEST_DIFFERS:
+            return digest_error(path, place, part.digest or 0, error.found)
+        if error.system_error == errno.ENODATA:
+            hint = "it was cut or replaced: run `moepack verify` on the pack"
+            return PackError("the file ends too early", path=path, place=place, hint=hint)
+        system_error = OSError(error.system_error, os.strerror(error.system_error))
+        return machine_error(path, place, system_error)
 
     def _on_routed(self, source: tuple[int, int], selection: Selection) -> None:
         if selection.layer not in self._shape.routed:
@@ -292,13 +307,6 @@ class Pager(Closing):
         is_decoding = selection.token_count <= _FEW and not selection.is_copied
         if self._selections is not None and is_decoding:
             self._selections.append(selection)
-
-
-def _to_error(error: ProgramError) -> MoepackError:
-    """Return what a program's cache met as an error of the library."""
-    if error.code == _DIGEST_DIFFERS:
-        return PackError(error.problem)
-    return MachineError(error.problem)
 
 
 def _shared_memory(name: str, content: bytes) -> int:

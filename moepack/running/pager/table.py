@@ -5,16 +5,19 @@ It is made once, before a program starts, in a file of memory that programs map.
 
 import os
 import struct
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from moepack.common.errors import RequestError
+from moepack.common.errors import MirrorWarning, RequestError
 from moepack.common.shape import ROUTED_FAMILY, ExpertKey
 from moepack.common.sizes import align
 from moepack.pack.format.tables import PackedFamily
 from moepack.pack.reading.copies import Mirror
+from moepack.pack.reading.locations import PartLocation
 from moepack.pack.reading.pack import Pack
+from moepack.pack.reading.second_source import SecondSource
 from moepack.running.pager.mapped_model import FamilySpans, MappedModel
 from moepack.storage.extents import RangeSet
 
@@ -94,6 +97,16 @@ class ExpertTable:
                 self.slot_lengths.update(dict.fromkeys(keys, length))
             count += family.expert_count
         self._count = count
+
+    def part_of(self, number: int, part: int) -> PartLocation:
+        """Return a part of the expert that has a number in the table."""
+        first = 0
+        for family in self._families:
+            if number < first + family.expert_count:
+                name = family.part_kinds[part].name
+                return self._pack.locate(family.layer, number - first, name, family=family.name)
+            first += family.expert_count
+        raise AssertionError(f"no expert has the number {number}")
 
     def _slot_length(self, family: PackedFamily, key: ExpertKey) -> int:
         """Return the bytes of a slot: a blob's, or whole pages around each part."""
@@ -209,7 +222,11 @@ class ExpertTable:
 
     def _sound_mirror(self) -> Mirror | None:
         mirror = self._pack.mirror
-        return None if mirror is None or mirror.problem is not None else mirror
+        if mirror is None or mirror.problem is None:
+            return mirror
+        text = SecondSource(mirror.path, {}).warning(mirror.problem)
+        warnings.warn(text, MirrorWarning, stacklevel=2)
+        return None
 
     def _encode_keys(self, keys: Iterable[ExpertKey]) -> bytes:
         numbers = [self._numbers[key] for key in keys]

@@ -19,7 +19,6 @@ from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.runner import ProgramEnd, run_program
 from moepack.running.programs.server_options import server_options
 from moepack.running.programs.trace_writer import TraceWriter
-from moepack.storage.backend import Backend
 
 
 def serve(
@@ -28,7 +27,7 @@ def serve(
     memory: Size | None = None,
     policy: str = "lru",
     pin: Size | None = None,
-    backend: str | Backend = "auto",
+    backend: str = "auto",
     check: str = "first",
     trace: AnyPath | None = None,
     learn: bool = True,
@@ -68,7 +67,7 @@ def run(
     memory: Size | None = None,
     policy: str = "lru",
     pin: Size | None = None,
-    backend: str | Backend = "auto",
+    backend: str = "auto",
     check: str = "first",
     trace: AnyPath | None = None,
     learn: bool = True,

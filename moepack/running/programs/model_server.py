@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -179,8 +179,7 @@ class ModelServer(ServerProcess):
 
     `options` are llama-server's: `-c 8192`, `-np 4`, `--port 8080`; the default port is a free one.
     All clients must send `api_key`, by default the value of LLAMA_API_KEY. `trace` and `learner`
-    get the routed experts, or with `records` the pager keeps them for `pop_calls`. `pinning` is as
-    for `Pager`.
+    get the routed experts, or with `records` the pager keeps them for `pop_calls`.
 
     Raises what `Pager` and `ServerProcess` raise.
     """
@@ -195,14 +194,13 @@ class ModelServer(ServerProcess):
         trace: TraceWriter | None = None,
         learner: Learner | None = None,
         records: bool = False,
-        pinning: Callable[[int, int], None] = lambda length, total: None,
     ) -> None:
         self._expert_failure: MoepackError | None = None
         self.pack, self.policy = pack, pager_options.policy
         self.micro_batch = micro_batch(options)
         with ExitStack() as stack:
             library = preloaded_library()
-            receivers = self._keep, trace, learner, pinning
+            receivers = self._keep, trace, learner
             self.pager = stack.enter_context(
                 open_pager(pack, pager_options, options, *receivers, records=records)
             )

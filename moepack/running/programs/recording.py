@@ -21,7 +21,7 @@ from moepack.running.programs.client import AnswerFacts
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS, Sampling, check_bounds
 from moepack.running.programs.server_options import single_text_server
-from moepack.running.programs.trace_writer import origin_of
+from moepack.running.programs.trace_writer import lost_text, origin_of
 from moepack.traces.compressed import TraceStream
 from moepack.traces.file import CUT
 from moepack.traces.file_records import encode_origin
@@ -31,6 +31,7 @@ from moepack.traces.steps import TraceCounter, TraceSummary
 
 _BATCH_COUNT = 256
 """Tokens computed at once, whatever memory there is: other batches round otherwise."""
+_LOST = "selection of a layer, which moepack was too busy to read in time"
 MAX_PROMPTS_LENGTH = 1 << 28
 """Most bytes of a file of prompts."""
 _PROMPTS_HINT = 'give one prompt a line, or JSON lines: a string or {"prompt": string}'
@@ -93,6 +94,7 @@ def record_trace(
                     missing = requests[recording.request_count :]
                     for request in _record(server, missing, sampling, advance):
                         recording.add(request)
+                    recording.lost_count = server.pager.lost_count
     return recording.summary()
 
 
@@ -157,6 +159,8 @@ class _Recording:
     def __init__(self, writer: Writer, origin: Origin, resume: bool) -> None:
         self._writer, self._resumes = writer, resume
         self._whole, self._added = TraceCounter(), TraceCounter()
+        self.lost_count = 0
+        """Selections that nobody read in time, so that the recording lacks them."""
         self.request_count = 0
         """Finished requests."""
         last: Origin | None = None
@@ -199,8 +203,10 @@ class _Recording:
 
     def summary(self) -> TraceSummary:
         """Return the summary of the file, once it is closed."""
-        left_out = [CUT] * (self._writer.was_cut and not self._resumes)
-        return self._whole.summary(self._writer.path, self._added.totals, Counter(left_out))
+        left_out = Counter([CUT] * (self._writer.was_cut and not self._resumes))
+        if self.lost_count:
+            left_out[_LOST] = self.lost_count
+        return self._whole.summary(self._writer.path, self._added.totals, left_out)
 
 
 def _record(
@@ -247,8 +253,9 @@ def _pop_request(server: ModelServer, request: int, prompt_count: int, count: in
         pieces += tokens_of(call.layers, request, phase)
         done += max(map(len, call.layers.values()))
     if done != count:
+        lost = server.pager.lost_count
         raise MachineError(
-            "llama.cpp computed other tokens than it says",
+            lost_text(lost) if lost else "llama.cpp computed other tokens than it says",
             path=server.pack.path,
             expected=f"experts of {count:,} tokens",
             found=f"{done:,}",

@@ -50,16 +50,15 @@ def run_program(
     begun: Callable[[Pager], None] = lambda pager: None,
     failed: Callable[[MoepackError], None] = lambda error: None,
     tick: Callable[[Pager], None] = lambda pager: None,
-    pinning: Callable[[int, int], None] = lambda length, total: None,
 ) -> ProgramEnd:
     """Run a command in the foreground, with the experts of `pack`; wait until it has ended.
 
     `{}` among its arguments is the model's path, as is the variable MOEPACK_MODEL; `variables` are
     added to its environment; `trace` and `learner` get the routed experts. `begun` gets the pager
     before the program starts, `failed` each error that stopped a computation; `tick` is called each
-    second, `pinning` as by `Pager`. Call it in the main thread: signals to this process are passed
-    on to the program. Raises CommandError for a program that cannot be started, RequestError for
-    options with which llama.cpp maps no model, and what `Pager` raises.
+    second. Call it in the main thread: signals to this process are passed on to the program. Raises
+    CommandError for a program that cannot be started, RequestError for options with which llama.cpp
+    maps no model, and what `Pager` raises.
     """
     executable = find_executable(command[0])
     check_executable(executable)
@@ -71,7 +70,7 @@ def run_program(
     library = preloaded_library()
     with (
         SignalRelay() as relay,
-        open_pager(pack, options, command, failed, trace, learner, pinning) as pager,
+        open_pager(pack, options, command, failed, trace, learner) as pager,
     ):
 
         def write_and_tick() -> None:
@@ -99,7 +98,6 @@ def open_pager(
     failed: Callable[[MoepackError], None],
     trace: TraceWriter | None = None,
     learner: Learner | None = None,
-    pinning: Callable[[int, int], None] = lambda length, total: None,
     records: bool = False,
 ) -> Pager:
     """Return a pager for a command of llama.cpp, with its micro-batch and its number of experts.
@@ -113,7 +111,7 @@ def open_pager(
     if learner is not None:
         options = options._replace(most_used=learner.most_used, pins_most_used=learner.is_pinning)
     records, counts = records or trace is not None, learner is not None
-    return Pager(pack, options, failed, records=records, counts=counts, pinning=pinning)
+    return Pager(pack, options, failed, records=records, counts=counts)
 
 
 def write_selections(
@@ -123,6 +121,7 @@ def write_selections(
     if trace is not None:
         # Each context's last call may go on.
         trace.write(pager.pop_calls(with_open=is_last), pager.experts_used)
+        trace.lost_count = pager.lost_count
     if learner is not None:
         for selection in pager.pop_selections():
             learner.add(selection.layer, selection.token_count, selection.experts)
@@ -134,13 +133,7 @@ def serving(pager: Pager, tick: Callable[[], None] = lambda: None) -> Iterator[N
     """Serve programs in another thread until the block ends; call `tick` each second."""
     ending = os.eventfd(0, os.EFD_CLOEXEC)
 
-    def serve() -> None:
-        try:
-            pager.serve(ending, tick)
-        finally:
-            pager.disconnect()  # after an error: programs would wait for ever
-
-    thread = threading.Thread(target=serve, name="pager", daemon=True)
+    thread = threading.Thread(target=pager.serve, args=(ending, tick), name="pager", daemon=True)
     thread.start()
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Self
@@ -47,8 +48,11 @@ class TraceWriter:
         self._is_prompt = False
         """Whether the last request has had no output yet: a prompt ends with the first."""
         self._failure: MoepackError | None = None
+        self.lost_count = 0
+        """Selections that nobody read in time, so that the trace lacks them."""
         self.is_empty = True
         """Whether no token was routed yet: an empty trace is not kept."""
+        self._path = os.fspath(path)
         self._writer = Writer(path)
 
     def write(self, calls: Sequence[tuple[int, Layers]], experts_used: int | None) -> None:
@@ -94,11 +98,20 @@ class TraceWriter:
         failure = self._failure
         if failure is None and not self.is_empty:
             self._writer.__exit__(None, None, None)
+            if self.lost_count:
+                text = f"{self._path}: {lost_text(self.lost_count)}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
             return
         # The part that was kept stays; a trace of nothing is none.
         self._writer.__exit__(RequestError, None, None)
         if failure is not None and exception[0] is None:
             raise failure
+
+
+def lost_text(count: int) -> str:
+    """Return what a trace lacks of which `count` selections were lost."""
+    them = "selection of a layer is" if count == 1 else "selections of layers are"
+    return f"{count:,} {them} missing: moepack was too busy to read them in time"
 
 
 def origin_of(pack: Pack) -> Origin:

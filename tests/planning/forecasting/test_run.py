@@ -61,7 +61,7 @@ def test_misses_are_those_of_a_run_with_the_same_trace(
     with Pack(path) as pack:
         (length,) = {family.expert_length for family in pack.shape.routed.values()}
         with paging(path, micro_batch=1) as serving:
-            (room,) = set(serving.rooms.values())
+            room = serving.pager.whole_length // pack.shape.routed_count
         options = PagerOptions((count + 4) * room, micro_batch=1)
         _, usage = run(pack, options, trace)
     token_count = import_trace([str(trace)], tmp_path / "copy").token_count

@@ -244,15 +244,3 @@ def test_a_prompt_moves_on_layer_by_layer_within_a_batch() -> None:
             kept = answer.facts.kept_count
             assert kept > 0
             assert answer.prompt_progress == (answer.facts.prompt_count - kept,) * 2
-
-
-@pytest.mark.long
-def test_pinned_experts_are_told_as_they_come() -> None:
-    reports: list[tuple[int, int]] = []
-    with open_model(first_shard("qwen3moe")) as pack:
-        options = PagerOptions(1 << 30, pinned=300_000)
-        words = single_text_options(64, 1, 8)
-        with ModelServer(pack, options, options=words, pinning=lambda *one: reports.append(one)):
-            pass
-    assert len(reports) > 1
-    assert {total for _, total in reports} == {sum(length for length, _ in reports)}
