@@ -21,6 +21,7 @@ from moepack.pack.format import records
 from moepack.planning.forecasting import modes, rates
 from moepack.report.html import report
 from moepack.report.html.section import PageSection, ReportFacts
+from moepack.running.pager import table
 from moepack.storage import probe
 from moepack.traces.caching import cache
 from moepack.traces.caching.policies import LeastRecentlyUsed
@@ -87,6 +88,17 @@ def test_a_cache_policy_is_simulated_and_made(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cache, "POLICIES", (*cache.POLICIES, "dummy"))
     lengths = {ExpertKey(0, expert): 10 for expert in range(4)}
     assert cache.make("dummy", 20, lengths).budget == 20
+
+
+def test_simulation_and_programs_have_the_same_policies() -> None:
+    names = (ROOT / "native" / "order.h").read_text()
+    orders = names.partition("enum policy {")[2].partition("}")[0].split(",")
+    numbers = {name.strip(): number for number, name in enumerate(orders)}
+    assert set(table.POLICIES) == set(cache.POLICIES)
+    for name, (number, is_by_layer) in table.POLICIES.items():
+        word = "lru" if name == "layer" else name.removeprefix("layer+").replace("-", "_")
+        assert numbers[f"POLICY_{word.upper()}"] == number
+        assert is_by_layer == name.startswith("layer")
 
 
 def test_an_export_is_a_command_and_in_the_table(
