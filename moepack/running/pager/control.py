@@ -41,8 +41,8 @@ class Selection(NamedTuple):
     is_copied: bool = False
 
 
-class Statistics(NamedTuple):
-    """What a program's cache has counted; lengths are bytes, in whole pages."""
+class CacheStatistics(NamedTuple):
+    """The counts of a program's cache; lengths are bytes, in whole pages."""
 
     hit_count: int = 0
     miss_count: int = 0
@@ -57,7 +57,7 @@ class Statistics(NamedTuple):
     is_warming: int = 0
     wasted_length: int = 0
 
-    def ended(self) -> "Statistics":
+    def ended(self) -> "CacheStatistics":
         """Return these of a program that has ended: counts stay, memory does not."""
         return self._replace(resident_length=0, slots_length=0, memory=0, holds_all=0, is_warming=0)
 
@@ -66,7 +66,7 @@ class ProgramError(NamedTuple):
     """Why a program could not go on: a code of native/cache.h, an errno or 0, and a sentence.
 
     `expert` is a number of the table, None if it is of none; of its part with the number `part`
-    `found` is the digest of what was read, from a mirror or from the pack.
+    `digest` is that of the bytes that were read, from a mirror or from the pack.
     """
 
     code: int
@@ -74,7 +74,7 @@ class ProgramError(NamedTuple):
     expert: int | None
     part: int
     is_of_mirror: bool
-    found: int
+    digest: int
     problem: str
 
 
@@ -91,7 +91,7 @@ class Control:
             raise
         self._words = memoryview(self._memory).cast("I")
         self._longs = memoryview(self._memory).cast("Q")
-        self._past: list[Statistics] = []
+        self._past: list[CacheStatistics] = []
         self._past_lost_count = 0
         self._reported: dict[int, int] = {}
         """By process, how many of its errors were reported."""
@@ -103,7 +103,7 @@ class Control:
         self._longs[0] = length
 
     def set_wants(self, *, selections: bool, always: bool) -> None:
-        """Have programs write selections; `always`: though all experts stay in memory."""
+        """Set whether programs write selections, and `always`, with all experts in memory too."""
         self._words[2] = _WRITE * selections | _WATCH_ALL * always
 
     def live(self) -> Iterator[int]:
@@ -144,12 +144,12 @@ class Control:
         self._reported.pop(number, None)
         self._words[start // 4] = 0
 
-    def _read_statistics(self, number: int) -> Statistics:
-        return Statistics(
+    def _read_statistics(self, number: int) -> CacheStatistics:
+        return CacheStatistics(
             *_STATISTICS.unpack_from(self._memory, _PAGE + number * _PROCESS_LENGTH + 8)
         )
 
-    def statistics(self) -> list[Statistics]:
+    def statistics(self) -> list[CacheStatistics]:
         """Return what all processes have counted so far, those that have ended among them."""
         return [*self._past, *map(self._read_statistics, self.live())]
 
@@ -196,10 +196,10 @@ class Control:
     def _read_words(self, ring: int, start: int, count: int) -> list[int]:
         words = (ring + _PAGE) // 4
         first = start % _RING_WORDS
-        found = self._words[words + first : words + min(first + count, _RING_WORDS)].tolist()
-        if len(found) < count:
-            found += self._words[words : words + count - len(found)].tolist()
-        return found
+        values = self._words[words + first : words + min(first + count, _RING_WORDS)].tolist()
+        if len(values) < count:
+            values += self._words[words : words + count - len(values)].tolist()
+        return values
 
     def close(self) -> None:
         """Close the file; programs keep their mappings."""
@@ -217,9 +217,9 @@ def _decode_error(
     place: int,
     _unused: int,
     _offset: int,
-    found: int,
+    digest: int,
     text: bytes,
 ) -> ProgramError:
     problem = text.split(b"\0", 1)[0].decode(errors="replace")
     number = None if expert == _NO_EXPERT else expert
-    return ProgramError(code, system_error, number, part, place == 1, found, problem)
+    return ProgramError(code, system_error, number, part, place == 1, digest, problem)

@@ -292,7 +292,7 @@ class Pager(Closing):
             path = self._pack.mirror.path / path.name
         place = f"layer {part.layer} expert {part.expert} {part.part} at byte {part.offset:,}"
         if error.code == _DIGEST_DIFFERS:
-            return digest_error(path, place, part.digest or 0, error.found)
+            return digest_error(path, place, part.digest or 0, error.digest)
         if error.system_error == errno.ENODATA:
             hint = "it was cut or replaced: run `moepack verify` on the pack"
             return PackError("the file ends too early", path=path, place=place, hint=hint)

@@ -41,7 +41,7 @@ SOURCES = {
     "seam": (*_CORE, "digest", "faults", "ggml", "mapping", "program", "regions"),
     "cache": (*_CORE, "library"),
 }
-"""By the name of a library, its C files: what programs preload, and what engines link with."""
+"""The C files of each library, by name: one for programs to preload, one for engines to link."""
 
 
 class CompileError(Exception):

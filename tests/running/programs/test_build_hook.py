@@ -1,4 +1,4 @@
-"""Wheels bring the libraries of native/ if they can be compiled, and are of no machine otherwise."""
+"""Wheels bring the libraries of native/ if they can be compiled, else they are of no machine."""
 
 import os
 import platform
