@@ -229,6 +229,7 @@ static void open_cache(void) {
     struct cache_error error;
     if (cache_open(&seam.cache, &seam.experts, seam.files, table->file_count, &options, owner, &seam.page->statistics, &error))
         seam_end("%s", error.message);
+    atomic_store(&seam.page->reads, (uint32_t)drive_kind(seam.cache.drive));
     const uint32_t *pinned = array_at(table->pinned);
     for (uint32_t i = 0; i < table->pinned_count; i++)
         if (!cache_pin(&seam.cache, pinned[i])) seam_end("the pinned experts are larger than the memory for experts");

@@ -69,7 +69,7 @@ enum { WANTS_SELECTIONS = 1, WANTS_ALL = 2 };
 enum { PROCESS_FREE, PROCESS_LIVE, PROCESS_ENDED };
 
 struct process_page { /* of one process that maps the model */
-    _Atomic uint32_t state, unused;
+    _Atomic uint32_t state, reads; /* `reads`: enum drive_kind */
     struct cache_statistics statistics;
     _Atomic uint32_t context_count, error_count;
     struct cache_error error; /* the last one */

@@ -168,7 +168,7 @@ def run_moepack(
 def run_alone(
     path: str, loading: str, request: RunRequest, group: ControlGroup | None
 ) -> EngineRun | None:
-    """Run a GGUF by llama.cpp's server without a pager, loaded as LOADINGS says.
+    """Run a GGUF by llama.cpp's server without moepack, loaded as LOADINGS says.
 
     Returns None if it was killed, out of memory. Raises what `ServerProcess` and its client raise.
     """

@@ -1,5 +1,7 @@
-"""Maps experts into any llama.cpp program when its routers select them, from outside.
+"""Plans and watches the programs that run a model with streamed experts.
 
-A library that is preloaded into the program announces selections and maps experts; everything
-else is decided here: which are read, kept and evicted. How a program is started is not known here.
+The cache of experts is in the program itself: the library of `native/`, which is loaded into it,
+reads, maps and evicts them. Here a table tells it of the model and how to cache, a control file of
+the memory; from that file statistics, errors and selections are read. Nothing in a program waits
+for this. How a program is started is not known here.
 """

@@ -162,6 +162,12 @@ class Control:
                 self._reported[number] = count
                 yield _decode_error(*_ERROR.unpack_from(self._memory, start + 8))
 
+    def reads(self) -> int:
+        """Return the kind of reads of any live process, a number of native/drive.h."""
+        for number in self.live():
+            return self._words[(_PAGE + number * _PROCESS_LENGTH) // 4 + 1]
+        return 0
+
     def selections(self, number: int) -> Iterator[tuple[int, Selection]]:
         """Yield the selections of a process since the last time, with the number of the context."""
         for context, ring in self._rings(number):

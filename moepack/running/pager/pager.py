@@ -28,7 +28,7 @@ from moepack.running.pager.budget import (
 from moepack.running.pager.control import Control, ProgramError, Selection
 from moepack.running.pager.mapped_model import map_model
 from moepack.running.pager.record import Call, RoutingRecord
-from moepack.running.pager.table import CacheChoices, ExpertTable
+from moepack.running.pager.table import BACKENDS, CacheChoices, ExpertTable
 from moepack.running.pager.usage import PagerUsage
 
 _SECONDS_BETWEEN = 1.0
@@ -38,6 +38,8 @@ _PATIENCE = 0.1
 _FEW = 16
 """Most tokens of a step that counts as decoding; one of more says little about the most used."""
 _DIGEST_DIFFERS = 2
+_KINDS = {number: name for name, (number, is_cached) in BACKENDS.items() if not is_cached}
+"""The names of ways to read, by their number in native/drive.h."""
 
 
 class PagerOptions(NamedTuple):
@@ -96,7 +98,7 @@ class Pager(Closing):
         self._record = RoutingRecord(self._shape) if records else None
         self._routed_layer_count = max(1, len(self._shape.routed) - 1)
         """Without the last layer, which has only tokens with outputs."""
-        self.backend = options.backend
+        self._backend = options.backend
         with ExitStack() as stack:
             self._model = map_model(pack)
             stack.callback(self._model.close)
@@ -169,6 +171,11 @@ class Pager(Closing):
     def budget(self) -> int:
         """The bytes that experts may take."""
         return self._share()
+
+    @property
+    def backend(self) -> str:
+        """The name of the way in which experts are read; `auto` before any program has begun."""
+        return _KINDS[self._control.reads()] if self._backend == "auto" else self._backend
 
     @property
     def experts_used(self) -> int | None:

@@ -118,7 +118,7 @@ class ExpertTable:
     def encode(self, choices: CacheChoices) -> bytes:
         """Encode the table. Raises RequestError for unknown names."""
         paths = {path: number for number, path in enumerate(self._pack.file_paths)}
-        mirror = self._sound_mirror()
+        mirror = None if choices.backend == "buffered" else self._sound_mirror()
         sections = [
             b"".join(map(self._layer, self._families)),
             b"".join(

@@ -1,4 +1,4 @@
-"""The experts that programs have needed: lookups, reads and memory, counted by a pager."""
+"""The experts that programs have needed: lookups, reads and memory, as their caches count them."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class PagerUsage:
     """The experts that programs have needed so far.
 
     Lookups are counted when they are announced: not while all experts stay in memory, which
-    `holds_all` says of now. `fault_count` are page faults on experts that were not announced.
+    `holds_all` says of now. `fault_count` is accesses to experts that no router had announced.
     `resident_length` is memory that is taken, in whole pages, `expert_length` the experts in it.
     `routed_count` is tokens that were routed: of one that half of the layers have computed it is
     one half. Lengths are bytes.

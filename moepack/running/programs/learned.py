@@ -28,7 +28,7 @@ _SECONDS_BETWEEN = 120.0
 class Learner:
     """Counts the routed experts of a model while it runs, and keeps the counts in `store`.
 
-    `most_used` are experts for a pager, from earlier runs; `is_pinning` is whether the first of
+    `most_used` are experts to begin with, from earlier runs; `is_pinning` is whether the first of
     them are worth being evicted last. `notice` is called with a sentence about a failure: then the
     run goes on without.
     """

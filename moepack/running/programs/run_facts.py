@@ -62,7 +62,7 @@ class RunFacts(RunPhase):
     batches of up to `batch_count`; `first_token_seconds` is from the request to the first token.
     The last of the text's `token_count` tokens, sampled with `seed`, needs no step. `thoughts`
     precede the answer. `model_length` is the bytes of all tensors, `held_length` of the experts in
-    memory, `fault_count` page faults on experts that no router had announced.
+    memory, `fault_count` accesses to experts that no router had announced.
     """
 
     text: str

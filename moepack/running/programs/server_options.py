@@ -159,7 +159,7 @@ def micro_batches(footprint: Footprint, context: int | None, memory: int) -> Ite
 def floor_length(
     pack: Pack, micro_batch: int, pinned: Size, experts_used: int | None = None
 ) -> int:
-    """Return the bytes that a pager needs: for a step, for a token beside it, and for pins.
+    """Return the bytes that experts need: for a step, for a token beside it, and for pins.
 
     A token uses `experts_used` in each layer, by default the model's own number.
     """
