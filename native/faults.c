@@ -26,7 +26,11 @@
  * ours, since nothing of ours reads these addresses.
  */
 
-enum { CHUNK_PAGES = 16, CHUNK_COUNT = 512, MOST_REPEATS = 1000 };
+#ifndef CHUNK_COUNT
+#define CHUNK_COUNT 512 /* tests have fewer */
+#endif
+
+enum { CHUNK_PAGES = 16, CHUNK_LENGTH = CHUNK_PAGES * PAGE, MOST_REPEATS = 1000 };
 
 struct place_in_image { /* a part, by where it lies in the image */
     uint64_t start, length;
@@ -44,6 +48,7 @@ static struct {
     uint64_t length;
 } taken[CHUNK_COUNT];
 static uint32_t next_chunk;
+static const char NO_MORE_MAPS[] = "the system maps no more memory (see vm.max_map_count)";
 static struct sigaction of_program; /* its own handler */
 static __thread const void *last_address __attribute__((tls_model("initial-exec")));
 static __thread uint32_t repeat_count __attribute__((tls_model("initial-exec")));
@@ -133,44 +138,67 @@ static bool map_fixed(char *address, uint64_t length, int descriptor, uint64_t o
     return real_mmap(address, length, is_file ? PROT_READ : PROT_NONE, flags, descriptor, (off_t)offset) != MAP_FAILED;
 }
 
-/* Serve the pages around an address of the image's region. */
-static void serve_chunk(char *address, const struct region *region) {
-    uint64_t offset = region->start + (uint64_t)(address - region->address);
-    uint64_t start = offset / (CHUNK_PAGES * PAGE) * (CHUNK_PAGES * PAGE), end = start + CHUNK_PAGES * PAGE;
-    uint64_t first = (seam.table->experts_offset > region->start ? seam.table->experts_offset : region->start) / PAGE * PAGE;
-    uint64_t last = (region->end + PAGE - 1) / PAGE * PAGE;
-    if (start < first) start = first;
-    if (end > last) end = last;
-    pthread_mutex_lock(&lock);
-    uint32_t number = next_chunk++ % CHUNK_COUNT;
-    bool is_mapped = !taken[number].address || map_fixed(taken[number].address, taken[number].length, -1, 0);
-    uint64_t place = (uint64_t)number * CHUNK_PAGES * PAGE;
-    assemble(start, end, chunks + place);
-    taken[number].address = region->address + (start - region->start);
-    taken[number].length = end - start;
-    is_mapped = is_mapped && map_fixed(taken[number].address, end - start, chunk_file, place);
-    if (!is_mapped) seam_end("the system maps no more memory (see vm.max_map_count)");
-    pthread_mutex_unlock(&lock);
-}
-
-void faults_bring_range(const void *address, uint64_t length) {
-    struct region region;
-    const char *end = (const char *)address + length;
-    for (const char *page = address; page < end; page += PAGE)
-        if (regions_find(page, &region)) serve_chunk((char *)(uintptr_t)page, &region);
-}
-
-/* The part that has a whole page of the image to itself; NO_EXPERT: it shares it. */
+/* The expert that has a whole page of the image to itself, and is mapped there; NO_EXPERT: others share it, or experts are
+ * in the strided region. */
 static uint32_t owner_of_page(uint64_t page) {
-    size_t first = 0, count = place_count;
+    size_t first = 0, count = seam.is_strided ? 0 : place_count;
     while (count) {
         size_t half = count / 2;
         bool is_before = places[first + half].start + places[first + half].length <= page;
         if (is_before) first += half + 1;
         count = is_before ? count - half - 1 : half;
     }
-    bool is_whole = first < place_count && places[first].start <= page && places[first].start + places[first].length >= page + PAGE;
+    bool is_whole = !seam.is_strided && first < place_count && places[first].start <= page && places[first].start + places[first].length >= page + PAGE;
     return is_whole ? places[first].expert : NO_EXPERT;
+}
+
+/* Find the pages around one that a chunk may have: not those where experts are mapped. */
+static void find_chunk(const struct region *region, uint64_t page, uint64_t *start, uint64_t *end) {
+    uint64_t first = (seam.table->experts_offset > region->start ? seam.table->experts_offset : region->start) / PAGE * PAGE;
+    uint64_t last = (region->end + PAGE - 1) / PAGE * PAGE;
+    uint64_t chunk = page / CHUNK_LENGTH * CHUNK_LENGTH;
+    if (first < chunk) first = chunk;
+    if (last > chunk + CHUNK_LENGTH) last = chunk + CHUNK_LENGTH;
+    *start = page;
+    *end = page + PAGE;
+    while (*start > first && owner_of_page(*start - PAGE) == NO_EXPERT) *start -= PAGE;
+    while (*end < last && owner_of_page(*end) == NO_EXPERT) *end += PAGE;
+}
+
+/* Give up a chunk: what it had is not there any more. Held: the lock. */
+static void give_up(uint32_t number) {
+    if (!taken[number].address) return;
+    if (!map_fixed(taken[number].address, taken[number].length, -1, 0)) seam_end(NO_MORE_MAPS);
+    taken[number].address = NULL;
+}
+
+/* Serve the pages around an address of the image's region. */
+static void serve_chunk(char *address, const struct region *region) {
+    uint64_t start, end;
+    find_chunk(region, (region->start + (uint64_t)(address - region->address)) / PAGE * PAGE, &start, &end);
+    pthread_mutex_lock(&lock);
+    uint32_t number = next_chunk++ % CHUNK_COUNT;
+    uint64_t place = (uint64_t)number * CHUNK_LENGTH;
+    give_up(number);
+    assemble(start, end, chunks + place);
+    taken[number].address = region->address + (start - region->start);
+    taken[number].length = end - start;
+    if (!map_fixed(taken[number].address, end - start, chunk_file, place)) seam_end(NO_MORE_MAPS);
+    pthread_mutex_unlock(&lock);
+}
+
+void faults_forget(const char *from, const char *to) {
+    pthread_mutex_lock(&lock);
+    for (uint32_t i = 0; i < CHUNK_COUNT; i++)
+        if (taken[i].address && from < taken[i].address + taken[i].length && to > taken[i].address) give_up(i);
+    pthread_mutex_unlock(&lock);
+}
+
+void faults_bring_range(const void *address, uint64_t length) {
+    struct region region;
+    const char *end = (const char *)address + length;
+    for (const char *page = (const char *)((uintptr_t)address / PAGE * PAGE); page < end; page += PAGE)
+        if (regions_find(page, &region)) serve_chunk((char *)(uintptr_t)page, &region);
 }
 
 static void bring(uint32_t expert) {
@@ -191,7 +219,7 @@ static bool serve(void *address) {
     if (!regions_find(address, &region)) return false;
     uint64_t offset = region.start + (uint64_t)((char *)address - region.address);
     if (offset / PAGE * PAGE + PAGE <= seam.table->experts_offset) return false;
-    uint32_t expert = seam.is_strided ? NO_EXPERT : owner_of_page(offset / PAGE * PAGE);
+    uint32_t expert = owner_of_page(offset / PAGE * PAGE);
     if (expert != NO_EXPERT) {
         bring(expert);
     } else {
@@ -234,7 +262,7 @@ bool faults_open(void) {
     struct sigaction ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
     real_sigaction = (__typeof__(real_sigaction))dlsym(RTLD_NEXT, "sigaction");
     chunk_file = memfd_create("moepack-chunks", MFD_CLOEXEC);
-    uint64_t length = (uint64_t)CHUNK_COUNT * CHUNK_PAGES * PAGE;
+    uint64_t length = (uint64_t)CHUNK_COUNT * CHUNK_LENGTH;
     if (!real_sigaction || chunk_file < 0 || ftruncate(chunk_file, (off_t)length) || !list_places()) return false;
     chunks = real_mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, chunk_file, 0);
     return chunks != MAP_FAILED && !real_sigaction(SIGSEGV, &ours, &of_program);

@@ -155,9 +155,10 @@ static void cut(char *from, char *to) {
         struct region old = regions[i];
         if (from >= end_of(&old) || to <= old.address) continue;
         regions[i] = regions[--region_count];
-        if (from > old.address && region_count < MAX_REGIONS)
+        if (region_count + 2 > MAX_REGIONS) seam_end("the model is mapped in too many pieces");
+        if (from > old.address)
             regions[region_count++] = (struct region){old.address, old.start, old.start + (uint64_t)(from - old.address), old.file};
-        if (to < end_of(&old) && region_count < MAX_REGIONS)
+        if (to < end_of(&old))
             regions[region_count++] = (struct region){to, old.start + (uint64_t)(to - old.address), old.end, old.file};
         i = UINT32_MAX; /* once more: it terminates, as what is left does not touch the range */
     }
@@ -166,9 +167,11 @@ static void cut(char *from, char *to) {
 /* Forget what is unmapped of the regions: nothing may be mapped there any more. */
 EXPORT int munmap(void *start, size_t length) {
     if (!region_count) return (int)syscall(SYS_munmap, start, length);
+    char *end = (char *)start + (length + PAGE - 1) / PAGE * PAGE;
+    if (seam.is_image) faults_forget(start, end);
     regions_lock();
-    cut(start, (char *)start + (length + PAGE - 1) / PAGE * PAGE);
     int result = (int)syscall(SYS_munmap, start, length);
+    if (!result) cut(start, end);
     regions_unlock();
     return result;
 }

@@ -86,5 +86,7 @@ void mapping_forget_in_child(void);
 bool faults_open(void);
 /* Have bytes of the image there before they are used. */
 void faults_bring_range(const void *address, uint64_t length);
+/* Call before addresses are unmapped: whatever is mapped there next is left alone. */
+void faults_forget(const char *from, const char *to);
 
 #endif

@@ -19,6 +19,7 @@ from pathlib import Path
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
+_LIBC.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
 
 
 def map_file(path: str, length: int) -> int:
@@ -53,6 +54,21 @@ def _pieces(length: int, order: random.Random) -> Sequence[tuple[int, int]]:
     return pieces
 
 
+def _renew(path: str, address: int, expected: bytes) -> int:
+    """Have other memory where the model was mapped, read the model elsewhere; return differences.
+
+    Nothing may be asked after it.
+    """
+    assert _LIBC.munmap(address, len(expected)) == 0
+    kinds = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
+    other = _LIBC.mmap(address, len(expected), mmap.PROT_READ | mmap.PROT_WRITE, kinds, -1, 0)
+    assert other == address
+    ctypes.memset(address, 7, len(expected))
+    place = map_file(path, len(expected))
+    differing = _compare(place, expected, 2, 1)
+    return differing + (ctypes.string_at(address, len(expected)) != b"\x07" * len(expected))
+
+
 def _in_child(path: str, address: int, expected: bytes, *, anew: bool) -> int:
     """Read in a forked child what its parent has mapped, or map it anew; return how it ended.
 
@@ -75,6 +91,8 @@ def main() -> None:
         what, *arguments = json.loads(line)
         if what == "compare":
             result = _compare(address, expected, *arguments)
+        elif what == "renew":
+            result = _renew(model, address, expected)
         else:
             result = _in_child(model, address, expected, anew=what == "fork anew")
         print(json.dumps(result), flush=True)

@@ -1,0 +1,31 @@
+"""Chunks of an image, which are given up for others: with three, where programs have hundreds."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.native.test_native import compile_with, sources
+from tests.support.pagers import Program, image_of, paging
+
+
+@pytest.fixture(scope="session")
+def few_chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("chunks") / "seam.so"
+    flags = ("-O1", "-std=c17", "-shared", "-fPIC", "-fvisibility=hidden", "-DCHUNK_COUNT=3")
+    compile_with("gcc", *flags, *sources("seam"), "-lm", "-ldl", "-o", library)
+    return library
+
+
+@pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss"])
+def test_chunks_that_are_given_up_take_nothing_else_with_them(
+    packs: dict[str, Path], tmp_path: Path, few_chunks: Path, model: str
+) -> None:
+    """Neither experts that are mapped beside them, nor what is mapped where they were."""
+    expected = image_of(packs[model], tmp_path / "expected")
+    with paging(packs[model], memory=1 << 30, micro_batch=1) as run:
+        names = run.environment | {"LD_PRELOAD": str(few_chunks)}
+        with Program(run.pager.model_path, expected, module="mapped_reader", **names) as program:
+            for threads in (1, 4):
+                assert program.call("compare", threads, 2) == 0, program.complaint
+            assert program.call("renew") == 0, program.complaint
+        assert not run.failures
