@@ -93,6 +93,8 @@ class Control:
         self._longs = memoryview(self._memory).cast("Q")
         self._past: list[CacheStatistics] = []
         self._past_lost_count = 0
+        self.last = CacheStatistics()
+        """Of the process that ended last, as it ended."""
         self._reported: dict[int, int] = {}
         """By process, how many of its errors were reported."""
         self.has_served = False
@@ -136,7 +138,8 @@ class Control:
     def free(self, number: int) -> None:
         """Free the place of a process that has ended, whose selections were read."""
         start = _PAGE + number * _PROCESS_LENGTH
-        self._past.append(self._read_statistics(number).ended())
+        self.last = self._read_statistics(number)
+        self._past.append(self.last.ended())
         for _, ring in self._rings(number):
             self._past_lost_count += self._longs[ring // 8 + 2]
             self._memory[ring : ring + 24] = bytes(24)

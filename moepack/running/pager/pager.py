@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import accumulate, takewhile
 from typing import Any, NamedTuple
 
@@ -224,6 +225,14 @@ class Pager(Closing):
             holds_all=any(one.holds_all for one in every),
             expert_length=sum(one.resident_length for one in every),
             routed_count=sum(one.routed_count for one in every) // self._routed_layer_count,
+        )
+
+    @property
+    def final_usage(self) -> PagerUsage:
+        """The usage when all programs have ended, with the memory that the last one then had."""
+        usage, last = self.usage, self._control.last
+        return replace(
+            usage, resident_length=last.slots_length, expert_length=last.resident_length
         )
 
     @property

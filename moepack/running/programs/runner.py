@@ -88,7 +88,7 @@ def run_program(
         write_selections(pager, trace, learner, is_last=True)
         assert returncode is not None
         is_killed = is_out_of_memory(returncode, kills)
-        return ProgramEnd(returncode, pager.usage, pager.has_served, is_killed)
+        return ProgramEnd(returncode, pager.final_usage, pager.has_served, is_killed)
 
 
 def open_pager(
