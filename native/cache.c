@@ -179,6 +179,13 @@ static void measure_place(struct place *place, uint64_t length, uint64_t time) {
     place->measured_at = time;
 }
 
+/* Have the system read the pages at the edges of a part ahead: a program would wait for one after the other. */
+static void read_edges(int file, const struct part *part) {
+    uint64_t end = part->offset + part->length;
+    if (part->offset % PAGE) posix_fadvise(file, (off_t)part->offset, 1, POSIX_FADV_WILLNEED);
+    if (end % PAGE) posix_fadvise(file, (off_t)end - 1, 1, POSIX_FADV_WILLNEED);
+}
+
 /* Queue a read of bytes of a file; the lock is held, and there is a free tag. */
 static void queue_read(struct cache *cache, uint32_t expert, const struct part *part, uint64_t length, char *address) {
     uint64_t time = now(), offset = part->offset;
@@ -213,12 +220,14 @@ static void queue_expert(struct cache *cache, uint32_t expert) {
     cache->in_flight[expert] = (struct in_flight){0};
     for (uint32_t i = 0; i < part_count;) {
         const struct part *first = part_of(cache->experts, expert, i), *last = first;
+        if (cache->options.has_edges) read_edges(cache->files[first->file].places[0].cached, first);
         for (i++; i < part_count; i++) {
             const struct part *next = part_of(cache->experts, expert, i);
             uint64_t gap = next->offset - (last->offset + last->length);
             bool is_beside = next->file == first->file && next->offset >= last->offset + last->length && gap < PAGE &&
                              next->offset - first->offset == (uint64_t)next->slot_offset - first->slot_offset;
             if (!is_beside) break;
+            if (cache->options.has_edges) read_edges(cache->files[next->file].places[0].cached, next);
             last = next;
         }
         queue_read(cache, expert, first, last->offset + last->length - first->offset, slot + first->slot_offset);

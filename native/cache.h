@@ -93,6 +93,7 @@ struct cache_options {
     enum drive_kind reads;
     bool is_cached;   /* through the page cache */
     bool is_prepared; /* memory is taken before it is needed, while the program loads */
+    bool has_edges;   /* programs use the pages that parts share with others where files have them */
 };
 
 struct cache {

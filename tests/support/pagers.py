@@ -6,8 +6,8 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryFile
@@ -17,7 +17,9 @@ import moepack
 from moepack.common.errors import MoepackError
 from moepack.pack.engines.gguf_layout import lay_out
 from moepack.pack.opening.open_model import open_model
+from moepack.running.pager.mapped_model import map_model
 from moepack.running.pager.pager import Pager, PagerOptions
+from moepack.running.pager.table import ExpertTable
 from moepack.running.programs.runner import preloaded_library
 from tests.support.children import MOEPACK, PATIENCE, Piped
 from tests.support.models import FIXTURES
@@ -130,15 +132,23 @@ def _environment(pager: Pager) -> dict[str, str]:
     return {**pager.environment, "LD_PRELOAD": str(preloaded_library())}
 
 
-def chooser(ggml: Path, model: Path, pager: Pager, before: Path | None = None) -> Program:
+def chooser(
+    ggml: Path, model: Path, pager: Pager, before: Path | None = None, **variables: str
+) -> Program:
     """Start a program whose routers select as they are told, with experts of `model` mapped."""
     with open_model([model]) as pack:
         shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
     length = os.path.getsize(shard)
-    names = _environment(pager)
+    names = {**variables, **_environment(pager)}
     if before is not None:
         names["LD_PRELOAD"] = f"{before}:{names['LD_PRELOAD']}"
     return Program(shard, ggml, length, module="chooser", **names)
+
+
+def slot_lengths(model: Path) -> Mapping[ExpertKey, int]:
+    """Return the bytes that each expert takes in memory."""
+    with open_model([model]) as pack, closing(map_model(pack)) as mapped:
+        return ExpertTable(pack, mapped).slot_lengths
 
 
 def answers(program: Program) -> list[Answers]:
@@ -178,9 +188,11 @@ class Paging:
         self._programs.append(program)
         return program
 
-    def chooser(self, ggml: Path, model: Path, before: Path | None = None) -> Program:
+    def chooser(
+        self, ggml: Path, model: Path, before: Path | None = None, **variables: str
+    ) -> Program:
         """Start a program whose routers select as they are told."""
-        return chooser(ggml, model, self.pager, before)
+        return chooser(ggml, model, self.pager, before, **variables)
 
     def settle(self) -> None:
         """Wait until it has read all that programs wrote so far."""

@@ -1,29 +1,23 @@
 """Memory for experts: as much as was given or is free, and given back when it is not needed."""
 
 import os
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from moepack.common.errors import RequestError
-from moepack.common.shape import ROUTED_FAMILY
+from moepack.common.shape import ExpertKey
 from moepack.common.sizes import size_text
 from moepack.host.memory_limits import read_memory
 from moepack.pack.opening.open_model import open_model
-from moepack.pack.reading.pack import Pack
 from moepack.running.pager.budget import FreeMemory
-from moepack.running.pager.mapped_model import map_model, slot_length
 from moepack.running.pager.pager import Pager, PagerOptions
-from moepack.running.pager.resident_experts import ResidentExperts
-from moepack.running.pager.slots import SlotPool
-from moepack.traces.caching import cache as caching
+from tests.support.children import wait_until
+from tests.support.gguf_builder import F32, moe
 from tests.support.needs import needs_llama
-from tests.support.pagers import PROMPTS, Form, paging
+from tests.support.pagers import PROMPTS, Form, paging, slot_lengths
 
 MIB = 1 << 20
-PAGE = 4096
 
 
 def write_pressure(path: Path, percent: float) -> None:
@@ -68,83 +62,14 @@ def test_a_system_that_tells_no_pressure_has_none(tmp_path: Path, text: str | No
     assert memory.follow(800 * MIB) == 1800 * MIB
 
 
-@pytest.fixture
-def pool() -> Iterator[SlotPool]:
-    pool = SlotPool([8 * PAGE] * 4 + [2 * PAGE] * 2)
-    yield pool
-    pool.close()
+def slots_of(process: int) -> Path:
+    """Return the file that a program maps slots of."""
+    files = Path(f"/proc/{process}/fd").iterdir()
+    return next(file for file in files if "moepack-experts" in os.readlink(file))
 
 
-def length_on_disk(pool: SlotPool) -> int:
-    return os.fstat(pool.descriptor).st_blocks * 512
-
-
-def test_slots_lie_apart_and_released_ones_come_first(pool: SlotPool) -> None:
-    lengths = [8 * PAGE] * 4 + [2 * PAGE] * 2
-    slots = [(pool.allocate(length), length) for length in lengths]
-    for number, (offset, length) in enumerate(slots, 1):
-        pool.view[offset : offset + length] = bytes([number]) * length
-    for number, (offset, length) in enumerate(slots, 1):
-        assert os.pread(pool.descriptor, length, offset) == bytes([number]) * length
-    assert length_on_disk(pool) == 36 * PAGE
-    first, _ = slots[0]
-    pool.release(first, 8 * PAGE)
-    assert pool.spare_length == 8 * PAGE
-    assert pool.allocate(8 * PAGE) == first
-    assert pool.spare_length == 0
-
-
-def test_long_slots_get_huge_pages_where_the_system_has_them() -> None:
-    length = 3 * MIB
-    with closing(SlotPool([length] * 4)) as pool:
-        slots = [pool.allocate(length) for _ in range(4)]
-        allocated = length_on_disk(pool)
-        for number, slot in enumerate(slots):
-            assert not any(pool.view[slot : slot + length])
-            pool.view[slot : slot + length] = bytes([number + 1]) * length
-        for number, slot in enumerate(slots):
-            assert pool.view[slot : slot + length] == bytes([number + 1]) * length
-        assert length_on_disk(pool) == 12 * MIB
-    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1):
-        pytest.skip("this kernel collapses no shared memory into huge pages")
-    assert allocated == 12 * MIB
-
-
-def test_memory_of_spare_slots_is_freed_beyond_a_limit(pool: SlotPool) -> None:
-    offsets = [pool.allocate(8 * PAGE) for _ in range(4)]
-    for offset in offsets:
-        pool.view[offset : offset + 8 * PAGE] = b"x" * (8 * PAGE)
-    for offset in offsets[:3]:
-        pool.release(offset, 8 * PAGE)
-    pool.trim(24 * PAGE)
-    assert length_on_disk(pool) == 32 * PAGE
-    pool.trim(15 * PAGE)
-    assert (length_on_disk(pool), pool.spare_length) == (16 * PAGE, 8 * PAGE)
-    pool.trim(0)
-    assert (length_on_disk(pool), pool.spare_length) == (8 * PAGE, 0)
-    assert os.pread(pool.descriptor, 8 * PAGE, offsets[3]) == b"x" * (8 * PAGE)
-    assert sorted(pool.allocate(8 * PAGE) for _ in range(3)) == sorted(offsets[:3])
-
-
-def test_spare_slots_of_other_lengths_make_room_for_what_is_read(packs: dict[str, Path]) -> None:
-    """Experts of one layer come after shorter ones of another layer."""
-    with Pack(packs["qwen3moe"]) as pack, pack.reader() as reader:
-        model = map_model(pack)
-        spans = model.spans()[ROUTED_FAMILY]
-        first, second = ([key for key in spans if key.layer == layer] for layer in (0, 1))
-        lengths = {key: slot_length(parts) for key, parts in spans.items()}
-        budget = sum(lengths[key] for key in second)
-        assert lengths[first[0]] < lengths[second[0]]
-        cache = caching.make("lru", budget, lengths, ())
-        residents = ResidentExperts(reader, spans, lengths, cache, 0, model)
-        for keys in (first, second):
-            lacking = residents.look_up(keys)
-            residents.release(residents.evicted)
-            with residents.read(lacking) as coming:
-                assert list(coming) == lacking
-            assert length_on_disk(residents._pool) <= budget
-        residents.close()
-        model.close()
+def length_of(file: Path) -> int:
+    return file.stat().st_blocks * 512
 
 
 def floor_of(model: Path, micro_batch: int) -> int:
@@ -181,18 +106,39 @@ def test_the_floor_grows_with_micro_batches_up_to_a_layer(form: Form) -> None:
     assert floors[0] < floors[1] < floors[2] < floors[3] == floors[4] == floors[5]
 
 
-def test_memory_and_pins_are_texts_too(form: Form) -> None:
-    model = form("qwen3moe", "pack")
+def test_memory_and_pins_are_texts_too(form: Form, ggml: Path) -> None:
+    """What is pinned stays, whatever comes after it."""
+    model = form("qwen3moe", "gguf")
     with open_model([model]) as pack:
         pinned = pack.hottest("25%")
-    whole = read_memory()
-    for memory, budget in (("64M", 64 << 20), ("50%", whole // 2)):
+    length = sum(slot_lengths(model)[key] for key in pinned)
+    for memory, budget in (("64M", 64 << 20), ("50%", read_memory() // 2), ("floor", None)):
         with paging(model, memory=memory, pinned="25%", micro_batch=1) as run:
-            assert run.pager.budget == budget
-            assert len(run.pager._residents) == len(pinned) > 0
-            assert all(key in run.pager._residents for key in pinned)
+            assert run.pager.budget == (budget or run.pager.floor)
+            with run.chooser(ggml, model) as program:
+                wait_until(lambda: run.pager.usage.expert_length == length)
+                every = [(0, layer, [[one]], 1) for layer in (0, 1) for one in range(16)]
+                for graphs in (every, [(0, key.layer, [[key.expert]], 1) for key in pinned]):
+                    before = run.pager.usage.miss_count
+                    assert program.call(graphs) == [[0] * len(graphs)]
+                assert run.pager.usage.miss_count == before
     with open_model([model]) as pack, pytest.raises(RequestError, match="pin: not a size"):
         Pager(pack, PagerOptions(pinned="much", micro_batch=1), lambda error: None)
+
+
+def test_long_experts_are_in_huge_pages_where_the_system_has_them(
+    tmp_path: Path, ggml: Path
+) -> None:
+    model = moe((0,), 8, ne=(512, 512), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
+    with paging(model, memory=64 * MIB, micro_batch=1) as run:
+        with run.chooser(ggml, model) as program:
+            assert program.call([(0, 0, [list(range(8))], 8)]) == [[0]]
+            maps = Path(f"/proc/{program.process.pid}/smaps").read_text().split("moepack-experts")
+            assert run.pager.usage.resident_length == 8 * slot_lengths(model)[ExpertKey(0, 0)]
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1):
+        pytest.skip("this kernel collapses no shared memory into huge pages")
+    huge = sum(int(one.split("ShmemPmdMapped:")[1].split()[0]) for one in maps[1:])
+    assert huge >= 16 * 1024, "KiB"
 
 
 @needs_llama
@@ -200,24 +146,25 @@ def test_memory_and_pins_are_texts_too(form: Form) -> None:
 def test_memory_shrinks_and_grows_while_a_program_runs(
     form: Form, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory is that of the file that programs map slots of."""
+    """Also the file that it maps slots of, though it computes nothing."""
     spare = [1 << 30]
     monkeypatch.setattr(FreeMemory.__init__, "__defaults__", (lambda: spare[0], Path("/nothing")))
     with (
         paging(form("qwen3moe", kind), micro_batch=1) as run,
         run.program("--micro-batch", 1) as program,
     ):
+        slots = slots_of(program.process.pid)
         prompt = PROMPTS[1][0]
         expected = program.ask(prompt)
-        pool = run.pager._residents._pool
-        whole = length_on_disk(pool)
+        whole = run.pager.usage.resident_length
         assert whole > 1_000_000
         spare[0] = -whole * 2
-        run.do(Pager._follow_memory)
-        assert run.pager.usage.resident_length <= run.pager.budget < whole // 2
-        assert length_on_disk(pool) <= run.pager.budget
+        wait_until(lambda: length_of(slots) <= run.pager.budget < whole // 2)
+        assert run.pager.usage.resident_length <= run.pager.budget
         assert program.ask(prompt) == expected
+        assert length_of(slots) <= run.pager.budget
         spare[0] = 1 << 30
-        run.do(Pager._follow_memory)
+        wait_until(lambda: run.pager.budget > whole)
+        wait_until(lambda: run.pager._control.statistics()[-1].memory > whole)
         assert program.ask(prompt) == expected
-        assert length_on_disk(pool) > whole // 2
+        assert length_of(slots) > whole // 2

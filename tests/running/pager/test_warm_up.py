@@ -1,7 +1,7 @@
 """Experts that were used most in earlier runs are read ahead, and change no answer."""
 
-import shutil
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,129 +10,152 @@ import pytest
 
 from moepack.common.shape import ExpertKey
 from moepack.pack.opening.open_model import open_model
-from moepack.running.pager.budget import token_length
-from moepack.running.pager.pager import Pager
 from tests.support.children import wait_until
-from tests.support.models import flip
+from tests.support.gguf_builder import F32, moe
+from tests.support.models import first_shard
 from tests.support.needs import needs_llama
-from tests.support.pagers import SLOTS, Alone, Form, Paging, answers, paging
+from tests.support.pagers import (
+    SLOTS,
+    Alone,
+    Form,
+    Paging,
+    Program,
+    answers,
+    paging,
+    slot_lengths,
+)
 
 pytestmark = pytest.mark.long
 
+MODEL = first_shard("qwen3moe")
 MOST_USED = [ExpertKey(number % 2, number) for number in range(15, -1, -1)]
 """Eight of each of two layers."""
+EVERY = [ExpertKey(layer, expert) for layer in range(2) for expert in range(16)]
+LENGTHS = slot_lengths(MODEL)
 MEMORY = 1_400_000
+Preloaded = Callable[[str], Path]
+
+
+def length_of(keys: Sequence[ExpertKey]) -> int:
+    return sum(LENGTHS[key] for key in keys)
+
+
+def first_within(keys: Sequence[ExpertKey], length: int) -> Sequence[ExpertKey]:
+    return keys[: max(count for count in range(len(keys) + 1) if length_of(keys[:count]) <= length)]
+
+
+def budget_of(run: Paging) -> int:
+    """Return the bytes of the cache: those of the largest expert's token are set aside."""
+    return run.pager.budget - 4 * max(LENGTHS.values())
 
 
 @contextmanager
-def warm(model: Path, *, is_pinning: bool = False, **options: Any) -> Iterator[Paging]:
-    """Yield a pager that has read the most used experts."""
-    options = {"memory": MEMORY, "micro_batch": 1} | options
-    most_used = options.pop("keys", MOST_USED)
-    with paging(model, most_used=most_used, pins_most_used=is_pinning, **options) as run:
-        wait_until(lambda: not run.pager.is_warming)
-        run.settle()
-        yield run
+def warm(
+    ggml: Path, *, is_pinning: bool = False, count: int | None = None, **options: Any
+) -> Iterator[tuple[Paging, Program]]:
+    """Yield a program that has read the most used experts, `count` if not all that fit."""
+    options = {"memory": MEMORY, "micro_batch": 1, "most_used": MOST_USED} | options
+    with (
+        paging(MODEL, pins_most_used=is_pinning, **options) as run,
+        run.chooser(ggml, MODEL) as program,
+    ):
+        keys = options["most_used"]
+        there = first_within(keys, budget_of(run)) if count is None else keys[:count]
+        wait_until(lambda: run.pager.usage.expert_length == length_of(there))
+        yield run, program
 
 
-def resident(run: Paging) -> set[ExpertKey]:
-    return {key for key in run.pager._residents.spans if key in run.pager._residents}
+def misses(run: Paging, program: Program, keys: Sequence[ExpertKey]) -> int:
+    """Have routers select experts, one after another; return how many were missing."""
+    before = run.pager.usage.miss_count
+    assert program.call([(0, key.layer, [[key.expert]], 1) for key in keys]) == [[0] * len(keys)]
+    return run.pager.usage.miss_count - before
 
 
-def test_what_was_used_most_hits_at_once_and_is_nobodys_miss(form: Form, ggml: Path) -> None:
-    model = form("qwen3moe", "gguf")
-    with warm(model) as run:
+def test_what_was_used_most_hits_at_once_and_is_nobodys_miss(ggml: Path) -> None:
+    with warm(ggml, count=16) as (run, program):
         before = run.pager.usage
-        assert resident(run) == set(MOST_USED)
         assert (before.hit_count, before.miss_count) == (0, 0)
-        assert before.read_seconds < 0.001, "nobody waited"
+        assert before.read_seconds == 0, "nobody waited"
         assert before.read_length > 0
-        with run.chooser(ggml, model) as program:
-            assert program.call([(0, 0, [[15 - 1, 12, 10, 8]], 4)]) == [[0]]
-            assert program.call([(0, 1, [[15, 13, 11, 0]], 4)]) == [[0]]
+        assert program.call([(0, 0, [[15 - 1, 12, 10, 8]], 4)]) == [[0]]
+        assert program.call([(0, 1, [[15, 13, 11, 0]], 4)]) == [[0]]
         usage = run.pager.usage
     assert (usage.hit_count, usage.miss_count) == (7, 1)
 
 
-def test_no_more_is_read_than_there_is_memory_for_and_the_first_first(form: Form) -> None:
-    for memory in ("floor", 500_000, 700_000):
-        with warm(form("qwen3moe", "gguf"), memory=memory) as run:
-            there = resident(run)
-            assert there == set(MOST_USED[: len(there)])
-            length = sum(run.rooms[key] for key in there)
-            following = run.rooms[MOST_USED[len(there)]]
-            assert length <= run.pager._residents.cache.budget < length + following
+@pytest.mark.parametrize("memory", ["floor", 500_000, 700_000])
+def test_no_more_is_read_than_there_is_memory_for_and_the_first_first(
+    ggml: Path, memory: str | int
+) -> None:
+    with warm(ggml, memory=memory) as (run, program):
+        there = first_within(MOST_USED, budget_of(run))
+        assert 2 < len(there) < len(MOST_USED)
+        assert misses(run, program, there) == 0
 
 
-def test_of_memory_that_is_merely_free_half_is_left_to_the_program(form: Form) -> None:
-    every = [ExpertKey(layer, expert) for layer in range(2) for expert in range(16)]
-    with warm(form("qwen3moe", "gguf"), memory=None, keys=every) as run:
-        length = sum(run.rooms[key] for key in resident(run))
-        assert 0 < length <= run.pager._residents.cache.budget // 2
+def test_of_memory_that_is_merely_free_half_is_left_to_the_program(ggml: Path) -> None:
+    with warm(ggml, memory=None, most_used=EVERY, count=17) as (run, _):
+        assert length_of(EVERY[:17]) <= budget_of(run) // 2 < length_of(EVERY[:18])
 
 
-def test_what_was_used_least_is_evicted_first(form: Form, ggml: Path) -> None:
-    model = form("qwen3moe", "gguf")
-    with warm(model, memory=900_000) as run:
-        there = [key for key in MOST_USED if key in resident(run)]
-        with run.chooser(ggml, model) as program:
-            assert program.call([(0, 0, [[1, 3]], 2)]) == [[0]]
-            run.settle()
-        kept = [key for key in there if key in resident(run)]
-        assert 0 < len(kept) < len(there)
-        assert kept == there[: len(kept)]
+def test_what_was_used_least_is_evicted_first(ggml: Path) -> None:
+    with warm(ggml, memory=900_000) as (run, program):
+        there = first_within(MOST_USED, budget_of(run))
+        assert misses(run, program, [ExpertKey(0, 1), ExpertKey(0, 3)]) == 2
+        assert misses(run, program, there[: len(there) // 2]) == 0
+        assert misses(run, program, there[-1:]) == 1
 
 
-def test_it_ends_when_a_router_chooses(form: Form, ggml: Path) -> None:
-    """A piece is larger than this model: it is made smaller than an expert here."""
-    model = form("qwen3moe", "gguf")
+def test_it_ends_when_a_router_chooses(
+    ggml: Path, preloaded: Preloaded, tmp_path: Path
+) -> None:
+    """What is being read comes to its end, and no more is begun."""
+    model = moe((0, 1), 24, ne=(512, 512), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
+    every = [ExpertKey(layer, expert) for layer in (0, 1) for expert in range(24)]
+    (tmp_path / "faults").write_text(f"slow 300 0 {1 << 40}")
+    options: Any = {"memory": 1 << 30, "micro_batch": 1, "most_used": every}
+    faults = {"FAULTY_READS": str(tmp_path / "faults")}
     with (
-        pytest.MonkeyPatch.context() as patch,
-        paging(model, memory=MEMORY, micro_batch=1, most_used=MOST_USED) as run,
+        paging(model, backend="buffered", **options) as run,
+        run.chooser(ggml, model, preloaded("faulty_reads"), **faults) as program,
     ):
-        patch.setattr("moepack.running.pager.warm_up._PIECE_LENGTH", 1)
-        with run.chooser(ggml, model) as program:
-
-            def choose(pager: Pager) -> None:
-                pager._warm_up._waiting.append(MOST_USED[0])
-                assert pager._warm_up.is_due
-                program.begin([(0, 0, [[0, 1, 2, 3]], 4)])
-                while not program.has_answered:
-                    for client in pager._mapper.clients:
-                        pager._serve_one(client)
-                assert not pager._warm_up.is_due
-
-            run.do(choose)
+        wait_until(lambda: run.pager.usage.read_length > 0)
+        assert program.call([(0, 1, [[23]], 1)]) == [[0]]
+        assert not run.pager.is_warming
+        usage = run.pager.usage
+        assert usage.miss_count == 1
+        assert usage.read_length < 90 << 20, "of 144 MiB"
+        (tmp_path / "faults").unlink()
+        assert program.call([(0, 1, [list(range(20, 24))], 4)]) == [[0]]
+        assert run.pager.usage.read_length < 100 << 20
 
 
 @pytest.mark.parametrize("policy", ["lru", "s3fifo"])
-def test_what_is_worth_it_stays(form: Form, ggml: Path, policy: str) -> None:
-    model = form("qwen3moe", "gguf")
-    with warm(model, is_pinning=True, policy=policy, memory=900_000) as run:
-        with run.chooser(ggml, model) as program:
+@pytest.mark.parametrize(("pinned", "stays"), [(None, True), (0, False), (100_000, False)])
+def test_what_is_worth_it_stays_unless_the_user_pins_others(
+    ggml: Path, policy: str, pinned: int | None, stays: bool
+) -> None:
+    options: Any = {"policy": policy, "memory": 900_000, "pinned": pinned}
+    with (
+        paging(MODEL, micro_batch=1, most_used=MOST_USED, pins_most_used=True, **options) as run,
+        run.chooser(ggml, MODEL) as program,
+    ):
+        wait_until(lambda: run.pager.usage.expert_length > 400_000)
+        for _ in range(3):
             for layer in (0, 1):
-                graphs = [(0, layer, [[one, one + 1]], 2) for one in range(0, 16, 2)]
-                assert program.call(graphs * 3) == [[0] * 24]
-        assert set(MOST_USED[:3]) < resident(run), "the first are pinned"
+                graphs = [(0, layer, [[one, one + 1]], 2) for one in range(0, 13, 2)]
+                assert program.call(graphs) == [[0] * len(graphs)]
+        assert (misses(run, program, MOST_USED[:3]) == 0) == stays
 
 
-def test_an_explicit_pin_leaves_nothing_to_what_was_learned(form: Form) -> None:
-    for pinned in (0, 100_000):
-        with warm(form("qwen3moe", "gguf"), is_pinning=True, pinned=pinned) as run:
-            assert not run.pager._residents.cache._favoured
-    with warm(form("qwen3moe", "gguf"), is_pinning=True) as run:
-        favoured = run.pager._residents.cache._favoured
-        assert 0 < len(favoured) < len(MOST_USED)
-        assert list(favoured)[:6] == MOST_USED[:6], "the first of them"
-
-
-def test_pinned_experts_leave_room_for_those_of_a_token(form: Form) -> None:
-    with warm(form("qwen3moe", "gguf"), is_pinning=True, memory="floor") as run:
-        residents = run.pager._residents
-        with open_model([form("qwen3moe", "gguf")]) as pack:
-            needed = token_length(pack.shape, run.rooms)
-        pinned = sum(run.rooms[key] for key in residents.cache._favoured)
-        assert pinned + needed <= residents.cache.budget or not pinned
+def test_experts_that_stay_leave_room_for_those_of_a_token(ggml: Path) -> None:
+    token = [(0, layer, [[0, 1, 2, 3]], 4) for layer in (0, 1)]
+    with warm(ggml, is_pinning=True, memory=900_000) as (run, program):
+        assert program.call(token) == [[0, 0]]
+        before = run.pager.usage.miss_count
+        assert program.call(token * 3) == [[0] * 6]
+        assert run.pager.usage.miss_count == before
 
 
 @needs_llama
@@ -150,11 +173,24 @@ def test_answers_are_those_of_the_program_alone(
     assert not run.failures
 
 
-def test_an_expert_that_cannot_be_read_ends_it_and_no_more(pack_copy: Path, tmp_path: Path) -> None:
-    with open_model(shutil.copytree(pack_copy, tmp_path / "damaged")) as pack:
-        place = pack.locate(*MOST_USED[0])
-        flip(place.path, place.offset + 1000)
-    with warm(tmp_path / "damaged") as run:
-        assert MOST_USED[0] not in resident(run)
+def test_an_expert_that_cannot_be_read_is_nobodys_failure_until_it_is_needed(
+    ggml: Path, preloaded: Preloaded, tmp_path: Path
+) -> None:
+    model = moe((0, 1), 16).write(tmp_path / "m.gguf")
+    with open_model([model]) as pack:
+        part = pack.locate(*MOST_USED[0], "ffn_up_exps.weight")
+    fault = f"errno {errno.EIO} {part.offset} {part.offset + part.length}"
+    (tmp_path / "faults").write_text(fault)
+    options: Any = {"memory": MEMORY, "micro_batch": 1, "most_used": MOST_USED}
+    faults = {"FAULTY_READS": str(tmp_path / "faults")}
+    with (
+        paging(model, backend="buffered", **options) as run,
+        run.chooser(ggml, model, preloaded("faulty_reads"), **faults) as program,
+    ):
+        wait_until(lambda: run.pager.usage.expert_length == 15 * 3 * 8192)
+        run.settle()
         assert not run.failures
-        assert run.pager.usage.resident_length == 0 or resident(run)
+        assert misses(run, program, MOST_USED[1:]) == 0
+        assert program.call([(0, MOST_USED[0].layer, [[MOST_USED[0].expert]], 1)]) == [[-1]]
+        run.settle()
+        assert len(run.failures) == 1
