@@ -107,9 +107,7 @@ def test_what_was_used_least_is_evicted_first(ggml: Path) -> None:
         assert misses(run, program, there[-1:]) == 1
 
 
-def test_it_ends_when_a_router_chooses(
-    ggml: Path, preloaded: Preloaded, tmp_path: Path
-) -> None:
+def test_it_ends_when_a_router_chooses(ggml: Path, preloaded: Preloaded, tmp_path: Path) -> None:
     """What is being read comes to its end, and no more is begun."""
     model = moe((0, 1), 24, ne=(512, 512), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
     every = [ExpertKey(layer, expert) for layer in (0, 1) for expert in range(24)]
@@ -187,7 +185,8 @@ def test_an_expert_that_cannot_be_read_is_nobodys_failure_until_it_is_needed(
         paging(model, backend="buffered", **options) as run,
         run.chooser(ggml, model, preloaded("faulty_reads"), **faults) as program,
     ):
-        wait_until(lambda: run.pager.usage.expert_length == 15 * 3 * 8192)
+        length = sum(slot_lengths(model)[key] for key in MOST_USED[1:])
+        wait_until(lambda: run.pager.usage.expert_length == length)
         run.settle()
         assert not run.failures
         assert misses(run, program, MOST_USED[1:]) == 0
