@@ -3,7 +3,8 @@
 LIBRARY has as much of ggml as that needs. Each line of standard input is JSON: graphs to compute in
 turn, each the number of a scheduler, the layer, the experts of each row, and how many words rows
 are apart. It gets a line with the status of each, 0 where its experts were brought. Lists of lists
-of graphs are computed by a thread for each list.
+of graphs are computed by a thread for each list. Of the scheduler -1 a graph's "layer" is how many
+requests wait, as a server says it.
 """
 
 import ctypes
@@ -20,6 +21,9 @@ from tests.support.mapped_reader import map_file
 def _compute(library: Any, graphs: list[tuple[int, int, list[list[int]], int]]) -> list[int]:
     statuses = []
     for scheduler, layer, rows, width in graphs:
+        if scheduler == -1:
+            ctypes.CDLL(None).moepack_set_request_count(layer)
+            continue
         columns = len(rows[0])
         words = array("i", (word for row in rows for word in (*row, *[-1] * (width - columns))))
         place, _ = words.buffer_info()

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import moepack
 from moepack.common.errors import MoepackError
+from moepack.common.shape import ExpertKey
 from moepack.pack.engines.gguf_layout import lay_out
 from moepack.pack.opening.open_model import open_model
 from moepack.running.pager.mapped_model import map_model

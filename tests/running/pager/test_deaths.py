@@ -89,6 +89,7 @@ def test_what_programs_counted_outlives_them(run: Paging, expected: Answers) -> 
     assert_serves(run, expected)
     counts = run.pager.usage
     assert counts.miss_count > 0
+    assert 0 < run.pager.final_usage.resident_length <= run.pager.budget, "as the last one ended"
     assert_serves(run, expected)
     assert run.pager.usage.miss_count == 2 * counts.miss_count
 

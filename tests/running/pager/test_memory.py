@@ -130,11 +130,13 @@ def test_long_experts_are_in_huge_pages_where_the_system_has_them(
     tmp_path: Path, ggml: Path
 ) -> None:
     model = moe((0,), 8, ne=(512, 512), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
-    with paging(model, memory=64 * MIB, micro_batch=1) as run:
-        with run.chooser(ggml, model) as program:
-            assert program.call([(0, 0, [list(range(8))], 8)]) == [[0]]
-            maps = Path(f"/proc/{program.process.pid}/smaps").read_text().split("moepack-experts")
-            assert run.pager.usage.resident_length == 8 * slot_lengths(model)[ExpertKey(0, 0)]
+    with (
+        paging(model, memory=64 * MIB, micro_batch=1) as run,
+        run.chooser(ggml, model) as program,
+    ):
+        assert program.call([(0, 0, [list(range(8))], 8)]) == [[0]]
+        maps = Path(f"/proc/{program.process.pid}/smaps").read_text().split("moepack-experts")
+        assert run.pager.usage.resident_length == 8 * slot_lengths(model)[ExpertKey(0, 0)]
     if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1):
         pytest.skip("this kernel collapses no shared memory into huge pages")
     huge = sum(int(one.split("ShmemPmdMapped:")[1].split()[0]) for one in maps[1:])

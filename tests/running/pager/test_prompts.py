@@ -1,45 +1,33 @@
 """Steps of many tokens: the next layer is prefetched, and used."""
 
 import errno
-import json
 import random
-import socket
-import struct
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
-import moepack
 from moepack.common.errors import MachineError
 from moepack.common.shape import ExpertKey
 from moepack.pack.opening.open_model import open_model
-from moepack.running.pager.pager import PagerOptions
-from moepack.running.pager.prefetcher import Prefetcher
-from moepack.running.pager.prompts import MANY
-from moepack.running.programs.model_server import ModelServer
 from moepack.storage import page_cache
-from moepack.storage.threaded import ThreadedBackend
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally
-from tests.support import architectures, faulty_backend
 from tests.support.children import wait_until
-from tests.support.faulty_backend import Fault, FaultyBackend, fault_at
-from tests.support.gguf_builder import add_experts, moe
-from tests.support.models import first_shard, pack_model
-from tests.support.needs import needs_llama
-from tests.support.pagers import Answers, Form, Paging, Program, paging
+from tests.support.gguf_builder import moe
+from tests.support.models import first_shard
+from tests.support.pagers import Answers, Form, Paging, Program, paging, slot_lengths
 
 LAYERS, EXPERTS = 6, 16
-ROOM = 3 * 8192
-"""The bytes that an expert takes in memory: each of its parts lies on two pages."""
+MANY = 64
+"""The fewest tokens of a step for which the next layer is read ahead."""
+LENGTH = 3 * 2176
+"""The bytes of an expert."""
 ALL = list(range(EXPERTS))
 Call = Callable[..., Any]
+Preloaded = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +36,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return moe(tuple(range(LAYERS)), EXPERTS).write(tmp_path_factory.mktemp("layers") / "m.gguf")
 
 
+def room_of(model: Path) -> int:
+    """Return the bytes that an expert takes in memory."""
+    return max(slot_lengths(model).values())
+
+
 @contextmanager
 def running(
-    model: Path, ggml: Path, layers: float, **options: Any
+    model: Path,
+    ggml: Path,
+    layers: float,
+    *,
+    before: Path | None = None,
+    faults: Path | None = None,
+    **options: Any,
 ) -> Iterator[tuple[Paging, Call]]:
     """Run a program that routes, with memory for so many layers; yield a function that calls it."""
-    memory = int(layers * EXPERTS * ROOM) + 2 * ROOM
+    memory = int((layers * EXPERTS + 2) * room_of(model))
+    names = {} if faults is None else {"FAULTY_READS": str(faults)}
     with (
-        paging(model, memory=memory, micro_batch=MANY, **options) as run,
-        run.chooser(ggml, model) as program,
+        paging(model, memory=memory, micro_batch=MANY, **{"backend": "buffered"} | options) as run,
+        run.chooser(ggml, model, before, **names) as program,
     ):
         yield run, lambda *graphs: program.call([step(*graph) for graph in graphs])
 
@@ -71,8 +71,7 @@ def step(layer: int, experts: list[int], token_count: int = MANY) -> tuple[Any, 
 
 def read_count(run: Paging) -> float:
     """Return how many experts were read."""
-    spans = run.pager._residents.spans[ExpertKey(0, 0)]
-    return run.pager.usage.read_length / sum(span.length for span in spans)
+    return run.pager.usage.read_length / LENGTH
 
 
 def has_read(run: Paging, count: int) -> Callable[[], bool]:
@@ -122,10 +121,10 @@ def test_a_prompt_of_many_passes_hits_where_the_least_recently_used_is_always_go
             for layer in range(LAYERS):
                 assert call((layer, ALL)) == [[0]]
         usage = run.pager.usage
-        residents = run.pager._residents
-        cache, lru = caching.make("lru", residents.cache.budget, run.rooms), Tally()
-        for layer in range(passes * LAYERS):
-            cache.step([ExpertKey(layer % LAYERS, expert) for expert in ALL], lru)
+    lengths = slot_lengths(model)
+    cache, lru = caching.make("lru", 4 * EXPERTS * room_of(model), lengths), Tally()
+    for layer in range(passes * LAYERS):
+        cache.step([ExpertKey(layer % LAYERS, expert) for expert in ALL], lru)
     assert lru.hit_count == 0
     # Two of four layers stay: one is computed with, one is read.
     assert usage.hit_count >= (passes - 2) * EXPERTS * 1.5
@@ -159,66 +158,68 @@ def test_pages_that_experts_share_with_others_are_read_along(model: Path, ggml: 
         wait_until(lambda: (page_cache.cached_share([model]) or 0) >= expected)
 
 
-@contextmanager
-def slowed(model: Path, ggml: Path, **fault: Any) -> Iterator[tuple[Paging, Call]]:
-    """Have reads of an expert of layer 1 go wrong."""
-    with open_model([model]) as pack:
-        backend = FaultyBackend(
-            faulty_backend.make("buffered"), fault_at(pack, 1, 7, "ffn_up_exps.weight", **fault)
-        )
-    with running(model, ggml, 2, backend=backend) as both:
-        yield both
+@pytest.fixture
+def fault(model: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that has reads of an expert of layer 1 go wrong, by `faulty_reads.c`."""
+
+    def write(mode: str) -> Path:
+        with open_model([model]) as pack:
+            part = pack.locate(1, 7, "ffn_up_exps.weight")
+        (tmp_path / "f").write_text(f"{mode} {part.offset} {part.offset + part.length}")
+        return tmp_path / "f"
+
+    return write
 
 
-def test_what_cannot_be_read_ahead_is_read_once_more(model: Path, ggml: Path) -> None:
-    with slowed(model, ggml, code=errno.EIO, times=1) as (run, call):
-        assert call((0, ALL)) == [[0]]
-        wait_until(has_read(run, 2 * EXPERTS - 1))
-        assert call((1, ALL)) == [[0]]
-        assert not run.failures
-        assert read_count(run) == 2 * EXPERTS or read_count(run) == 3 * EXPERTS
-
-
-def test_what_can_be_read_neither_ahead_nor_then_fails_the_step_alone(
-    model: Path, ggml: Path
+def test_what_cannot_be_read_ahead_is_read_once_more(
+    model: Path, ggml: Path, preloaded: Preloaded, fault: Callable[..., Path]
 ) -> None:
-    with slowed(model, ggml, code=errno.EIO) as (run, call):
+    faults = fault(f"errno {errno.EIO}")
+    with running(model, ggml, 2, before=preloaded("faulty_reads"), faults=faults) as (run, call):
         assert call((0, ALL)) == [[0]]
+        wait_until(lambda: run.pager.usage.expert_length == (2 * EXPERTS - 1) * room_of(model))
+        run.settle()
         assert not run.failures
-        assert call((1, ALL)) == [[-1]]
+        assert call((1, [6, 7], 1)) == [[-1]], "that step alone"
+        run.settle()
         assert len(run.failures) == 1
         assert call((1, ALL[:6]), (2, ALL)) == [[0, 0]]
-
-
-def test_a_program_that_comes_meanwhile_maps_nothing_that_is_being_read(
-    model: Path, ggml: Path
-) -> None:
-    gate = threading.Event()
-    with slowed(model, ggml, until=gate) as (run, call):
-        assert call((0, ALL)) == [[0]]
-        with run.chooser(ggml, model):
-            mapped: set[ExpertKey] = set()
-            run.do(lambda pager: mapped.update(pager._mapper.clients[-1].resident))
-            assert mapped == {ExpertKey(0, expert) for expert in ALL}
-        gate.set()
+        faults.unlink()
         assert call((1, ALL)) == [[0]]
+        run.settle()
+        assert len(run.failures) == 1
 
 
-def test_what_is_demanded_while_it_comes_unwanted_is_waited_for(model: Path, ggml: Path) -> None:
+def test_what_is_demanded_while_it_comes_unwanted_is_waited_for(
+    model: Path, ggml: Path, preloaded: Preloaded, fault: Callable[..., Path]
+) -> None:
     """A single token of another layer comes between: experts in flight are not wanted any more."""
-    gate = threading.Event()
-    with slowed(model, ggml, until=gate) as (_, call):
-        assert call((0, ALL), (5, [1, 2], 1)) == [[0, 0]]
-        threading.Timer(0.2, gate.set).start()
-        assert call((1, [6, 7], 1)) == [[0]]
-        assert gate.is_set()
+    faults = fault("slow 300")
+    with running(model, ggml, 2, before=preloaded("faulty_reads"), faults=faults) as (run, call):
+        assert call((0, ALL), (5, [1, 2], 1), (1, [6, 7], 1)) == [[0, 0, 0]]
+        assert run.pager.usage.read_seconds > 0.15
+        assert read_count(run) < 2 * EXPERTS + 4, "the slow one was not read twice"
 
 
-def test_a_pager_ends_while_experts_come(model: Path, ggml: Path) -> None:
-    gate = threading.Event()
-    with slowed(model, ggml, until=gate) as (_, call):
+def test_a_program_ends_while_experts_come(
+    model: Path, ggml: Path, preloaded: Preloaded, fault: Callable[..., Path]
+) -> None:
+    faults = fault("slow 200")
+    with running(model, ggml, 2, before=preloaded("faulty_reads"), faults=faults) as (run, call):
         assert call((0, ALL)) == [[0]]
-        threading.Timer(0.2, gate.set).start()
+    assert not run.failures
+
+
+def test_nothing_is_read_ahead_while_nobody_waits(model: Path, ggml: Path) -> None:
+    """As a server says whose client has closed; it computes its micro-batch to the end."""
+    with (
+        paging(model, memory=1 << 20, micro_batch=MANY, backend="buffered") as run,
+        run.chooser(ggml, model) as program,
+    ):
+        assert program.call([(-1, 0, [], 0), step(0, ALL), step(1, [0, 1], 1)]) == [[0, 0]]
+        assert read_count(run) == EXPERTS + 2
+        assert program.call([(-1, 1, [], 0), step(0, ALL)]) == [[0]]
+        wait_until(has_read(run, 2 * EXPERTS))
 
 
 @pytest.mark.parametrize(
@@ -255,62 +256,3 @@ def test_what_is_pinned_leaves_prompts_the_rest(model: Path, ggml: Path) -> None
                 assert call((layer, ALL)) == [[0]]
                 run.settle()
                 assert run.pager.usage.resident_length <= budget
-
-
-def test_layers_of_which_one_is_read_in_place_come_together(tmp_path: Path) -> None:
-    """The parts of layer 0 fill whole pages, those of layer 1 do not; pins are read at once."""
-    builder = moe((0,), 4, ne=(64, 64), type_id=0, block=(1, 4), block_count=2)
-    add_experts(builder, 1, 4, (64, 32), 8, (32, 34))
-    source = builder.write(tmp_path / "m.gguf")
-    pack_model([source], tmp_path / "pack")
-    with (
-        moepack.open(tmp_path / "pack") as pack,
-        pack.reader() as reader,
-        paging(tmp_path / "pack", memory=1 << 20, micro_batch=1, pinned=1 << 20) as run,
-    ):
-        residents = run.pager._residents
-        assert len(residents) == 8
-        assert residents._layers_in_place == {0}
-        for key, spans in residents.spans.items():
-            for span in spans:
-                expected = reader.read(key.layer, key.expert, span.part)
-                assert residents.part(key, span.part) == expected
-
-
-@needs_llama
-def test_nothing_is_read_ahead_for_a_client_that_has_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server computes a micro-batch to its end all the same."""
-    begun: list[bool] = []
-    begin = Prefetcher.begin
-
-    def watched(prefetcher: Prefetcher, keys: Iterable[ExpertKey]) -> None:
-        begun.append(True)
-        begin(prefetcher, keys)
-
-    monkeypatch.setattr(Prefetcher, "begin", watched)
-    path = architectures.write("qwen3moe", tmp_path / "m.gguf", block_count=16, context_length=512)
-    backend = FaultyBackend(ThreadedBackend(direct=False), Fault(delay=0.01))
-    words = ["-np", "1", "-c", "512", "-b", "512", "-ub", "512", "-t", "1", "--cache-ram", "0"]
-    prompts = (range(5, 205), range(205, 5, -1))
-    first, second = (json.dumps({"prompt": [*one], "n_predict": 1}).encode() for one in prompts)
-    with open_model(path) as pack:
-        options = PagerOptions(30 * 65536, micro_batch=512, backend=backend)
-        with ModelServer(pack, options, options=words) as server:
-            address = urlsplit(server.url)
-            client = HTTPConnection(address.hostname or "", address.port)
-            client.request("POST", "/completion", first)
-            wait_until(lambda: len(begun) > 2)
-            at_once = struct.pack("ii", 1, 0)  # else the gate looks for a while if it still reads
-            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
-            client.close()
-            (process,) = server.pager._mapper.clients
-            wait_until(lambda: not process.has_requests)
-            count = len(begun)
-            assert count < 14
-            wait_until(lambda: server.usage.routed_count >= 200)
-            assert len(begun) == count
-            client.request("POST", "/completion", second)
-            assert client.getresponse().status == 200
-            assert len(begun) > count

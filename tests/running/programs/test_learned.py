@@ -126,7 +126,6 @@ def test_nothing_more_is_counted_while_all_experts_stay_in_memory(ggml: Path) ->
     """Counting would cost the time that is gained by not announcing selections."""
     every = [(0, layer, [list(range(EXPERTS))], EXPERTS) for layer in range(LAYERS)]
     usage = run_once(ggml, every, graphs(100, hot=9), memory=64 << 20)
-    assert usage.holds_all
     assert usage.hit_count + usage.miss_count == LAYERS * EXPERTS
     assert learned().token_count == 0
 
