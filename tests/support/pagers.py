@@ -162,7 +162,7 @@ class Paging:
 
     def __init__(self, pager: Pager, failures: list[MoepackError]) -> None:
         self.pager, self.failures = pager, failures
-        self._jobs: SimpleQueue[Callable[[Pager], object] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[Pager], None] | None] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._programs: list[Program] = []
         self._problem: BaseException | None = None
@@ -197,9 +197,9 @@ class Paging:
 
     def settle(self) -> None:
         """Wait until it has read all that programs wrote so far."""
-        self.do(lambda pager: pager.usage)
+        self.do(lambda pager: pager.read_programs())
 
-    def do(self, job: Callable[[Pager], object]) -> None:
+    def do(self, job: Callable[[Pager], None]) -> None:
         """Do something between what it serves, in its thread."""
         self._jobs.put(job)
         os.eventfd_write(self._wake, 1)

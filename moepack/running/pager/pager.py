@@ -232,7 +232,10 @@ class Pager(Closing):
         """The usage when all programs have ended, with the memory that the last one then had."""
         usage, last = self.usage, self._control.last
         return replace(
-            usage, resident_length=last.slots_length, expert_length=last.resident_length
+            usage,
+            resident_length=last.slots_length,
+            expert_length=last.resident_length,
+            holds_all=bool(last.holds_all),
         )
 
     @property
@@ -240,6 +243,11 @@ class Pager(Closing):
         """Selections that were not read in time: a recording lacks them."""
         with self._lock:
             return self._control.lost_count()
+
+    def read_programs(self) -> None:
+        """Read the errors and selections that programs have written; in any thread."""
+        with self._lock:
+            self._read_programs()
 
     def begin_request(self) -> None:
         """Record selections from now on as another request's; in any thread."""

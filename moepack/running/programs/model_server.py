@@ -237,4 +237,5 @@ class ModelServer(ServerProcess):
         try:
             yield
         except MachineError as error:
+            self.pager.read_programs()  # one may be there that was not read yet
             raise self._expert_failure or error from None

@@ -76,14 +76,15 @@ def run_once(
         options, single = PagerOptions(memory), ("-ub", "1")
         with open_pager(pack, options, single, failures.append, None, learner) as pager:
             write = partial(write_selections, pager, None, learner)
-            with serving(pager, write):
+            with serving(pager, write), chooser(ggml, MODEL, pager) as program:
+                is_warmed = learner is None or not learner.most_used
+                wait_until(lambda: is_warmed or pager.usage.read_length > 0)
                 wait_until(lambda: not pager.is_warming)
-                with chooser(ggml, MODEL, pager) as program:
-                    for call in calls:
-                        assert program.call(call) == [[0] * len(call)]
+                for call in calls:
+                    assert program.call(call) == [[0] * len(call)]
             write(is_last=True)
             assert not failures
-            return pager.usage
+            return pager.final_usage
 
 
 def miss_share(usage: PagerUsage) -> float:

@@ -128,11 +128,11 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, request: int, error: BaseException 
 
     def stopped(server: ModelServer, *arguments: Any) -> Any:
         number = next(numbers)
+        if number == request and error is None:
+            server._process.send_signal(signal.SIGKILL)
         for count in compute(server, *arguments):
-            if number == request:
-                if error is not None:
-                    raise error
-                server._process.send_signal(signal.SIGKILL)
+            if number == request and error is not None:
+                raise error
             yield count
 
     monkeypatch.setattr(recording, "_compute", stopped)
