@@ -186,10 +186,11 @@ static void read_edges(int file, const struct part *part) {
     if (end % PAGE) posix_fadvise(file, (off_t)end - 1, 1, POSIX_FADV_WILLNEED);
 }
 
-/* Queue a read of bytes of a file; the lock is held, and there is a free tag. */
-static void queue_read(struct cache *cache, uint32_t expert, const struct part *part, uint64_t length, char *address) {
+/* Queue a read of bytes of a file, from the start of a part; the lock is held, and there is a free tag. */
+static void queue_read(struct cache *cache, uint32_t expert, const struct part *part, uint64_t length, bool has_mirror) {
     uint64_t time = now(), offset = part->offset;
-    uint8_t number = choose_place(&cache->files[part->file], part->has_mirror, length, time);
+    char *address = cache_address(cache, expert) + part->slot_offset;
+    uint8_t number = choose_place(&cache->files[part->file], has_mirror, length, time);
     struct place *place = &cache->files[part->file].places[number];
     uint32_t tag = cache->first_free;
     struct pending *pending = &cache->pending[tag];
@@ -197,11 +198,11 @@ static void queue_read(struct cache *cache, uint32_t expert, const struct part *
     cache->pending_count++;
     uint64_t lead = offset % PAGE;
     /* O_DIRECT reads whole pages into whole pages. */
-    bool is_direct = place->direct >= 0 && !cache->options.is_cached && (uintptr_t)(address - lead) % PAGE == 0;
+    bool is_direct = place->direct >= 0 && !place->refuses_direct && !cache->options.is_cached && (uintptr_t)(address - lead) % PAGE == 0;
     if (!is_direct) lead = 0;
     uint64_t whole = is_direct ? (lead + length + PAGE - 1) / PAGE * PAGE : length;
-    *pending = (struct pending){.expert = expert, .file = part->file, .place = number, .has_mirror = part->has_mirror, .offset = offset - lead, .address = address - lead,
-                                .length = (uint32_t)whole, .needed = (uint32_t)(lead + length)};
+    *pending = (struct pending){.expert = expert, .file = part->file, .place = number, .has_mirror = has_mirror,
+                                .offset = offset - lead, .address = address - lead, .length = (uint32_t)whole, .needed = (uint32_t)(lead + length)};
     if (!place->queued_length) {
         place->began_at = time;
         place->busy_length = 0;
@@ -216,11 +217,11 @@ static void queue_read(struct cache *cache, uint32_t expert, const struct part *
 /* Queue the reads of an expert: one for parts that lie side by side both in the file and in the slot. */
 static void queue_expert(struct cache *cache, uint32_t expert) {
     uint32_t part_count = layer_of(cache->experts, expert)->part_count;
-    char *slot = cache_address(cache, expert);
     cache->in_flight[expert] = (struct in_flight){0};
     for (uint32_t i = 0; i < part_count;) {
         const struct part *first = part_of(cache->experts, expert, i), *last = first;
         if (cache->options.has_edges) read_edges(cache->files[first->file].places[0].cached, first);
+        bool has_mirror = first->has_mirror;
         for (i++; i < part_count; i++) {
             const struct part *next = part_of(cache->experts, expert, i);
             uint64_t gap = next->offset - (last->offset + last->length);
@@ -229,8 +230,9 @@ static void queue_expert(struct cache *cache, uint32_t expert) {
             if (!is_beside) break;
             if (cache->options.has_edges) read_edges(cache->files[next->file].places[0].cached, next);
             last = next;
+            has_mirror = has_mirror && next->has_mirror;
         }
-        queue_read(cache, expert, first, last->offset + last->length - first->offset, slot + first->slot_offset);
+        queue_read(cache, expert, first, last->offset + last->length - first->offset, has_mirror);
     }
 }
 
@@ -308,7 +310,7 @@ static uint32_t end_read(struct cache *cache, const struct ended *ended, struct 
     struct place *place = &cache->files[pending->file].places[pending->place];
     bool is_whole = ended->result >= 0 && (uint32_t)ended->result >= pending->needed;
     measure_place(place, pending->length, now());
-    if (ended->result == -EINVAL) place->direct = -1; /* its file system refuses O_DIRECT only now */
+    if (ended->result == -EINVAL) place->refuses_direct = true; /* its file system refuses O_DIRECT only now */
     if (!is_whole) {
         bool has_failed;
         pthread_mutex_unlock(&cache->lock);
@@ -389,14 +391,18 @@ static void wait_for_change(struct cache *cache) {
     pthread_cond_broadcast(&cache->changed);
 }
 
-static bool has_tags(const struct cache *cache) { return cache->pending_count + MAX_PARTS <= CAPACITY; }
+static bool has_tags(const struct cache *cache) {
+    return cache->pending_count + (cache->beginning_count + 1) * MAX_PARTS <= CAPACITY;
+}
 
 /* Make the pages of a slot ready and queue the reads of its expert; the lock is held, and left meanwhile. */
 static void begin_read(struct cache *cache, uint32_t expert, bool is_ahead) {
     uint64_t slot = cache->residents.states[expert].slot, length = slot_length(cache->experts, expert);
+    cache->beginning_count++;
     pthread_mutex_unlock(&cache->lock);
     bool is_new = pool_prepare(&cache->pool, slot, length);
     pthread_mutex_lock(&cache->lock);
+    cache->beginning_count--;
     queue_expert(cache, expert);
     if (is_new) drive_submit(cache->drive); /* it reads while the next pages are made */
     cache->in_flight[expert].is_ahead = is_ahead;
@@ -486,7 +492,8 @@ int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32
         return CACHE_OK;
     }
     pthread_cond_broadcast(&cache->changed); /* what it released */
-    while (cache->turn != NO_CONTEXT) wait_for_change(cache);
+    while (cache->turn != NO_CONTEXT)
+        if (!collect(cache)) wait_for_change(cache);
     cache->turn = context;
     prompts_begin(&cache->prompts, &cache->residents, layer, counts, rows);
     residents_begin(&cache->residents, context, layer, used, used_count);

@@ -37,7 +37,8 @@ struct cache_statistics {
 /* One of the places where a file's bytes lie; a second drive has a mirror. */
 struct place {
     const char *path;
-    int direct, cached; /* descriptors, with O_DIRECT and without; -1: it is refused, or there is none */
+    int direct, cached; /* descriptors, with O_DIRECT and without; -1: there is none */
+    bool refuses_direct;
     uint64_t queued_length, busy_length;
     double throughput; /* bytes a nanosecond, 0: unknown */
     uint64_t measured_at, began_at;
@@ -112,6 +113,7 @@ struct cache {
     struct in_flight *in_flight;
     struct pending *pending;
     uint32_t first_free, pending_count;
+    uint32_t beginning_count; /* experts whose reads are about to be queued */
     uint64_t ahead_in_flight; /* bytes */
     bool is_waiting;          /* a thread waits for the drive */
     uint32_t turn;            /* the context that takes slots, or NO_CONTEXT */

@@ -135,10 +135,10 @@ static void ring_refuse(struct ring *ring, int error) {
 static void ring_submit(struct ring *ring) {
     while (ring->queued) {
         long count = syscall(SYS_io_uring_enter, ring->descriptor, ring->queued, 0, 0, NULL, 0);
-        if (count >= 0)
+        if (count > 0)
             ring->queued -= (uint32_t)count;
-        else if (errno != EINTR && errno != EAGAIN && errno != EBUSY)
-            ring_refuse(ring, errno);
+        else if (!count || errno != EINTR) /* also for want of memory: nobody waits for that under a lock */
+            ring_refuse(ring, count ? errno : EAGAIN);
     }
 }
 

@@ -130,8 +130,8 @@ static moepack_code open_files(moepack_cache *cache, moepack_error *error) {
     uint32_t count = (uint32_t)cache->pack.files.count;
     cache->files = calloc(count + 1, sizeof *cache->files);
     cache->paths = calloc(count + 1, sizeof *cache->paths);
+    for (uint32_t i = 0; cache->files && i < count; i++) cache->files[i].places[0] = (struct place){.direct = -1, .cached = -1};
     if (!cache->files || !cache->paths) return refuse(error, MOEPACK_ERR_SYSTEM, "no memory");
-    for (uint32_t i = 0; i < count; i++) cache->files[i].places[0] = (struct place){.direct = -1, .cached = -1};
     for (uint32_t i = 0; i < count; i++) {
         struct place *place = &cache->files[i].places[0];
         moepack_code code = moepack_file_fd(&cache->pack, i, O_CLOEXEC, &place->cached, error);
@@ -181,8 +181,8 @@ static bool read_policy(const char *name, struct cache_options *options) {
 
 static moepack_code open_cache(moepack_cache *cache, const moepack_cache_options *options, moepack_error *error) {
     static const int checks[] = {[MOEPACK_CHECK_FIRST] = CHECK_FIRST, [MOEPACK_CHECK_EACH] = CHECK_EACH, [MOEPACK_CHECK_NEVER] = CHECK_NONE};
-    struct cache_options inner = {.memory = options->memory, .check = checks[options->check % 3],
-                                  .reads = (enum drive_kind)(options->reads % 3), .is_cached = options->reads == MOEPACK_READS_CACHED};
+    struct cache_options inner = {.memory = options->memory, .check = checks[(unsigned)options->check % 3],
+                                  .reads = (enum drive_kind)((unsigned)options->reads % 3), .is_cached = options->reads == MOEPACK_READS_CACHED};
     if (!read_policy(options->policy ? options->policy : "lru", &inner))
         return refuse(error, MOEPACK_ERR_BUFFER, "no such policy: %s", options->policy);
     uint32_t experts_used = options->experts_used ? options->experts_used : 8;

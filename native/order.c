@@ -11,7 +11,7 @@
 enum { SMALL, MAIN, GHOSTS, IN_NONE };
 enum { SMALL_SHARE = 10, MOST_USES = 3 };
 
-static const uint64_t USE = 1ull << 48;   /* LFU: the lower bits of a rank are the time of the last use */
+static const uint64_t USE = 1ull << 48, MOST_COUNTED = 65535; /* LFU: the lower bits of a rank are the time of the last use */
 static const uint64_t FRESH = 1ull << 63; /* least-stale: those fresh are evicted after all stale ones */
 static const uint64_t PLACE = 0xffff;     /* of a fresh expert in its step */
 
@@ -104,7 +104,7 @@ static void record_lru(struct order *order, const uint32_t *used, uint32_t count
 static void record_lfu(struct order *order, const uint32_t *used, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         uint64_t uses = order->entries[used[i]].rank / USE;
-        set_rank(order, used[i], (uses + 1) * USE + ++order->clock);
+        set_rank(order, used[i], (uses < MOST_COUNTED ? uses + 1 : uses) * USE + ++order->clock);
     }
 }
 

@@ -7,8 +7,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "experts.h"
+
 enum { HUGE_PAGE = 2 << 20, LEAST_PREPARED = HUGE_PAGE / 4 };
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* of Linux 5.14 */
+#endif
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25 /* of Linux 6.1; whatever /sys/kernel/mm/transparent_hugepage says */
 #endif
@@ -54,9 +59,10 @@ bool pool_prepare(struct pool_memory *pool, uint64_t offset, uint64_t length) {
     for (uint64_t page = offset / HUGE_PAGE; page <= (offset + length - 1) / HUGE_PAGE; page++) {
         if (atomic_exchange(&pool->is_prepared[page], 1)) continue;
         is_new = true;
-        volatile char *first = pool->start + page * HUGE_PAGE;
-        *first = *first; /* a range without any page is not collapsed */
-        madvise(pool->start + page * HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE);
+        char *start = pool->start + page * HUGE_PAGE;
+        /* A range without any page is not collapsed. Nothing is written to it: its start may be of another slot, into
+         * which is being read. */
+        if (!madvise(start, PAGE, MADV_POPULATE_WRITE)) madvise(start, HUGE_PAGE, MADV_COLLAPSE);
     }
     return is_new;
 }

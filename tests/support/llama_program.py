@@ -14,6 +14,8 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from tests.support import seccomp
+
 TOKEN_COUNT = 8
 """How many tokens each answer has, unless told otherwise."""
 
@@ -34,6 +36,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--another", action="append", default=[], help="a model that answers too")
     parser.add_argument("--load", default="MMAP", help="how the model is loaded")
     parser.add_argument("--check-tensors", action="store_true")
+    parser.add_argument("--contained", action="store_true", help="as in a container")
     return parser.parse_args()
 
 
@@ -93,6 +96,8 @@ def _answer(result: dict[str, Any]) -> Answer:
 def main() -> None:
     """Serve a model, and ask it."""
     options = _arguments()
+    if options.contained:
+        seccomp.contain()
     addresses = [_serve(path, options) for path in (options.model, *options.another)]
     print("ready", flush=True)
     for line in sys.stdin:

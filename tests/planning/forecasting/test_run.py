@@ -73,7 +73,7 @@ def test_misses_are_those_of_a_run_with_the_same_trace(
     assert speed.hit_rate == pytest.approx(usage.hit_count / lookups)
     assert speed.missed_length == round(usage.miss_count * length / token_count)
     # What is chosen again before the memory of what was evicted is needed is not read again.
-    assert 0.8 * usage.miss_count * length < usage.read_length <= usage.miss_count * length
+    assert 0.5 * usage.miss_count * room < usage.read_length <= usage.miss_count * room
 
 
 def test_what_a_run_says_is_a_receipt(packs: dict[str, Path], tmp_path: Path) -> None:

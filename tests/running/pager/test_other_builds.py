@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from moepack.running.pager.client import Selection
 from moepack.running.pager.usage import PagerUsage
 from tests.support.models import REAL_MODELS, first_shard
 from tests.support.npm_builds import require_build, require_software_gpu
@@ -104,14 +103,14 @@ def test_experts_that_a_gpu_has_for_good_are_not_brought(
     build, gpu = require_build("linux-x64-vulkan"), require_software_gpu()
     expected = vulkan_answers(plain | gpu, on_cpu, SHORT_PROMPTS)
     options = (build, "--gpu-layers", 99, "--on-cpu", on_cpu)
-    chosen: list[Selection] = []
-    with paging(form("qwen3moe", kind), memory="floor") as run:
-        run.pager._mapper._on_routed = lambda client, context, choice: chosen.append(choice)
+    with paging(form("qwen3moe", kind), memory="floor", records=True) as run:
         with run.program(*options, module="c_api_program", **gpu) as program:
             loaded = run.pager.usage
             assert program.call(*SHORT_PROMPTS) == expected
         usage = run.pager.usage
-    needed = sum(len(set(one.experts)) for one in chosen if one.layer < layers_on_cpu)
+        calls = run.pager.pop_calls(with_open=True)
+    chosen = [one.layers[layer] for one in calls for layer in range(layers_on_cpu)]
+    needed = sum(len(set(rows.flatten().tolist())) for rows in chosen)
     assert bool(needed) == bool(layers_on_cpu)
     assert lookups(usage) - lookups(loaded) == needed
     assert (usage.read_length > loaded.read_length) == bool(layers_on_cpu)

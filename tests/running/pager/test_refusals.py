@@ -1,7 +1,8 @@
-"""Models and options that a pager cannot serve are refused before a program starts."""
+"""Models and options that a pager cannot serve are refused before a program starts.
 
-import errno
-import os
+Containers are no reason to refuse: programs are served where they forbid what Docker does.
+"""
+
 import platform
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from moepack.running.pager.pager import Pager, PagerOptions
 from tests.support import seccomp
 from tests.support.children import MOEPACK, PATIENCE
 from tests.support.models import FIXTURES, first_shard, pack_model
+from tests.support.needs import needs_llama
 from tests.support.odd_models import legacy
-from tests.support.pagers import ROOT, Form, image_of
+from tests.support.pagers import ROOT, SLOTS, Alone, Form, answers, image_of, paging
 
 
 def open_pager(path: Path, **options: Any) -> Pager:
@@ -55,36 +57,34 @@ def test_what_no_program_can_run_is_refused(tmp_path: Path) -> None:
             open_pager(model, memory="floor")
 
 
-def run_filtered(pack: Path, expected: Path, *filters: str) -> subprocess.CompletedProcess[str]:
-    """Have a program read all of a pack in which the kernel refuses some system calls."""
-    module = "tests.support.mapped_reader"
-    lines = ["import os, runpy, sys", "from tests.support import seccomp", *filters]
-    lines += [f"sys.argv = ['', os.environ['MOEPACK_MODEL'], {str(expected)!r}]"]
-    lines += [f"runpy.run_module({module!r}, run_name='__main__')"]
-    program = (sys.executable, "-c", "\n".join(lines))
-    command = (*MOEPACK, "run", pack, "--memory", "floor", "--", *program)
-    return subprocess.run(
-        command, input='["compare", 1, 1]\n', text=True, capture_output=True, cwd=ROOT,
-        timeout=PATIENCE,
-    )  # fmt: skip
-
-
-@pytest.mark.skipif(
+needs_numbers = pytest.mark.skipif(
     platform.machine() not in seccomp.USERFAULTFD, reason="the number of its call is not known"
 )
-def test_a_program_that_may_not_have_page_faults_is_told_from_one_that_maps_nothing(
-    form: Form, tmp_path: Path
-) -> None:
-    pack, calls = form("qwen3moe", "pack"), (seccomp.USERFAULTFD, seccomp.OPENAT)
-    expected = image_of(pack, tmp_path / "expected")
-    call, opening = (numbers[platform.machine()] for numbers in calls)
-    no_call = f"seccomp.forbid({call}, {errno.EPERM})"
-    no_device = f"seccomp.forbid({opening}, {errno.EACCES}, {os.O_RDWR})"
-    if os.access("/dev/userfaultfd", os.R_OK | os.W_OK):
-        run = run_filtered(pack, expected, no_call)
-        assert (run.returncode, run.stdout) == (0, "ready\n0\n"), run.stderr
-    run = run_filtered(pack, expected, no_call, no_device)
-    assert run.returncode == 70
-    assert "refuses it to the program: Operation not permitted" in run.stderr
-    assert "moepack restore" in run.stderr
-    assert "never mapped" not in run.stderr
+
+
+@needs_numbers
+def test_a_program_in_a_container_reads_all_of_a_pack_right(form: Form, tmp_path: Path) -> None:
+    expected = image_of(form("qwen3moe", "pack"), tmp_path / "expected")
+    lines = ["import os, runpy, sys", "from tests.support import seccomp", "seccomp.contain()"]
+    lines += [f"sys.argv = ['', os.environ['MOEPACK_MODEL'], {str(expected)!r}]"]
+    lines += ["runpy.run_module('tests.support.mapped_reader', run_name='__main__')"]
+    program = (sys.executable, "-c", "\n".join(lines))
+    command = (*MOEPACK, "run", form("qwen3moe", "pack"), "--memory", "floor", "--", *program)
+    run = subprocess.run(
+        command, input='["compare", 2, 1]\n', text=True, capture_output=True, cwd=ROOT,
+        timeout=PATIENCE,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout) == (0, "ready\n0\n"), run.stderr
+
+
+@needs_llama
+@needs_numbers
+@pytest.mark.parametrize("kind", ["pack", "gguf"])
+def test_a_program_in_a_container_answers_as_alone(form: Form, alone: Alone, kind: str) -> None:
+    with (
+        paging(form("qwen3moe", kind), memory="floor", micro_batch=32) as run,
+        run.program(*SLOTS, "--contained") as program,
+    ):
+        assert answers(program) == alone("qwen3moe")
+        assert run.pager.usage.miss_count > 0
+    assert not run.failures

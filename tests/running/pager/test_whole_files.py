@@ -10,6 +10,7 @@ from moepack.pack.engines.gguf_layout import lay_out
 from moepack.pack.opening.open_model import open_model
 from moepack.packing.pack_model import pack_model
 from tests.support import architectures
+from tests.support.gguf_builder import F32, Q8_0, add_experts, moe
 from tests.support.needs import needs_llama
 from tests.support.pagers import Form, Program, image_of, paging
 
@@ -70,6 +71,19 @@ def test_a_shard_is_read_right_by_a_program_and_by_its_forked_child(form: Form, 
     ):
         assert program.call(what, *arguments) == 0
         assert run.pager.usage.fault_count == 0
+
+
+def test_layers_of_whole_pages_and_others_are_read_right_together(tmp_path: Path) -> None:
+    """The parts of layer 0 fill whole pages, those of layer 1 do not."""
+    builder = moe((0,), 4, ne=(64, 64), type_id=F32, block=(1, 4), block_count=2)
+    add_experts(builder, 1, 4, (64, 32), Q8_0, (32, 34))
+    pack_model(builder.write(tmp_path / "m.gguf"), tmp_path / "pack")
+    expected = image_of(tmp_path / "pack", tmp_path / "expected")
+    with (
+        paging(tmp_path / "pack", memory="floor", micro_batch=1) as run,
+        run.program(expected, module=READER) as program,
+    ):
+        assert program.call("compare", 2, 2) == 0
 
 
 @needs_llama
