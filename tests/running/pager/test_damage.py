@@ -2,13 +2,16 @@
 
 import errno
 import mmap
+import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import moepack
-from moepack.common.errors import MoepackError, PackError
+from moepack.common.errors import MachineError, PackError
 from tests.support.models import first_shard, flip, pack_model
 from tests.support.needs import needs_llama
 from tests.support.pagers import PROMPTS, SLOTS, Alone, Form, Program, paging
@@ -37,12 +40,12 @@ def assert_ends(program: Program) -> None:
     assert "expected xxh3:" in program.complaint or "its digest" in program.complaint
 
 
-def damage(pack_path: Path) -> None:
-    """Flip a byte in each expert of a layer."""
+def damage(pack_path: Path, folder: Path | None = None) -> None:
+    """Flip a byte in each expert of a layer, of the pack or of its mirror in a folder."""
     with moepack.open(pack_path) as pack:
         places = [pack.locate(1, expert) for expert in range(pack.expert_count(1))]
     for place in places:
-        flip(place.path, place.offset + 1000)
+        flip((folder or place.path.parent) / place.path.name, place.offset + 1000)
 
 
 @pytest.mark.parametrize("memory", ["floor", 1 << 30])
@@ -54,7 +57,38 @@ def test_damaged_experts_give_no_tokens(pack_copy: Path, memory: int | str) -> N
             assert ask_damaged(program)  # it is still there, and refuses again
         run.settle()
         assert all(isinstance(error, PackError) for error in run.failures)
-        assert "layer 1 expert" in str(run.failures[0])
+        error = run.failures[0]
+        assert error.path is not None
+        assert error.path.startswith(str(pack_copy))
+        assert re.fullmatch(
+            r"layer 1 expert \d+ ffn_\w+_exps.weight at byte [\d,]+", error.place or ""
+        )
+        assert [str(one)[:5] for one in (error.expected, error.found)] == ["xxh3:"] * 2
+        assert error.hint == "run `moepack verify` on the pack"
+
+
+def test_a_mirror_that_is_damaged_changes_no_answer(
+    pack_copy: Path, alone: Alone, tmp_path: Path
+) -> None:
+    (tmp_path / "second").mkdir()
+    moepack.mirror_pack(pack_copy, tmp_path / "second")
+    (folder,) = (tmp_path / "second").iterdir()
+    damage(pack_copy, folder)
+    with paging(pack_copy, memory="floor", micro_batch=32, check="always") as run:
+        with run.program(*SLOTS) as program:
+            assert program.ask(PROMPT) == alone("qwen3moe")[1]
+        assert not run.failures
+
+
+def test_a_mirror_that_is_no_more_is_warned_of(pack_copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    moepack.mirror_pack(pack_copy, tmp_path / "second")
+    shutil.rmtree(tmp_path / "second")
+    with (
+        pytest.warns(moepack.MirrorWarning, match="this mirror is not read: not there"),
+        paging(pack_copy, memory="floor", micro_batch=32),
+    ):
+        pass
 
 
 def test_damage_that_faults_meet_ends_the_program(pack_copy: Path, preloaded: Preloaded) -> None:
@@ -92,7 +126,10 @@ def test_a_drive_that_fails_in_an_answer_ends_that_answer_alone(
             assert len(run.failures) > count
             faults.unlink()
             assert program.ask(PROMPT) == expected
-        assert all(isinstance(error, MoepackError) for error in run.failures)
+        for error in run.failures:
+            assert isinstance(error, PackError if fault.startswith("astray") else MachineError)
+            assert os.path.exists(error.path or "")
+            assert (error.place or "").startswith("layer ")
 
 
 @pytest.mark.parametrize("kind", ["pack", "gguf"])

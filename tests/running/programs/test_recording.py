@@ -15,7 +15,8 @@ import moepack
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError
 from moepack.pack.opening.open_model import open_model
 from moepack.packing.shard_index import index_model
-from moepack.running.pager.pager import PagerOptions
+from moepack.report import trace_text
+from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.programs import recording
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.recording import record_trace
@@ -291,6 +292,30 @@ def test_a_prompt_ends_with_its_first_output_in_batches_of_any_length(
         trace.write([(request, step) for request in (1, 2) for step in steps], 4)
     _, tokens = read_recording(tmp_path / "trace")
     assert tokens.phase.tolist() == 2 * [*4 * [Phase.PREFILL], Phase.DECODE]
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1 selection of a layer is"), (2000, "2,000 sel")])
+def test_selections_that_a_trace_lacks_are_told(
+    pack: moepack.Pack, tmp_path: Path, count: int, text: str
+) -> None:
+    rows = np.arange(4, dtype=np.uint16).reshape(1, 4)
+    trace = TraceWriter(tmp_path / "trace", pack)
+    trace.write([(1, {0: rows, 1: rows})], 4)
+    trace.lost_count = count
+    with pytest.warns(RuntimeWarning, match=f"trace: {text}"):
+        trace.__exit__(None, None, None)
+    assert len(read_recording(tmp_path / "trace")[1].layer) == 8
+
+
+def test_selections_that_a_recording_lacks_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pager, "lost_count", 3)
+    summary = record_to(tmp_path / "trace")
+    assert list(summary.warnings.values()) == [3]
+    assert "left out: 3 × selection of a layer, which moepack was too busy" in trace_text.imported(
+        summary
+    )
 
 
 @pytest.mark.parametrize("used", [2, 8])
