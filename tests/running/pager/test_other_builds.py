@@ -86,8 +86,9 @@ def test_a_gpu_computes_the_rest_and_prompts_with_experts_that_are_brought(
     build, gpu = require_build("linux-x64-vulkan"), require_software_gpu()
     expected = vulkan_answers(plain | gpu, EXPERTS, PROMPTS)
     options = (build, "--gpu-layers", 99, "--on-cpu", EXPERTS)
+    settings: Any = {"module": "c_api_program", **gpu}
     with paging(form("qwen3moe", kind), memory="floor") as run:
-        start = partial(run.program, *options, module="c_api_program", **gpu)
+        start = partial(run.program, *options, **settings)
         assert answers_of(start, PROMPTS) == expected
         usage = run.pager.usage
     assert usage.miss_count > 0
@@ -103,8 +104,9 @@ def test_experts_that_a_gpu_has_for_good_are_not_brought(
     build, gpu = require_build("linux-x64-vulkan"), require_software_gpu()
     expected = vulkan_answers(plain | gpu, on_cpu, SHORT_PROMPTS)
     options = (build, "--gpu-layers", 99, "--on-cpu", on_cpu)
+    settings: Any = {"module": "c_api_program", **gpu}
     with paging(form("qwen3moe", kind), memory="floor", records=True) as run:
-        with run.program(*options, module="c_api_program", **gpu) as program:
+        with run.program(*options, **settings) as program:
             loaded = run.pager.usage
             assert program.call(*SHORT_PROMPTS) == expected
         usage = run.pager.usage

@@ -51,15 +51,19 @@ def budget_of(run: Paging) -> int:
 
 @contextmanager
 def warm(
-    ggml: Path, *, is_pinning: bool = False, count: int | None = None, **options: Any
+    ggml: Path,
+    *,
+    is_pinning: bool = False,
+    keys: Sequence[ExpertKey] = MOST_USED,
+    count: int | None = None,
+    **options: Any,
 ) -> Iterator[tuple[Paging, Program]]:
     """Yield a program that has read the most used experts, `count` if not all that fit."""
-    options = {"memory": MEMORY, "micro_batch": 1, "most_used": MOST_USED} | options
+    options = {"memory": MEMORY, "micro_batch": 1, **options}
     with (
-        paging(MODEL, pins_most_used=is_pinning, **options) as run,
+        paging(MODEL, most_used=keys, pins_most_used=is_pinning, **options) as run,
         run.chooser(ggml, MODEL) as program,
     ):
-        keys = options["most_used"]
         there = first_within(keys, budget_of(run)) if count is None else keys[:count]
         wait_until(lambda: run.pager.usage.expert_length == length_of(there))
         yield run, program
@@ -95,7 +99,7 @@ def test_no_more_is_read_than_there_is_memory_for_and_the_first_first(
 
 
 def test_of_memory_that_is_merely_free_half_is_left_to_the_program(ggml: Path) -> None:
-    with warm(ggml, memory=None, most_used=EVERY, count=17) as (run, _):
+    with warm(ggml, memory=None, keys=EVERY, count=17) as (run, _):
         assert length_of(EVERY[:17]) <= budget_of(run) // 2 < length_of(EVERY[:18])
 
 
