@@ -6,6 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include "../include/moepack.h"
@@ -51,7 +53,9 @@ static uint32_t next_chunk;
 static const char NO_MORE_MAPS[] = "the system maps no more memory (see vm.max_map_count)";
 static struct sigaction of_program; /* its own handler */
 static __thread const void *last_address __attribute__((tls_model("initial-exec")));
+static __thread time_t last_time __attribute__((tls_model("initial-exec")));
 static __thread uint32_t repeat_count __attribute__((tls_model("initial-exec")));
+static bool may_serve; /* this program may map the model */
 
 /* ---- chunks of the image ---- */
 
@@ -231,7 +235,14 @@ static bool serve(void *address) {
 
 /* ---- the signal ---- */
 
+/* Call the program's handler with the signals blocked that it would have without ours. */
 static void hand_on(int number, siginfo_t *information, void *context) {
+    sigset_t blocked;
+    sigorset(&blocked, &((ucontext_t *)context)->uc_sigmask, &of_program.sa_mask);
+    sigdelset(&blocked, number);
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &blocked, NULL, sizeof(uint64_t));
+    bool is_sent = information->si_code <= 0; /* by a program, as raise(3) does */
+    if (is_sent && of_program.sa_handler == SIG_IGN) return;
     if (of_program.sa_flags & SA_SIGINFO && of_program.sa_sigaction) {
         of_program.sa_sigaction(number, information, context);
     } else if (of_program.sa_handler != SIG_DFL && of_program.sa_handler != SIG_IGN) {
@@ -239,13 +250,19 @@ static void hand_on(int number, siginfo_t *information, void *context) {
     } else { /* it happens again, and ends the program */
         struct sigaction none = {.sa_handler = SIG_DFL};
         syscall(SYS_rt_sigaction, number, &none, NULL, sizeof(uint64_t));
+        if (is_sent) syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), number);
     }
 }
 
-/* A page that is there, and still faults, is written to, or executed: that is the program's own mistake. */
+/* A page that is there, and still faults, is written to, or executed: that is the program's own mistake. In a few
+ * seconds no page is brought so often. */
 static bool is_repeated(const void *address) {
-    repeat_count = address == last_address ? repeat_count + 1 : 0;
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    bool is_same = address == last_address && time.tv_sec / 8 == last_time;
+    repeat_count = is_same ? repeat_count + 1 : 0;
     last_address = address;
+    last_time = time.tv_sec / 8;
     return repeat_count > MOST_REPEATS;
 }
 
@@ -258,8 +275,13 @@ static void on_fault(int number, siginfo_t *information, void *context) {
 
 static int (*real_sigaction)(int, const struct sigaction *, struct sigaction *);
 
+/* Other handlers wait until a fault is served: they would run while its thread has locks of ours. Not blocked are signals
+ * of what a thread does itself: the program's own handler may read experts. */
 bool faults_open(void) {
     struct sigaction ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+    sigfillset(&ours.sa_mask);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&ours.sa_mask, own[i]);
     real_sigaction = (__typeof__(real_sigaction))dlsym(RTLD_NEXT, "sigaction");
     chunk_file = memfd_create("moepack-chunks", MFD_CLOEXEC);
     uint64_t length = (uint64_t)CHUNK_COUNT * CHUNK_LENGTH;
@@ -286,15 +308,33 @@ EXPORT __sighandler_t signal(int number, __sighandler_t handler) {
     return before;
 }
 
-/* A thread that blocks the signal would be killed by it. */
+/* A thread that blocks the signal would be killed by it, and threads inherit what is blocked before the model is mapped. */
+static const sigset_t *unblocked(int how, const sigset_t *set, sigset_t *without) {
+    if (!set || how == SIG_UNBLOCK || !may_serve) return set;
+    *without = *set;
+    sigdelset(without, SIGSEGV);
+    return without;
+}
+
 EXPORT int pthread_sigmask(int how, const sigset_t *set, sigset_t *before) {
     static __typeof__(&pthread_sigmask) real;
     sigset_t without;
     FIND(real, "pthread_sigmask");
-    if (set && how != SIG_UNBLOCK && seam.table && seam.is_image) {
-        without = *set;
-        sigdelset(&without, SIGSEGV);
-        set = &without;
-    }
-    return real(how, set, before);
+    return real(how, unblocked(how, set, &without), before);
+}
+
+EXPORT int sigprocmask(int how, const sigset_t *set, sigset_t *before) {
+    static __typeof__(&sigprocmask) real;
+    sigset_t without;
+    FIND(real, "sigprocmask");
+    return real(how, unblocked(how, set, &without), before);
+}
+
+__attribute__((constructor)) static void at_start(void) {
+    sigset_t fault;
+    may_serve = getenv("MOEPACK_TABLE") != NULL;
+    if (!may_serve) return;
+    sigemptyset(&fault);
+    sigaddset(&fault, SIGSEGV);
+    sigprocmask(SIG_UNBLOCK, &fault, NULL);
 }

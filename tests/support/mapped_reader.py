@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import random
+import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,13 @@ def _pieces(length: int, order: random.Random) -> Sequence[tuple[int, int]]:
     return pieces
 
 
+def _compare_blocked(address: int, expected: bytes) -> int:
+    """Compare in threads that block all signals, by the function that is for one thread alone."""
+    every = ctypes.create_string_buffer(b"\xff" * 128)
+    assert _LIBC.sigprocmask(signal.SIG_SETMASK, every, None) == 0
+    return _compare(address, expected, 2, 1)
+
+
 def _renew(path: str, address: int, expected: bytes) -> int:
     """Have other memory where the model was mapped, read the model elsewhere; return differences.
 
@@ -93,6 +101,12 @@ def main() -> None:
             result = _compare(address, expected, *arguments)
         elif what == "renew":
             result = _renew(model, address, expected)
+        elif what == "blocked":
+            with ThreadPoolExecutor(1) as pool:  # all inherit what this one blocks
+                result = pool.submit(_compare_blocked, address, expected).result()
+        elif what == "signal":
+            os.kill(os.getpid(), signal.SIGSEGV)
+            result = 0
         else:
             result = _in_child(model, address, expected, anew=what == "fork anew")
         print(json.dumps(result), flush=True)

@@ -1,6 +1,7 @@
 """Readers of a model get each byte as it is, announced or not; nobody reads zeros instead."""
 
 import mmap
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def test_experts_for_multi_token_prediction_are_read_right(tmp_path: Path) -> No
         assert program.call("compare", 4, 1) == 0
         run.settle()
         assert run.pager.usage.resident_length <= run.pager.usage.budget
+
+
+def test_threads_that_block_all_signals_read_right_and_sent_ones_end_a_program(
+    form: Form, tmp_path: Path
+) -> None:
+    expected = image_of(form("qwen3moe", "pack"), tmp_path / "expected")
+    with (
+        paging(form("qwen3moe", "pack"), memory="floor", micro_batch=1) as run,
+        run.program(expected, module=READER) as program,
+    ):
+        assert program.call("blocked") == 0
+        assert program.call("signal") is None
+        assert program.process.wait(60) == -signal.SIGSEGV
 
 
 @pytest.mark.parametrize("what", ["fork", "fork anew"])
