@@ -19,6 +19,7 @@ enum {
     WAIT = 250,           /* milliseconds after which a waiting thread looks again */
     AHEAD_LIMIT = 64 << 20, /* bytes ahead in flight: demanded reads wait for these at most */
     BATCH = 64,
+    LEAST_FOR_HUGE_PAGES = 64 << 20,
 };
 
 static const uint64_t MEASUREMENT_AGE = 1000000000; /* nanoseconds after which a drive is measured anew */
@@ -395,12 +396,15 @@ static bool has_tags(const struct cache *cache) {
     return cache->pending_count + (cache->beginning_count + 1) * MAX_PARTS <= CAPACITY;
 }
 
+/* Where memory is small, huge pages around slots would be too much of it. */
+static bool has_huge_pages(const struct cache *cache) { return cache->options.memory >= LEAST_FOR_HUGE_PAGES; }
+
 /* Make the pages of a slot ready and queue the reads of its expert; the lock is held, and left meanwhile. */
 static void begin_read(struct cache *cache, uint32_t expert, bool is_ahead) {
     uint64_t slot = cache->residents.states[expert].slot, length = slot_length(cache->experts, expert);
     cache->beginning_count++;
     pthread_mutex_unlock(&cache->lock);
-    bool is_new = pool_prepare(&cache->pool, slot, length);
+    bool is_new = has_huge_pages(cache) && pool_prepare(&cache->pool, slot, length);
     pthread_mutex_lock(&cache->lock);
     cache->beginning_count--;
     queue_expert(cache, expert);
@@ -572,7 +576,7 @@ static void begin_warm_up(struct cache *cache) {
 static bool prepare_slot(struct cache *cache) {
     uint64_t *lengths = cache->prepared_lengths, total = 0, offset = 0;
     uint32_t least = 0;
-    if (cache->has_stepped || !cache->options.is_prepared) return false;
+    if (cache->has_stepped || !cache->options.is_prepared || !has_huge_pages(cache)) return false;
     for (uint32_t i = 0; i < cache->experts->class_count; i++) {
         const struct slot_class *one = &cache->residents.slots.classes[i];
         uint64_t taken = (uint64_t)one->taken_count * one->length;

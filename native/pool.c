@@ -9,7 +9,7 @@
 
 #include "experts.h"
 
-enum { HUGE_PAGE = 2 << 20, LEAST_PREPARED = HUGE_PAGE / 4 };
+enum { HUGE_PAGE = 2 << 20 };
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* of Linux 5.14 */
@@ -55,7 +55,6 @@ void pool_close(struct pool_memory *pool) {
 
 bool pool_prepare(struct pool_memory *pool, uint64_t offset, uint64_t length) {
     bool is_new = false;
-    if (length < LEAST_PREPARED) return false; /* it would be memory that may never be used */
     for (uint64_t page = offset / HUGE_PAGE; page <= (offset + length - 1) / HUGE_PAGE; page++) {
         if (atomic_exchange(&pool->is_prepared[page], 1)) continue;
         is_new = true;
