@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from moepack.planning.forecasting.misses import published_formula as published_formula
     from moepack.planning.placing.place import place as place
     from moepack.report.html.report import make_report as make_report
+    from moepack.running.expert_cache import CacheContext as CacheContext
+    from moepack.running.expert_cache import CacheUsage as CacheUsage
+    from moepack.running.expert_cache import ExpertCache as ExpertCache
     from moepack.running.programs.calls import run as run
     from moepack.running.programs.calls import serve as serve
     from moepack.running.programs.learned import forget_learned as forget_learned
@@ -112,6 +115,7 @@ _NAMES = {
     "planning.forecasting.misses": "WorkingSet published_formula",
     "planning.placing.place": "place",
     "report.html.report": "make_report",
+    "running.expert_cache": "CacheContext CacheUsage ExpertCache",
     "running.programs.calls": "run serve",
     "running.programs.learned": "forget_learned learned_facts learned_hotness",
     "running.programs.sampling": "Sampling",

@@ -16,8 +16,10 @@
 #pragma GCC visibility pop
 
 /*
- * moepack_cache.h: a cache over the index of a pack, for engines. Only `context_count` changes after it was opened.
+ * moepack_cache.h: a cache over the index of a pack, for engines. Only `contexts` changes after it was opened.
  */
+
+_Static_assert((int)MOEPACK_MOST_PARTS == (int)MAX_PARTS && (int)MOEPACK_MOST_CONTEXTS == (int)UNANNOUNCED, "the header says so");
 
 struct moepack_cache {
     moepack pack;
@@ -25,7 +27,7 @@ struct moepack_cache {
     struct cache_file *files;
     char (*paths)[PATH_LENGTH];
     struct cache cache;
-    _Atomic uint32_t context_count;
+    _Atomic uint64_t contexts; /* those that are taken, a bit for each */
 };
 
 __attribute__((format(printf, 3, 4))) static moepack_code refuse(moepack_error *error, moepack_code code, const char *format, ...) {
@@ -38,6 +40,12 @@ __attribute__((format(printf, 3, 4))) static moepack_code refuse(moepack_error *
     }
     va_end(list);
     return code;
+}
+
+static moepack_code refuse_memory(moepack_error *error) {
+    refuse(error, MOEPACK_ERR_SYSTEM, "no memory");
+    if (error) error->system_error = ENOMEM;
+    return MOEPACK_ERR_SYSTEM;
 }
 
 static moepack_code translate(const struct cache_error *from, moepack_error *error) {
@@ -98,8 +106,9 @@ static moepack_code add_layer(moepack_cache *cache, const moepack_family *family
         experts->layer_of[experts->count + e] = experts->layer_count;
     }
     layer->slot_class = slot_class_for(experts, longest);
-    if (layer->slot_class == MAX_CLASSES || longest >= 1u << 31)
-        return refuse(error, MOEPACK_ERR_FEATURE, "layer %u: experts of another length once more", family->layer);
+    if (longest >= 1u << 31) return refuse(error, MOEPACK_ERR_FEATURE, "layer %u: experts of 2 GiB and more", family->layer);
+    if (layer->slot_class == MAX_CLASSES)
+        return refuse(error, MOEPACK_ERR_FEATURE, "layer %u: experts of more than %d lengths", family->layer, MAX_CLASSES);
     experts->count += family->expert_count;
     experts->layer_count++;
     return MOEPACK_OK;
@@ -113,7 +122,7 @@ static moepack_code add_layers(moepack_cache *cache, const char *name, moepack_e
     cache->experts.parts = calloc((count + 1) * MAX_PARTS, sizeof *cache->experts.parts);
     cache->experts.layer_of = calloc(count + 1, sizeof *cache->experts.layer_of);
     if (!cache->experts.layers || !cache->experts.parts || !cache->experts.layer_of)
-        return refuse(error, MOEPACK_ERR_SYSTEM, "no memory");
+        return refuse_memory(error);
     for (uint32_t number = 0; number < pack->layer_count; number++) {
         const moepack_family *family = NULL;
         if (moepack_find_family(pack, number, name, &family, NULL)) continue;
@@ -129,9 +138,10 @@ static moepack_code add_layers(moepack_cache *cache, const char *name, moepack_e
 static moepack_code open_files(moepack_cache *cache, moepack_error *error) {
     uint32_t count = (uint32_t)cache->pack.files.count;
     cache->files = calloc(count + 1, sizeof *cache->files);
+    if (!cache->files) return refuse_memory(error);
+    for (uint32_t i = 0; i < count; i++) cache->files[i].places[0] = (struct place){.direct = -1, .cached = -1};
     cache->paths = calloc(count + 1, sizeof *cache->paths);
-    for (uint32_t i = 0; cache->files && i < count; i++) cache->files[i].places[0] = (struct place){.direct = -1, .cached = -1};
-    if (!cache->files || !cache->paths) return refuse(error, MOEPACK_ERR_SYSTEM, "no memory");
+    if (!cache->paths) return refuse_memory(error);
     for (uint32_t i = 0; i < count; i++) {
         struct place *place = &cache->files[i].places[0];
         moepack_code code = moepack_file_fd(&cache->pack, i, O_CLOEXEC, &place->cached, error);
@@ -179,12 +189,22 @@ static bool read_policy(const char *name, struct cache_options *options) {
     return false;
 }
 
+/* More than any model has, but lengths may be added to it. */
+static uint64_t bound(uint64_t memory) { return memory < 1ull << 62 ? memory : 1ull << 62; }
+
 static moepack_code open_cache(moepack_cache *cache, const moepack_cache_options *options, moepack_error *error) {
-    static const int checks[] = {[MOEPACK_CHECK_FIRST] = CHECK_FIRST, [MOEPACK_CHECK_EACH] = CHECK_EACH, [MOEPACK_CHECK_NEVER] = CHECK_NONE};
-    struct cache_options inner = {.memory = options->memory, .check = checks[(unsigned)options->check % 3],
-                                  .reads = (enum drive_kind)((unsigned)options->reads % 3), .is_cached = options->reads == MOEPACK_READS_CACHED};
+    static const int checks[] = {[MOEPACK_CHECK_FIRST] = CHECK_FIRST, [MOEPACK_CHECK_ALWAYS] = CHECK_EACH, [MOEPACK_CHECK_NEVER] = CHECK_NONE};
+    static const enum drive_kind kinds[] = {[MOEPACK_READS_AUTO] = DRIVE_AUTO, [MOEPACK_READS_URING] = DRIVE_URING,
+                                            [MOEPACK_READS_DIRECT] = DRIVE_THREADS, [MOEPACK_READS_BUFFERED] = DRIVE_THREADS};
+    struct cache_options inner = {.memory = bound(options->memory), .is_cached = options->reads == MOEPACK_READS_BUFFERED};
+    if (options->check < 0 || options->check > MOEPACK_CHECK_NEVER)
+        return refuse(error, MOEPACK_ERR_NO_SUCH, "no such check: %d", options->check);
+    if (options->reads < 0 || options->reads > MOEPACK_READS_BUFFERED)
+        return refuse(error, MOEPACK_ERR_NO_SUCH, "no such way to read: %d", options->reads);
     if (!read_policy(options->policy ? options->policy : "lru", &inner))
-        return refuse(error, MOEPACK_ERR_BUFFER, "no such policy: %s", options->policy);
+        return refuse(error, MOEPACK_ERR_NO_SUCH, "no such policy: %.100s", options->policy);
+    inner.check = checks[options->check];
+    inner.reads = kinds[options->reads];
     uint32_t experts_used = options->experts_used ? options->experts_used : 8;
     uint64_t step = 0;
     for (uint32_t i = 0; i < cache->experts.layer_count; i++) {
@@ -204,13 +224,15 @@ static moepack_code open_cache(moepack_cache *cache, const moepack_cache_options
     int system_error = cache_start(&cache->cache);
     if (!system_error) return MOEPACK_OK;
     cache_close(&cache->cache);
-    return refuse(error, MOEPACK_ERR_SYSTEM, "no thread: %s", strerror(system_error));
+    refuse(error, MOEPACK_ERR_SYSTEM, "no thread: %s", strerror(system_error));
+    if (error) error->system_error = system_error;
+    return MOEPACK_ERR_SYSTEM;
 }
 
 moepack_code moepack_cache_open(const char *path, const moepack_cache_options *options, moepack_cache **cache,
                                 moepack_error *error) {
     moepack_cache *one = calloc(1, sizeof *one);
-    if (!one) return refuse(error, MOEPACK_ERR_SYSTEM, "no memory");
+    if (!one) return refuse_memory(error);
     moepack_code code = moepack_open(path, &one->pack, error);
     if (!code) code = add_layers(one, options->family, error);
     if (!code) code = open_files(one, error);
@@ -231,11 +253,25 @@ void moepack_cache_close(moepack_cache *cache) {
 const moepack *moepack_cache_pack(const moepack_cache *cache) { return &cache->pack; }
 
 moepack_code moepack_cache_add_context(moepack_cache *cache, uint32_t *context, moepack_error *error) {
-    uint32_t count = cache->context_count;
-    while (count < UNANNOUNCED && !atomic_compare_exchange_weak(&cache->context_count, &count, count + 1)) continue;
-    if (count >= UNANNOUNCED) return refuse(error, MOEPACK_ERR_BUFFER, "all %d contexts are taken", UNANNOUNCED);
-    *context = count;
-    return MOEPACK_OK;
+    uint64_t taken = cache->contexts;
+    for (;;) {
+        uint32_t first = 0;
+        while (first < UNANNOUNCED && taken >> first & 1) first++;
+        if (first == UNANNOUNCED) return refuse(error, MOEPACK_ERR_BUFFER, "all %d contexts are taken", UNANNOUNCED);
+        if (!atomic_compare_exchange_weak(&cache->contexts, &taken, taken | 1ull << first)) continue;
+        *context = first;
+        return MOEPACK_OK;
+    }
+}
+
+static bool is_taken(const moepack_cache *cache, uint32_t context) {
+    return context < UNANNOUNCED && cache->contexts >> context & 1;
+}
+
+void moepack_cache_remove_context(moepack_cache *cache, uint32_t context) {
+    if (!is_taken(cache, context)) return;
+    cache_release(&cache->cache, context);
+    atomic_fetch_and(&cache->contexts, ~(1ull << context));
 }
 
 /* Find a layer by its number in the model, and check the experts of a step. */
@@ -260,7 +296,7 @@ moepack_code moepack_cache_use(moepack_cache *cache, uint32_t context, uint32_t 
     size_t count = (size_t)rows * columns;
     moepack_code code = find_layer(cache, layer, experts, count, &index, error);
     if (code) return code;
-    if (context >= cache->context_count) return refuse(error, MOEPACK_ERR_NO_SUCH, "no context %u", context);
+    if (!is_taken(cache, context)) return refuse(error, MOEPACK_ERR_NO_SUCH, "no context %u", context);
     if (cache_use(&cache->cache, context, index, experts, rows, columns, &problem)) return translate(&problem, error);
     const struct layer *of = &cache->experts.layers[index];
     for (size_t n = 0; addresses && n < count; n++) {
@@ -273,15 +309,15 @@ moepack_code moepack_cache_use(moepack_cache *cache, uint32_t context, uint32_t 
 }
 
 void moepack_cache_release(moepack_cache *cache, uint32_t context) {
-    if (context < cache->context_count) cache_release(&cache->cache, context);
+    if (is_taken(cache, context)) cache_release(&cache->cache, context);
 }
 
 moepack_code moepack_cache_prefetch(moepack_cache *cache, uint32_t layer, const int32_t *experts, uint32_t count,
                                     moepack_error *error) {
-    uint32_t index = 0, numbers[1024];
+    uint32_t index = 0, numbers[MOEPACK_MOST_PREFETCHED];
     moepack_code code = find_layer(cache, layer, experts, count, &index, error);
     if (code) return code;
-    if (count > 1024) count = 1024;
+    if (count > MOEPACK_MOST_PREFETCHED) count = MOEPACK_MOST_PREFETCHED;
     for (uint32_t i = 0; i < count; i++) numbers[i] = cache->experts.layers[index].first + (uint32_t)experts[i];
     cache_read_ahead(&cache->cache, numbers, count);
     return MOEPACK_OK;
@@ -292,7 +328,7 @@ moepack_code moepack_cache_resize(moepack_cache *cache, uint64_t memory, moepack
     if (memory < least)
         return refuse(error, MOEPACK_ERR_BUFFER, "too little memory: expected %llu bytes, found %llu",
                       (unsigned long long)least, (unsigned long long)memory);
-    cache_resize(&cache->cache, memory);
+    cache_resize(&cache->cache, bound(memory));
     return MOEPACK_OK;
 }
 

@@ -297,10 +297,12 @@ static void end_ahead(struct residents *residents, uint32_t expert, bool is_used
         drop_bytes(residents, expert);
 }
 
-static void end_all_ahead(struct residents *residents, const uint8_t *used) {
+/* End reading ahead, but for experts that are `kept`; these were read for a use with `is_used`. */
+static void end_all_ahead(struct residents *residents, const uint8_t *kept, bool is_used) {
     for (uint32_t i = 0; i < residents->ahead_count; i++) {
         uint32_t expert = residents->ahead[i];
-        if (residents->states[expert].is_ahead) end_ahead(residents, expert, used && used[expert]);
+        bool is_kept = kept && kept[expert];
+        if (residents->states[expert].is_ahead && (is_used || !is_kept)) end_ahead(residents, expert, is_kept);
     }
     residents->ahead_count = residents->next_ahead = 0;
     residents->ahead_length = 0;
@@ -352,7 +354,7 @@ void residents_begin(struct residents *residents, uint32_t context, uint32_t lay
         step->length += slot_length(residents->experts, used[i]);
     }
     if (context != UNANNOUNCED)
-        end_all_ahead(residents, residents->of_step);
+        end_all_ahead(residents, residents->of_step, true);
     else
         residents->states[used[0]].is_ahead = false;
     look_up(residents, layer, used, count);
@@ -423,8 +425,11 @@ void residents_complete(struct residents *residents, uint32_t expert, bool is_ri
 /* ---- before use ---- */
 
 void residents_set_ahead(struct residents *residents, const uint32_t *experts, uint32_t count) {
-    end_all_ahead(residents, NULL);
-    for (uint32_t i = 0; i < count && i < residents->experts->count; i++) {
+    for (uint32_t i = 0; i < count; i++) residents->of_step[experts[i]] = 1;
+    end_all_ahead(residents, residents->of_step, false);
+    for (uint32_t i = 0; i < count; i++) {
+        if (!residents->of_step[experts[i]]) continue; /* it is named twice */
+        residents->of_step[experts[i]] = 0;
         residents->ahead[residents->ahead_count++] = experts[i];
         residents->ahead_length += slot_length(residents->experts, experts[i]);
     }
@@ -495,7 +500,7 @@ void residents_refresh(struct residents *residents, uint32_t expert) {
 /* ---- memory ---- */
 
 void residents_resize(struct residents *residents, uint64_t memory) {
-    end_all_ahead(residents, NULL);
+    end_all_ahead(residents, NULL, false);
     set_budgets(residents, memory);
     for (uint32_t i = 0; i < residents->partition_count; i++) shrink(residents, &residents->partitions[i]);
     trim(residents);

@@ -1,1 +1,1 @@
-"""Programs of llama.cpp with streamed experts, and recordings of their routers."""
+"""Programs of llama.cpp with streamed experts, their recordings, and a cache for engines."""

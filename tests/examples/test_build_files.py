@@ -66,6 +66,7 @@ def test_cmake_builds_the_examples(include: Path, tmp_path: Path) -> None:
     run("cmake", "--build", tmp_path)
     assert len(run(tmp_path / "routed_experts", PACK, "0", "1").splitlines()) == 3
     assert run(tmp_path / "expert_cache", PACK, "0", "0:1").startswith("dense ")
+    assert len(run(tmp_path / "resident_experts", PACK, "1000000", "0", "1").splitlines()) == 3
 
 
 @pytest.mark.parametrize(

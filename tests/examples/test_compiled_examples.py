@@ -13,6 +13,8 @@ import pytest
 import moepack
 from conformance import make_packs, variants
 from moepack.common import digest
+from moepack.running.programs.compiling import SOURCES
+from moepack.running.programs.library import native_folder
 from tests.support.c_compiler import SANITIZERS, compiled
 from tests.support.children import run_command
 from tests.support.packs import ranked_meanwhile
@@ -105,6 +107,22 @@ def test_layers_are_read_into_two_halves_of_memory(
     with moepack.open(sources[source]) as pack:
         keys = [(layer, expert) for layer in pack.layers for expert in (3, 0, 1)]
         assert output_of(program, sources[source], 3, 0, 1) == list(parts_of(pack, keys))
+
+
+# resident_experts.c
+
+
+@pytest.mark.parametrize("source", ["pack", "with digests", "without"])
+def test_a_program_computes_with_experts_where_they_are_in_memory(
+    source: str, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    native = [str(native_folder() / f"{name}.c") for name in SOURCES["cache"]]
+    libraries = ("-lm", "-lpthread")
+    program = compiled_example("resident_experts.c", tmp_path, *SANITIZERS, *native, *libraries)
+    with moepack.open(sources[source]) as pack:
+        layer = pack.layers[-1]
+        expected = list(parts_of(pack, [(layer, 3), (layer, 0), (layer, 3)]))
+        assert output_of(program, sources[source], 1 << 30, layer, 3, 0, 3) == expected
 
 
 # expert_cache.cpp

@@ -14,7 +14,7 @@ from tests.support.children import PATIENCE
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "engine-authors.md").read_text()
 SECTION = TEXT.partition("## Ten minutes\n")[2].partition("\n## ")[0]
-HEADER = (ROOT / "include" / "moepack.h").read_text()
+HEADER = "".join(path.read_text() for path in (ROOT / "include").glob("*.h"))
 
 
 @pytest.mark.long

@@ -38,6 +38,22 @@ def values_of(pack: moepack.Pack, keys: Sequence[tuple[int, int]]) -> Iterator[s
             yield f"layer {layer} expert {expert} {part.name}: {shape}, xxh3:{xxh3:016x}"
 
 
+@pytest.mark.parametrize("source", ["pack", "with digests", "without"])
+def test_python_computes_with_experts_where_they_are_in_memory(
+    source: str, sources: dict[str, Path]
+) -> None:
+    with moepack.open(sources[source]) as pack, pack.reader() as reader:
+        layer = pack.layers[-1]
+        expected = [
+            f"layer {layer} expert {expert} {part.name}: "
+            f"xxh3:{digest.xxh3(reader.read(layer, expert, part.name)):016x}"
+            for expert in (3, 0, 3)
+            for part in pack.parts(layer)
+        ]
+        words = (sources[source], "1GiB", layer, 3, 0, 3)
+        assert output_of("resident_experts.py", "xxhash", *words) == expected
+
+
 @pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss"])
 def test_pytorch_reads_a_layer_ahead(model: str, packs: dict[str, Path]) -> None:
     lines = output_of("pytorch_experts.py", "torch", packs[model], 3, 0)

@@ -22,7 +22,7 @@ from moepack.traces.analysis.gate import (
     judge,
     top_counts,
 )
-from moepack.traces.caching.cache import ExpertCache, Tally
+from moepack.traces.caching.cache import SimulatedCache, Tally
 from moepack.traces.caching.policies import LeastRecentlyUsed
 from moepack.traces.hotness.learned import LEAST_TOKENS, Learned, LearnedWindow
 
@@ -84,11 +84,11 @@ class UseCounter:
         """Of the lookups since the window began."""
         tops = top_counts(learned.expert_counts.values(), GATE_PERCENT)
         self._keys: dict[int, list[ExpertKey]] = {}
-        self._caches: dict[int, ExpertCache] = {}
+        self._caches: dict[int, SimulatedCache] = {}
         for (layer, size), top in zip(learned.expert_counts.items(), tops, strict=True):
             keys = self._keys[layer] = [ExpertKey(layer, expert) for expert in range(size)]
             lengths = dict.fromkeys(keys, 1)
-            self._caches[layer] = ExpertCache(top, lengths, LeastRecentlyUsed)
+            self._caches[layer] = SimulatedCache(top, lengths, LeastRecentlyUsed)
         hottest = learned.hottest_first()
         for key in hottest:
             self._caches[key.layer].admit(key)

@@ -60,7 +60,7 @@ class _Partition:
     favoured_length: int = 0
 
 
-class ExpertCache:
+class SimulatedCache:
     """A cache of experts within `budget` bytes.
 
     `lengths` are the bytes of every expert there is. `pinned` experts are resident from the start,
@@ -251,7 +251,7 @@ POLICIES = tuple(_KINDS)
 
 def make(
     policy: str, budget: int, lengths: Mapping[ExpertKey, int], pinned: Iterable[ExpertKey] = ()
-) -> ExpertCache:
+) -> SimulatedCache:
     """Make a cache that evicts by `policy`, one of POLICIES.
 
     Raises RequestError for another name, and for pinned experts that are larger than the budget.
@@ -259,4 +259,4 @@ def make(
     if policy not in POLICIES:
         raise RequestError("no such policy", expected=", ".join(POLICIES), found=policy)
     order, by_layer = _KINDS[policy]
-    return ExpertCache(budget, lengths, order, pinned, by_layer=by_layer)
+    return SimulatedCache(budget, lengths, order, pinned, by_layer=by_layer)

@@ -10,7 +10,7 @@ import numpy as np
 
 from moepack.common.shape import ExpertKey, ModelShape
 from moepack.traces.caching import cache as caching
-from moepack.traces.caching.cache import ExpertCache, Tally
+from moepack.traces.caching.cache import SimulatedCache, Tally
 from moepack.traces.caching.policies import Ranking
 from moepack.traces.expert_places import values_before
 from moepack.traces.hotness.counter import hottest_within
@@ -100,7 +100,7 @@ class Caches:
             add_next_uses(self._spool, len(self._keys), next_uses)
             for budget in budgets:
                 policy = partial(Belady, reversed(next_uses))
-                cache = ExpertCache(budget, self._key_lengths, policy)
+                cache = SimulatedCache(budget, self._key_lengths, policy)
                 yield self._facts(BELADY, budget, *replay(self._spool, self._keys, cache))
 
     def _static(self, budgets: Sequence[int]) -> Iterator[CacheFacts]:
@@ -196,7 +196,7 @@ def _add(total: Tally, tally: Tally, length: int = 1) -> None:
 NEVER = int(np.iinfo(np.int64).max)
 
 
-def replay(spool: Spool, keys: Sequence[ExpertKey], cache: ExpertCache) -> tuple[Tally, Tally]:
+def replay(spool: Spool, keys: Sequence[ExpertKey], cache: SimulatedCache) -> tuple[Tally, Tally]:
     """Run all lookups of a spool through a cache; return the tallies of prefill and of decode.
 
     `keys` are the experts by place.
@@ -219,7 +219,7 @@ def _steps(spool: Spool, keys: Sequence[ExpertKey]) -> Iterator[tuple[bool, list
 
 
 def replay_prefetching(
-    spool: Spool, keys: Sequence[ExpertKey], cache: ExpertCache, count: int
+    spool: Spool, keys: Sequence[ExpertKey], cache: SimulatedCache, count: int
 ) -> Iterator[tuple[set[ExpertKey], list[ExpertKey]]]:
     """Replay a spool, and prefetch before each step the `count` experts its layer used last.
 

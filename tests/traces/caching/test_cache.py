@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from moepack.common.errors import RequestError
 from moepack.common.shape import ExpertKey
-from moepack.traces.caching.cache import POLICIES, ExpertCache, Tally, make
+from moepack.traces.caching.cache import POLICIES, SimulatedCache, Tally, make
 from moepack.traces.caching.policies import LeastRecentlyUsed, Ranking
 
 LAYERS, EXPERTS = 3, 8
@@ -37,7 +37,7 @@ def test_what_is_pinned_is_there_from_the_start_and_stays(policy: str) -> None:
     assert tally.hit_count == 1
     assert cache.step(keys(0, 7, 4), tally).misses == []
     with pytest.raises(RequestError, match=r"pinned.*up to 20 B, found 30 B"):
-        ExpertCache(20, LENGTHS, LeastRecentlyUsed, keys(0, 1, 2, 3))
+        SimulatedCache(20, LENGTHS, LeastRecentlyUsed, keys(0, 1, 2, 3))
 
 
 def test_another_policy_is_refused_by_name() -> None:
@@ -122,7 +122,7 @@ def test_what_is_favoured_goes_last_and_the_first_of_it_last_of_all(policy: str)
 
 
 def test_what_nothing_chose_is_evicted_in_the_order_in_which_it_was_refreshed() -> None:
-    cache = ExpertCache(40, ALIKE, LeastRecentlyUsed)
+    cache = SimulatedCache(40, ALIKE, LeastRecentlyUsed)
     assert all(map(cache.admit, keys(0, 0, 1, 2, 3)))
     assert not cache.admit(keys(0, 4)[0]), "there is no room"
     cache.refresh(keys(0, 3, 2, 1, 0))
