@@ -24,7 +24,7 @@ struct context { /* of llama.cpp, by its scheduler */
     void *scheduler, *data;
     eval_callback callback;
     bool asked; /* the program's own callback wants the tensor */
-    bool is_computing, has_failed, is_foreign;
+    bool is_computing, has_failed;
     uint32_t number;
     int32_t *ids;
     size_t id_room;
@@ -42,7 +42,7 @@ static struct context contexts[UNANNOUNCED];
 static uint32_t context_count;
 static uint64_t use_count;
 static bool *is_in_place; /* by layer: its experts are used where they are mapped */
-static bool any_is_in_place;
+static atomic_bool any_is_in_place;
 
 static const char *(*get_name)(const void *);
 static void (*get_bytes)(const void *, void *, size_t, size_t);
@@ -118,14 +118,15 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
 
 static bool on_tensor(void *tensor, bool is_asked, void *data) {
     struct context *context = data;
-    int layer = layer_of_selection(tensor);
+    int layer = seam.table ? layer_of_selection(tensor) : -1; /* a forked child reads the files themselves */
     if (is_asked) {
         context->asked = context->callback && context->callback(tensor, true, context->data);
         return context->asked || layer >= 0;
     }
     if (layer >= 0 && !context->has_failed) context->has_failed = !bring(context, tensor, (uint32_t)layer);
-    if (context->has_failed && !context->is_computing) seam_end("experts could not be brought");
-    if (context->has_failed) return false; /* the graph's status says so as well */
+    bool has_failed = context->has_failed && seam.table;
+    if (has_failed && !context->is_computing) seam_end("experts could not be brought");
+    if (has_failed) return false; /* the graph's status says so as well */
     return context->asked ? context->callback(tensor, false, context->data) : true;
 }
 
@@ -141,9 +142,12 @@ static struct context *find_context(void *scheduler) {
 static struct context *context_of(void *scheduler) {
     struct context *context = find_context(scheduler);
     if (context) return context;
-    context = &contexts[context_count < UNANNOUNCED ? context_count : 0];
-    for (uint32_t i = 0; context_count == UNANNOUNCED && i < UNANNOUNCED; i++)
-        if (contexts[i].last_use < context->last_use) context = &contexts[i];
+    if (context_count < UNANNOUNCED) context = &contexts[context_count];
+    for (uint32_t i = 0; context_count == UNANNOUNCED && i < UNANNOUNCED; i++) {
+        bool is_older = !context || contexts[i].last_use < context->last_use;
+        if (!contexts[i].is_computing && is_older) context = &contexts[i];
+    }
+    if (!context) seam_end("more than %d contexts compute at once", UNANNOUNCED);
     context->scheduler = scheduler;
     context->is_computing = context->has_failed = false;
     context->number = (uint32_t)(context - contexts);
@@ -190,15 +194,19 @@ EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) 
     pthread_mutex_lock(&state_lock);
     struct context *context = find_context(scheduler);
     if (context) {
+        context->last_use = ++use_count;
         context->is_computing = true;
         context->has_failed = false; /* a graph may be used again, without a new callback */
     }
     pthread_mutex_unlock(&state_lock);
     int status = compute(scheduler, graph);
-    if (!context) return status;
-    context->is_computing = false;
+    if (!context || !seam.table) return status;
     cache_release(&seam.cache, context->number);
-    return context->has_failed ? STATUS_FAILED : status;
+    pthread_mutex_lock(&state_lock);
+    context->is_computing = false;
+    if (context->has_failed) status = STATUS_FAILED;
+    pthread_mutex_unlock(&state_lock);
+    return status;
 }
 
 /* For a server that knows: nothing is read ahead for a prompt that nobody waits for. */
@@ -240,6 +248,16 @@ static bool find_part(const char *name, uint32_t *layer, uint32_t *part) {
     return false;
 }
 
+/* Do all experts of a layer have this part at one place of their blobs? */
+static bool is_alike(const struct layer *layer, uint32_t part) {
+    const struct part *first = part_of(&seam.experts, layer->first, part);
+    for (uint32_t e = layer->first; e < layer->first + layer->count; e++) {
+        const struct part *one = part_of(&seam.experts, e, part);
+        if (one->slot_offset != first->slot_offset || one->length != first->length) return false;
+    }
+    return true;
+}
+
 /* Give an expert tensor its addresses in whole blobs: `data`, and the stride from one expert to the next. What is found
  * otherwise than expected leaves the tensor in the file's region, where it is served as well; so do scales, which are
  * one number an expert: these are brought now. */
@@ -251,7 +269,7 @@ static void use_blobs(void *tensor, const void *address, uint32_t layer, uint32_
     const struct part *first = part_of(&seam.experts, of->first, part);
     unsigned axis = head->ne[2] == of->count ? 2 : 1; /* biases have one row an expert */
     size_t offset = data_offset(tensor, address);
-    bool is_known = count_bytes && get_data && offset && get_data(tensor) == address && head->ne[axis] == of->count &&
+    bool is_known = is_alike(of, part) && count_bytes && get_data && offset && get_data(tensor) == address && head->ne[axis] == of->count &&
                     head->ne[3] == 1 && head->nb[axis] == first->length && count_bytes(tensor) == first->length * of->count;
     if (first->length <= MOST_SCALES) faults_bring_range(address, first->length * of->count);
     if (!is_known) return;
@@ -276,9 +294,9 @@ EXPORT int ggml_backend_tensor_alloc(void *buffer, void *tensor, void *address) 
     set_functions(__builtin_return_address(0));
     pthread_mutex_lock(&state_lock);
     uint32_t layer, part;
-    any_is_in_place = true;
     if (!is_in_place) is_in_place = calloc((size_t)seam.experts.layer_count + 1, sizeof *is_in_place);
     if (!is_in_place) seam_end("no memory");
+    any_is_in_place = true;
     if (find_part(get_name(tensor), &layer, &part)) {
         is_in_place[layer] = true;
         if (seam.is_strided) use_blobs(tensor, address, layer, part, __builtin_return_address(0));

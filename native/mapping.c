@@ -39,7 +39,10 @@ bool mapping_open(void) {
         blobs_length += strides[i] * experts->layers[i].count + PAGE; /* kernels may read a little beyond the last */
     }
     blobs = real_mmap(NULL, blobs_length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return blobs != MAP_FAILED;
+    if (blobs == MAP_FAILED) return false;
+    for (uint32_t i = 0; i < experts->layer_count; i++)
+        if (mprotect(blobs + layer_offsets[i] + strides[i] * experts->layers[i].count, PAGE, PROT_READ)) return false;
+    return true;
 }
 
 char *mapping_blob(uint32_t layer) { return blobs + layer_offsets[layer]; }
@@ -61,10 +64,6 @@ uint32_t mapping_expert_at(const void *address) {
     return NO_EXPERT;
 }
 
-void mapping_forget_in_child(void) {
-    if (blobs) real_mmap(blobs, blobs_length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
-}
-
 /* ---- mapping and unmapping ---- */
 
 static int map_slot(void *data, char *address, uint64_t length, uint64_t behind) {
@@ -78,6 +77,10 @@ static int hide(void *data, char *address, uint64_t length, uint64_t behind) {
     (void)data, (void)behind;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
     return real_mmap(address, length, PROT_NONE, flags, -1, 0) == MAP_FAILED ? errno : 0;
+}
+
+void mapping_forget_in_child(void) {
+    if (blobs && hide(NULL, blobs, blobs_length, 0)) seam_end("the model cannot be mapped in a forked child");
 }
 
 /* Map the shard itself again, in the place of a slot. */

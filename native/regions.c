@@ -68,10 +68,11 @@ void regions_forget_in_child(void) {
     for (uint32_t i = 0; i < region_count; i++) {
         const struct region *region = &regions[i];
         size_t length = region->end - region->start;
-        if (seam.is_image)
-            real_mmap(region->address, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
-        else
-            real_mmap(region->address, length, PROT_READ, MAP_SHARED | MAP_FIXED, descriptors[region->file], (off_t)region->start);
+        int flags = MAP_FIXED | (seam.is_image ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED);
+        int descriptor = seam.is_image ? -1 : descriptors[region->file];
+        off_t offset = seam.is_image ? 0 : (off_t)region->start;
+        void *mapped = real_mmap(region->address, length, seam.is_image ? PROT_NONE : PROT_READ, flags, descriptor, offset);
+        if (mapped == MAP_FAILED) seam_end("the model cannot be mapped in a forked child");
     }
     region_count = 0;
 }

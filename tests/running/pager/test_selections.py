@@ -34,6 +34,17 @@ def program(run: Paging, ggml: Path) -> Iterator[Program]:
         yield one
 
 
+def test_a_forked_child_changes_nothing_of_what_its_parent_has(
+    run: Paging, program: Program
+) -> None:
+    chosen: Graph = (0, 0, [[0, 1, 2, 3]], 4)
+    assert program.call([chosen]) == [[0]]
+    before = run.pager.usage
+    assert program.call([(0, 1000, [[4, 5, 6, 7]], 4)]) == [[0]]
+    assert run.pager.usage == before
+    assert program.call([LAST]) == [[0]]
+
+
 @pytest.fixture
 def recording() -> Iterator[Paging]:
     with paging(MODEL, memory="floor", micro_batch=4, records=True) as one:
