@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -43,6 +44,19 @@ void *seam_find_optional(const char *name, void *caller) {
     Dl_info library;
     void *handle = function || !dladdr(caller, &library) ? NULL : dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     return handle ? dlsym(handle, name) : function;
+}
+
+/* Find a function in any library: the one that reads a model's header may not know that of devices. */
+static void *find_anywhere(const char *name) {
+    struct link_map *map = NULL;
+    void *program = dlopen(NULL, RTLD_LAZY), *function = NULL;
+    if (!program || dlinfo(program, RTLD_DI_LINKMAP, &map)) return NULL;
+    for (; map && !function; map = map->l_next) {
+        void *handle = *map->l_name ? dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+        function = handle ? dlsym(handle, name) : NULL;
+        if (handle) dlclose(handle);
+    }
+    return function;
 }
 
 /* Find a function as the library that calls has it: programs load theirs locally. */
@@ -215,6 +229,9 @@ static bool has_only_cpus(void *caller) {
     size_t (*count)(void) = (size_t (*)(void))seam_find_optional("ggml_backend_dev_count", caller);
     void *(*get)(size_t) = (void *(*)(size_t))seam_find_optional("ggml_backend_dev_get", caller);
     int (*type)(void *) = (int (*)(void *))seam_find_optional("ggml_backend_dev_type", caller);
+    if (!count) count = (size_t (*)(void))find_anywhere("ggml_backend_dev_count");
+    if (!get) get = (void *(*)(size_t))find_anywhere("ggml_backend_dev_get");
+    if (!type) type = (int (*)(void *))find_anywhere("ggml_backend_dev_type");
     if (!count || !get || !type) return false;
     for (size_t i = 0; i < count(); i++)
         if (type(get(i)) != 0 /* GGML_BACKEND_DEVICE_TYPE_CPU */) return false;
