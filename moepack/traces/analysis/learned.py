@@ -89,11 +89,8 @@ class UseCounter:
             keys = self._keys[layer] = [ExpertKey(layer, expert) for expert in range(size)]
             lengths = dict.fromkeys(keys, 1)
             self._caches[layer] = SimulatedCache(top, lengths, LeastRecentlyUsed)
-        hottest = learned.hottest_first()
-        for key in hottest:
-            self._caches[key.layer].admit(key)
-        for key in reversed(hottest):
-            self._caches[key.layer].refresh([key])
+        for key in reversed(learned.hottest_first()):
+            self._caches[key.layer].step([key], Tally())
 
     def add(self, layer: int, token_count: int, experts: Sequence[int]) -> None:
         """Count the routing of a layer: for each of `token_count` tokens as many experts, in turn.

@@ -23,9 +23,6 @@ class Policy(Protocol):
         `kept` has all experts of the last step.
         """
 
-    def remove(self, key: ExpertKey) -> None:
-        """Remove an expert out of turn."""
-
 
 class LeastRecentlyUsed:
     """LRU: evict the expert with the oldest last use."""
@@ -47,10 +44,6 @@ class LeastRecentlyUsed:
         if key is not None:
             del self._order[key]
         return key
-
-    def remove(self, key: ExpertKey) -> None:
-        """Remove an expert."""
-        del self._order[key]
 
 
 class Ranking:
@@ -93,10 +86,6 @@ class Ranking:
                 return key
         return None
 
-    def remove(self, key: ExpertKey) -> None:
-        """Remove an expert."""
-        self._resident.remove(key)
-
 
 class LeastFrequentlyUsed:
     """LFU: evict the expert that the fewest steps used, among equals by LRU.
@@ -112,7 +101,7 @@ class LeastFrequentlyUsed:
         self._ranks: dict[ExpertKey, int] = {}
         self._clock = 0
         self._ranking = Ranking(self._ranks.__getitem__)
-        self.evict, self.remove = self._ranking.pop, self._ranking.remove
+        self.evict = self._ranking.pop
 
     def record(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
         """Count a use of each."""
@@ -153,12 +142,11 @@ class LeastStale:
         for experts in (self._stale, *reversed(self._fresh.values())):
             key = _first(experts, kept)
             if key is not None:
-                self.remove(key)
+                self._remove(key)
                 return key
         return None
 
-    def remove(self, key: ExpertKey) -> None:
-        """Remove an expert."""
+    def _remove(self, key: ExpertKey) -> None:
         if key in self._stale:
             del self._stale[key]
             return
@@ -235,12 +223,6 @@ class S3Fifo:
             del self._main[key]
         return not uses
 
-    def remove(self, key: ExpertKey) -> None:
-        """Remove an expert."""
-        del self._uses[key]
-        for queue in (self._small, self._main):
-            queue.pop(key, None)
-
 
 class RandomEviction:
     """Evict any expert, as a policy that knows nothing does. The same each time."""
@@ -263,7 +245,7 @@ class RandomEviction:
         for number in range(count):
             key = self._keys[(start + number) % count]
             if key not in kept:
-                self.remove(key)
+                self._remove(key)
                 return key
         return None
 
@@ -275,8 +257,7 @@ class RandomEviction:
         x = ((x ^ x >> 27) * 0x94D049BB133111EB) & _BITS
         return x ^ x >> 31
 
-    def remove(self, key: ExpertKey) -> None:
-        """Remove an expert."""
+    def _remove(self, key: ExpertKey) -> None:
         index, last = self._index.pop(key), self._keys.pop()
         if last != key:
             self._keys[index] = last

@@ -230,7 +230,7 @@ def replay_prefetching(
     for is_decode, routed in _steps(spool, keys):
         recent = used.setdefault(routed[0].layer, OrderedDict())
         prefetched = {key for key in islice(reversed(recent), count) if key not in cache}
-        misses = cache.step(routed, Tally()).misses
+        misses = cache.step(routed, Tally())
         if is_decode:
             yield prefetched, misses
         for key in routed:
@@ -250,7 +250,7 @@ class Belady:
         self._next_ranks = map(operator.neg, steps)
         self._ranks: dict[ExpertKey, int] = {}
         self._ranking = Ranking(self._ranks.__getitem__)
-        self.evict, self.remove = self._ranking.pop, self._ranking.remove
+        self.evict = self._ranking.pop
 
     def record(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
         """Rank a step's experts by their next uses."""

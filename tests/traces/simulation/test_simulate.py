@@ -127,7 +127,7 @@ def test_guesses_are_what_a_layer_used_last_and_change_no_hits(
     for call, keys in steps_of(calls):
         recent: list[ExpertKey] = last[keys[0].layer]
         guessed = [key for key in recent[:guessed_count] if key not in cache]
-        misses = cache.step(keys, Tally()).misses
+        misses = cache.step(keys, Tally())
         if call.phase is Phase.DECODE:
             miss_count += len(misses)
             useful_count += len(set(guessed) & set(misses))
