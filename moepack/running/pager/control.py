@@ -190,6 +190,8 @@ class Control:
 
     def _read_ring(self, ring: int) -> Iterator[Selection]:
         head, tail = self._longs[ring // 8], self._longs[ring // 8 + 1]
+        if not 0 <= head - tail <= _RING_WORDS:  # damaged
+            tail = head
         while tail < head:
             word, row_count, column_count = self._read_words(ring, tail, 3)
             count = row_count * column_count

@@ -102,10 +102,12 @@ def test_moepack_ends_and_leaves_nothing(form: Form) -> None:
     assert open_files() == files
 
 
-NOISE = ([0, 2**32 - 1, 2**32 - 1], [2**32 - 1, 1, 1, 1], [0, 1, 1, 4_000_000_000])
+NOISE = ([0, 2**32 - 1, 2**32 - 1], [2**32 - 1, 1, 1, 1], [0, 1, 1, 4_000_000_000], [])
 
 
-@pytest.mark.parametrize("words", NOISE, ids=["too long", "no such layer", "no such expert"])
+@pytest.mark.parametrize(
+    "words", NOISE, ids=["too long", "no such layer", "no such expert", "endless"]
+)
 def test_a_ring_of_noise_harms_nobody(run: Paging, expected: Answers, words: list[int]) -> None:
     with run.program(*SLOTS) as program:
         assert program.ask(*PROMPTS[1]) == expected
@@ -117,7 +119,7 @@ def test_a_ring_of_noise_harms_nobody(run: Paging, expected: Answers, words: lis
             head = control._longs[ring // 8]
             for place, word in enumerate(words):
                 control._words[(ring + 4096) // 4 + (head + place) % (1 << 18)] = word
-            control._longs[ring // 8] = head + len(words)
+            control._longs[ring // 8] = head + (len(words) or 1 << 60)
 
         run.do(write)
         run.settle()
