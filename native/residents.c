@@ -287,7 +287,7 @@ static void end_ahead(struct residents *residents, uint32_t expert, bool is_used
     state->is_ahead = false;
     if (is_used || state->bytes == ABSENT) return;
     if (state->bytes == READING) {
-        state->is_cancelled = true;
+        state->is_cancelled = !residents->users[expert]; /* of a step that has not come to read it yet */
         return;
     }
     residents->tally.wasted_length += slot_length(residents->experts, expert);

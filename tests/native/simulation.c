@@ -25,7 +25,7 @@ static enum phase phases[MAX_CONTEXTS];
 static uint32_t turn = NO_EXPERT;             /* the context that takes slots */
 static uint32_t reading[MOST], reading_count; /* experts whose reads are in flight */
 static uint32_t content[1 << 16];             /* by page of the pool: 1 + the expert whose bytes are there, or 0 */
-static bool is_mapped[MOST];
+static bool is_mapped[MOST], may_fail[MAX_CONTEXTS]; /* as a read of an expert of its step has failed */
 static uint64_t looked_up;
 static uint32_t most_used; /* experts of a step */
 static uint32_t token_counts[MAX_CONTEXTS], counts[MAX_CONTEXTS][MOST_EXPERTS], step_layers[MAX_CONTEXTS];
@@ -135,6 +135,9 @@ static void end_reading(void) {
     reading[number] = reading[--reading_count];
     bool is_right = draw(50) != 0;
     if (is_right) set_content(expert, 1 + expert);
+    for (uint32_t c = 0; c < MAX_CONTEXTS && !is_right; c++)
+        for (uint32_t i = 0; i < residents.steps[c].used_count; i++)
+            if (residents.steps[c].used[i] == expert) may_fail[c] = true;
     residents_complete(&residents, expert, is_right);
     if (residents.states[expert].bytes == RESIDENT && residents.users[expert]) is_mapped[expert] = true;
 }
@@ -143,7 +146,10 @@ static void go_on(uint32_t context) {
     uint32_t expert;
     if (phases[context] == TAKING) {
         enum next_read next;
-        while ((next = residents_next(&residents, context, &expert)) == READ_NEXT) begin_reading(expert);
+        while ((next = residents_next(&residents, context, &expert)) == READ_NEXT) {
+            begin_reading(expert);
+            if (draw(4) == 0) return; /* the lock is left between any two */
+        }
         if (next == READ_WAIT) return;
         if (turn == context) turn = NO_EXPERT;
         phases[context] = READING_STEP;
@@ -153,6 +159,7 @@ static void go_on(uint32_t context) {
         if (residents.states[residents.steps[context].used[i]].bytes == RESIDENT) is_mapped[residents.steps[context].used[i]] = true;
     bool is_ready = residents_is_ready(&residents, context, &has_failed);
     if (has_failed) {
+        require(may_fail[context], "a step fails only where a read has failed");
         residents_release(&residents, context);
         phases[context] = IDLE;
     } else if (is_ready) {
@@ -183,6 +190,7 @@ static void begin_step(uint32_t context) {
     step_layers[context] = layer;
     if (context != UNANNOUNCED) prompts_begin(&prompts, &residents, layer, counts[context], token_counts[context]);
     residents_begin(&residents, context, layer, used, used_count);
+    may_fail[context] = false;
     phases[context] = TAKING;
     if (context != UNANNOUNCED) turn = context;
     go_on(context);

@@ -1,0 +1,34 @@
+"""Readers that announce what they read, and others that do not, share a cache: each gets right bytes."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.native.test_native import NATIVE, compile_with, sources
+from tests.support.children import PATIENCE
+
+
+@pytest.fixture(scope="session")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("readers") / "readers"
+    files = [one for one in sources("cache") if one.stem != "library"]
+    source = Path(__file__).parent / "readers.c"
+    flags = ("-std=gnu17", "-Wall", "-Wextra", "-g", "-O1", "-Wl,--wrap=pread")
+    libraries = ("-lm", "-lpthread", "-o", program)
+    compile_with("gcc", *flags, source, *files, NATIVE / "digest.c", *libraries)
+    return program
+
+
+@pytest.mark.parametrize("reads", [1, 2], ids=["uring", "threads"])
+@pytest.mark.parametrize("seed", range(3))
+def test_readers_get_the_bytes_of_their_experts(
+    readers: Path, tmp_path: Path, reads: int, seed: int
+) -> None:
+    words = (tmp_path / "file", reads, seed, 60)
+    run = subprocess.run(
+        [readers, *map(str, words)], capture_output=True, text=True, timeout=2 * PATIENCE
+    )
+    if run.returncode and "not permitted" in run.stdout:
+        pytest.skip(run.stdout)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
