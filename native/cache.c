@@ -402,9 +402,10 @@ static bool has_huge_pages(const struct cache *cache) { return cache->options.me
 /* Make the pages of a slot ready and queue the reads of its expert; the lock is held, and left meanwhile. */
 static void begin_read(struct cache *cache, uint32_t expert, bool is_ahead) {
     uint64_t slot = cache->residents.states[expert].slot, length = slot_length(cache->experts, expert);
+    bool is_prepared = has_huge_pages(cache);
     cache->beginning_count++;
     pthread_mutex_unlock(&cache->lock);
-    bool is_new = has_huge_pages(cache) && pool_prepare(&cache->pool, slot, length);
+    bool is_new = is_prepared && pool_prepare(&cache->pool, slot, length);
     pthread_mutex_lock(&cache->lock);
     cache->beginning_count--;
     queue_expert(cache, expert);
