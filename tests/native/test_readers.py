@@ -1,4 +1,4 @@
-"""Readers that announce what they read, and others that do not, share a cache: each gets right bytes."""
+"""Readers that announce what they read, and others that do not, get right bytes of one cache."""
 
 import subprocess
 from pathlib import Path
