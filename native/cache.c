@@ -180,11 +180,16 @@ static void measure_place(struct place *place, uint64_t length, uint64_t time) {
     place->measured_at = time;
 }
 
-/* Have the system read the pages at the edges of a part ahead: a program would wait for one after the other. */
-static void read_edges(int file, const struct part *part) {
-    uint64_t end = part->offset + part->length;
-    if (part->offset % PAGE) posix_fadvise(file, (off_t)part->offset, 1, POSIX_FADV_WILLNEED);
-    if (end % PAGE) posix_fadvise(file, (off_t)end - 1, 1, POSIX_FADV_WILLNEED);
+/* Have the system read the pages at the edges of an expert's parts ahead: a program would wait for one after the other.
+ * Without the lock: where many reads are queued, this waits for some. */
+static void read_edges(const struct cache *cache, uint32_t expert) {
+    for (uint32_t i = 0; i < layer_of(cache->experts, expert)->part_count; i++) {
+        const struct part *part = part_of(cache->experts, expert, i);
+        int file = cache->files[part->file].places[0].cached;
+        uint64_t end = part->offset + part->length;
+        if (part->offset % PAGE) posix_fadvise(file, (off_t)part->offset, 1, POSIX_FADV_WILLNEED);
+        if (end % PAGE) posix_fadvise(file, (off_t)end - 1, 1, POSIX_FADV_WILLNEED);
+    }
 }
 
 /* Queue a read of bytes of a file, from the start of a part; the lock is held, and there is a free tag. */
@@ -221,7 +226,6 @@ static void queue_expert(struct cache *cache, uint32_t expert) {
     cache->in_flight[expert] = (struct in_flight){0};
     for (uint32_t i = 0; i < part_count;) {
         const struct part *first = part_of(cache->experts, expert, i), *last = first;
-        if (cache->options.has_edges) read_edges(cache->files[first->file].places[0].cached, first);
         bool has_mirror = first->has_mirror;
         for (i++; i < part_count; i++) {
             const struct part *next = part_of(cache->experts, expert, i);
@@ -229,7 +233,6 @@ static void queue_expert(struct cache *cache, uint32_t expert) {
             bool is_beside = next->file == first->file && next->offset >= last->offset + last->length && gap < PAGE &&
                              next->offset - first->offset == (uint64_t)next->slot_offset - first->slot_offset;
             if (!is_beside) break;
-            if (cache->options.has_edges) read_edges(cache->files[next->file].places[0].cached, next);
             last = next;
             has_mirror = has_mirror && next->has_mirror;
         }
@@ -406,6 +409,7 @@ static void begin_read(struct cache *cache, uint32_t expert, bool is_ahead) {
     cache->beginning_count++;
     pthread_mutex_unlock(&cache->lock);
     bool is_new = is_prepared && pool_prepare(&cache->pool, slot, length);
+    if (cache->options.has_edges) read_edges(cache, expert);
     pthread_mutex_lock(&cache->lock);
     cache->beginning_count--;
     queue_expert(cache, expert);

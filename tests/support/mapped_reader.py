@@ -107,6 +107,8 @@ def main() -> None:
         elif what == "signal":
             os.kill(os.getpid(), signal.SIGSEGV)
             result = 0
+        elif what == "write":
+            result = ctypes.memset(address + len(expected) - 1, 0, 1)
         else:
             result = _in_child(model, address, expected, anew=what == "fork anew")
         print(json.dumps(result), flush=True)

@@ -49,8 +49,9 @@ def test_experts_for_multi_token_prediction_are_read_right(tmp_path: Path) -> No
         assert run.pager.usage.resident_length <= run.pager.usage.budget
 
 
-def test_threads_that_block_all_signals_read_right_and_sent_ones_end_a_program(
-    form: Form, tmp_path: Path
+@pytest.mark.parametrize("mistake", ["signal", "write"])
+def test_threads_that_block_all_signals_read_right_and_mistakes_end_a_program(
+    form: Form, tmp_path: Path, mistake: str
 ) -> None:
     expected = image_of(form("qwen3moe", "pack"), tmp_path / "expected")
     with (
@@ -58,7 +59,7 @@ def test_threads_that_block_all_signals_read_right_and_sent_ones_end_a_program(
         run.program(expected, module=READER) as program,
     ):
         assert program.call("blocked") == 0
-        assert program.call("signal") is None
+        assert program.call(mistake) is None
         assert program.process.wait(60) == -signal.SIGSEGV
 
 
