@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.test_native import compile_with, sources
+from tests.support.native import compile_with, sources
 from tests.support.pagers import Program, image_of, paging
 
 

@@ -1,34 +1,20 @@
 """The C of `native/` is without a complaint of compilers and sanitizers, alone and in programs."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from moepack.running.programs.compiling import SOURCES
-from moepack.running.programs.library import native_folder
-from tests.support.children import PATIENCE
 from tests.support.models import first_shard
+from tests.support.native import NATIVE, compile_with, sources
 from tests.support.needs import needs_llama
 from tests.support.pagers import SLOTS, Program, answers, paging
 
-NATIVE = native_folder()
 WARNINGS = ("-std=c17", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Werror")
 CONVERSION = ("-Wconversion", "-Wno-sign-conversion", "-Wno-maybe-uninitialized")
 DECISIONS = ("residents", "prompts", "order", "slots")
 SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-
-
-def compile_with(compiler: str, *arguments: str | Path) -> None:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"there is no {compiler} here")
-    run = subprocess.run([compiler, *arguments], capture_output=True, text=True, timeout=PATIENCE)
-    assert (run.returncode, run.stderr) == (0, "")
-
-
-def sources(name: str) -> list[Path]:
-    return [NATIVE / f"{one}.c" for one in SOURCES[name]]
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.test_native import NATIVE, compile_with, sources
 from tests.support.children import PATIENCE
+from tests.support.native import NATIVE, compile_with, sources
 
 
 @pytest.fixture(scope="session")
