@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ import pytest
 import moepack
 from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.hubs import REPOSITORY, hub_of
-from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.pulls import copy_pack, store_of_packs
 from tests.support.remote_servers import FakeHub
@@ -116,19 +116,12 @@ def part(hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield tmp_path / "part"
 
 
-def test_a_part_of_a_pack_runs_with_experts_from_where_it_came(part: Path, cli: Run) -> None:
-    asked = ("-p", "Hello", "-n", "7", "-q", "--memory", "floor", *SMALL)
-    expected = cli("run", first_shard("qwen3moe"), *asked)
+def test_a_part_of_a_pack_is_not_run_and_the_hint_brings_the_rest(part: Path, cli: Run) -> None:
+    asked = ("-p", "Hello", "-n", "7", "--memory", "floor", *SMALL)
     end = cli("run", part, *asked, env=os.environ)
-    assert (end.returncode, end.stdout) == (0, expected.stdout), end.stderr
-
-
-def test_a_part_of_a_pack_without_its_store_says_which_expert_is_missing(
-    part: Path, tmp_path: Path, cli: Run
-) -> None:
-    shutil.rmtree(tmp_path / "store")
-    end = cli("run", part, "-p", "Hello", "-n", "7", "--memory", "floor", *SMALL, env=os.environ)
-    assert end.returncode != 0
-    assert "the pack is not there any more" in end.stderr
-    assert "layer " in end.stderr
-    assert "moepack pull" in end.stderr
+    assert end.returncode == 2
+    assert "a part of the pack is not here" in end.stderr
+    (hint,) = (line for line in end.stderr.splitlines() if line.startswith("hint: "))
+    _, _, command = hint.partition("moepack ")
+    assert cli(*shlex.split(command.rstrip("`")), env=os.environ).returncode == 0, hint
+    assert cli("run", part, *asked, "-q", env=os.environ).returncode == 0

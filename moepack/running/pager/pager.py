@@ -49,12 +49,12 @@ class PagerOptions(NamedTuple):
     `memory` is the bytes for experts, in whole pages, or a text: `8GiB`, `50%` of this machine's
     memory, `floor` for the least that works; by default the free memory, from second to second. Of
     the hottest, up to `pinned` bytes (`2GiB`, `10%` of the experts) are never evicted; None leaves
-    it to the counts of earlier runs. `policy` is one of `moepack.caching`'s, `backend` and `check`
-    are the reader's. `micro_batch` is how many tokens programs compute at once: the experts of one
-    such step have to fit. `most_used` in earlier runs, the most used first, are read while a
-    program loads, as far as there is space; with `pins_most_used` the first are evicted last. A
-    token uses `experts_used` in each layer, by default as many as the model states. `beside` is
-    bytes that programs are yet to take beside experts, and left of the free memory.
+    it to the counts of earlier runs. `policy`, `backend` and `check` are names in POLICIES,
+    BACKENDS and CHECKS of `table`. `micro_batch` is how many tokens programs compute at once: the
+    experts of one such step have to fit. `most_used` in earlier runs, the most used first, are read
+    while a program loads, as far as there is space; with `pins_most_used` the first are evicted
+    last. A token uses `experts_used` in each layer, by default as many as the model states.
+    `beside` is bytes that programs are yet to take beside experts, and left of the free memory.
     """
 
     memory: Size | None = None
@@ -75,8 +75,8 @@ class Pager(Closing):
     `failed` is called with each error for which a program could not go on. With `records`
     selections are recorded for `pop_calls`; with `counts` those of steps of few tokens are kept for
     `pop_selections`, unless all experts stay in memory. Raises SourceError for a model without
-    experts, PackError for one that llama.cpp does not run, RequestError for unknown options and for
-    too little memory, and OSError.
+    experts, PackError for one that llama.cpp does not run, RequestError for a part of a pack, for
+    unknown options and for too little memory, and OSError.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Pager(Closing):
         """Of the layers that every program runs: few use those for multi-token prediction."""
         if not self._shape.routed:
             raise SourceError("no layer has routed experts", path=pack.path)
+        pack.require_complete()
         self._pack = pack
         self._failed = failed
         self._selections: list[Selection] | None = [] if counts else None
