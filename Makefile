@@ -10,6 +10,8 @@ define CHECK
 $(BIN)/ruff check moepack tests benchmarks conformance examples hatch_build.py
 $(BIN)/ruff format --check moepack tests benchmarks conformance examples hatch_build.py
 $(BIN)/mypy
+@! command -v cppcheck >/dev/null || cppcheck --quiet --std=c17 --error-exitcode=1 --enable=warning,performance,portability \
+    --suppress=ctuuninitvar --suppress=nullPointerRedundantCheck --suppress=toomanyconfigs native tests/native
 endef
 
 # Tests start hundreds of interpreters: without bytecode each of them compiles moepack again.
