@@ -18,7 +18,7 @@ enum {
     CAPACITY = 4096,      /* reads in flight */
     WAIT = 250,           /* milliseconds after which a waiting thread looks again */
     AHEAD_LIMIT = 64 << 20, /* bytes ahead in flight: demanded reads wait for these at most */
-    BATCH = 64,
+    BATCH = 16,           /* reads that one thread ends: digests of others are computed by others meanwhile */
     LEAST_FOR_HUGE_PAGES = 64 << 20,
 };
 
@@ -375,9 +375,9 @@ static bool collect(struct cache *cache) {
         struct pending pending;
         uint32_t expert = end_read(cache, &ended[i], &pending);
         if (expert != NO_EXPERT) complete(cache, expert);
+        pthread_cond_broadcast(&cache->changed);
     }
     publish(cache);
-    pthread_cond_broadcast(&cache->changed);
     return true;
 }
 
@@ -484,6 +484,7 @@ static int finish_step(struct cache *cache, uint32_t context, struct cache_error
     publish(cache);
     if (!has_failed) return CACHE_OK;
     residents_release(&cache->residents, context);
+    pthread_cond_broadcast(&cache->changed); /* what it released */
     *error = cache->error;
     return error->code ? error->code : fail(error, CACHE_READ_FAILED, EIO, "an expert could not be read");
 }

@@ -176,8 +176,8 @@ static void give_up(uint32_t number) {
     taken[number].address = NULL;
 }
 
-/* Serve the pages around an address of the image's region. */
-static void serve_chunk(char *address, const struct region *region) {
+/* Serve the pages around an address of the image's region; return their end. */
+static const char *serve_chunk(char *address, const struct region *region) {
     uint64_t start, end;
     find_chunk(region, (region->start + (uint64_t)(address - region->address)) / PAGE * PAGE, &start, &end);
     pthread_mutex_lock(&lock);
@@ -189,6 +189,7 @@ static void serve_chunk(char *address, const struct region *region) {
     taken[number].length = end - start;
     if (!map_fixed(taken[number].address, end - start, chunk_file, place)) seam_end(NO_MORE_MAPS);
     pthread_mutex_unlock(&lock);
+    return region->address + (end - region->start);
 }
 
 void faults_forget(const char *from, const char *to) {
@@ -201,8 +202,7 @@ void faults_forget(const char *from, const char *to) {
 void faults_bring_range(const void *address, uint64_t length) {
     struct region region;
     const char *end = (const char *)address + length;
-    for (const char *page = (const char *)((uintptr_t)address / PAGE * PAGE); page < end; page += PAGE)
-        if (regions_find(page, &region)) serve_chunk((char *)(uintptr_t)page, &region);
+    for (const char *page = address; page < end && regions_find(page, &region);) page = serve_chunk((char *)(uintptr_t)page, &region);
 }
 
 static void bring(uint32_t expert) {

@@ -279,6 +279,7 @@ static void *attach_caller;
 
 static void attach(void) {
     if (!getenv("MOEPACK_TABLE")) return;
+    if (sysconf(_SC_PAGESIZE) != PAGE) seam_end("the pages of this system are not of 4 KiB: experts cannot be mapped");
     int file = open_shared("MOEPACK_TABLE", O_RDONLY);
     const struct table *table = map_shared(file, PROT_READ);
     close(file);
