@@ -102,7 +102,12 @@ def test_moepack_ends_and_leaves_nothing(form: Form) -> None:
     assert open_files() == files
 
 
-NOISE = ([0, 2**32 - 1, 2**32 - 1], [2**32 - 1, 1, 1, 1], [0, 1, 1, 4_000_000_000], [])
+NOISE: tuple[list[int], ...] = (
+    [0, 2**32 - 1, 2**32 - 1],
+    [2**32 - 1, 1, 1, 1],
+    [0, 1, 1, 4_000_000_000],
+    [],
+)
 
 
 @pytest.mark.parametrize(
