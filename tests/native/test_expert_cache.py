@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 
 import moepack
-from moepack import ExpertCache, MachineError, PackError, RequestError
+from conformance import make_packs
+from moepack import ExpertCache, MachineError, MoepackError, PackError, RequestError
 from moepack.packing.shard_index import index_model
 from moepack.running.programs.compiling import SOURCES
 from moepack.running.programs.library import native_folder
 from tests.support.c_compiler import HEADER, SANITIZERS, compiled
 from tests.support.children import in_threads, run_child, run_command, wait_until, within
-from tests.support.models import REAL_MODELS, first_shard, flip, on_disk
+from tests.support.models import REAL_MODELS, first_shard, flip, keys_of, on_disk
 from tests.support.reads import in_child
 
 POLICIES = ("lru", "lfu", "layer", "layer+lfu", "s3fifo", "least-stale", "random")
+PACKS = sorted(path for path in make_packs.FOLDER.iterdir() if path.is_dir())
 BACKENDS = ("uring", "direct", "buffered")
 WRAPPED = ("malloc", "calloc", "memfd_create", "ftruncate", "mmap", "pthread_create", "syscall")
 
@@ -59,6 +61,12 @@ def is_right(cache: ExpertCache, layer: int, experts: list[int], **options: int)
             assert view == on_disk(cache.pack.locate(layer, expert, name))
 
 
+def read_all(path: Path) -> None:
+    with moepack.open(path) as pack, pack.reader() as reader:
+        for layer, expert in keys_of(pack):
+            reader.read(layer, expert)
+
+
 def use_all(cache: ExpertCache, seed: int) -> None:
     """Use steps of every layer, at random, and all experts of some."""
     chance = random.Random(seed)
@@ -88,6 +96,26 @@ def test_the_bytes_are_those_of_the_pack(
             continue
         with cache:
             use_all(cache, next(seeds))
+
+
+@pytest.mark.parametrize("path", PACKS, ids=lambda path: path.name)
+def test_packs_of_every_kind_give_what_a_reader_gives(path: Path) -> None:
+    try:
+        cache = ExpertCache(path, "1GiB", check="always")
+    except MoepackError:
+        with pytest.raises(MoepackError):
+            read_all(path)
+        return
+    with cache, cache.pack.reader() as reader:
+        for layer, expert in keys_of(cache.pack):
+            names = [part.name for part in cache.pack.parts(layer)]
+            try:
+                expected = [bytes(reader.read(layer, expert, name)) for name in names]
+            except MoepackError:
+                with pytest.raises(MoepackError):
+                    cache.use(layer, [expert])
+            else:
+                assert list(cache.use(layer, [expert])[0].values()) == expected
 
 
 def test_prompts_are_steps_of_many_tokens(packs: dict[str, Path]) -> None:
