@@ -35,7 +35,8 @@
  * step more than there are contexts, none waits for another; with less, release a context before its thread waits for
  * anything else, and never use two in turn in one thread. A step that is larger than all memory waits until no
  * other context has experts, and takes more until it is released. The memory is shared memory (memfd) in whole pages, and
- * comes as it is needed. Beside it the tables take a MiB, and less than a KiB for each expert of the model.
+ * comes as it is needed; from 64 MiB on in huge ones, of which up to 2 MiB for each length of experts are more than was
+ * set. Beside it the tables take a MiB, and less than a KiB for each expert of the model.
  *
  * Threads: all functions may be called in any thread, each context in one at a time; moepack_cache_close is the last. The
  * library has a thread of its own, and eight more where there is no io_uring; none of them takes signals. After fork, only
