@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -222,7 +223,7 @@ def test_a_missing_file_and_a_short_one_are_errors(pack_copy: Path) -> None:
 def test_threads_use_contexts_of_their_own(packs: dict[str, Path]) -> None:
     path = packs["qwen3moe"]
     with ExpertCache(path, least_memory(path, 2), experts_used=2, check="always") as cache:
-        layers = cache.pack.layers
+        layers, seconds = cache.pack.layers, []
 
         def work(number: int) -> None:
             chance = random.Random(number)
@@ -230,7 +231,10 @@ def test_threads_use_contexts_of_their_own(packs: dict[str, Path]) -> None:
                 for _ in range(150):
                     layer = chance.choice(layers)
                     experts = chance.sample(range(cache.pack.expert_count(layer)), 2)
-                    for expert, parts in zip(experts, context.use(layer, experts), strict=True):
+                    started = time.monotonic()
+                    got = context.use(layer, experts)
+                    seconds.append(time.monotonic() - started)
+                    for expert, parts in zip(experts, got, strict=True):
                         for name, view in parts.items():
                             assert view == on_disk(cache.pack.locate(layer, expert, name))
                     cache.prefetch(layer, experts[::-1])
@@ -238,6 +242,8 @@ def test_threads_use_contexts_of_their_own(packs: dict[str, Path]) -> None:
 
         in_threads(4, work)
         assert cache.usage.hit_count + cache.usage.miss_count == 4 * 150 * 2
+        # A thread looks again after 0.25 s: it must not have to.
+        assert sum(one > 0.2 for one in seconds) < 5
 
 
 def test_contexts_keep_their_experts_and_are_given_back(cache: ExpertCache) -> None:
