@@ -53,7 +53,7 @@ conformance: $(VENV)/developing
 	$(BIN)/python conformance/make_traces.py
 	$(BIN)/python -m conformance.make_packs
 
-# For others: the preloaded library in them is compiled for x86-64 and for ARM, by zig for both.
+# For others: the libraries of native/ in them are compiled for x86-64 and for ARM, by zig for both.
 wheels: $(VENV)/developing
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'ziglang>=0.15'
 	$(BIN)/python -m hatchling build -t sdist

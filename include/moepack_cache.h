@@ -27,15 +27,16 @@
  *     // parts[n * family->parts_per_blob + p]: kind->length bytes of part p of expert experts[n]
  *
  * The bytes are those of the GGUF, and stay where they are until the context's next use or its release; read them, never
- * write to them. A pack's parts start at multiples of its alignment (header->part_alignment); those of an index over
+ * write to them. A pack's weights start at multiples of its alignment (header->part_alignment); those of an index over
  * shards (`moepack index`), which works like a pack, only where the GGUF has them (32 bytes). Up to the end of its page
  * more may be read than a part has.
  *
  * Memory: each context keeps the experts of its last step, and a use waits while these leave no room. With room for one
  * step more than there are contexts, none waits for another; with less, release a context before its thread waits for
- * anything else, and never use two in turn in one thread. A step that is larger than all memory takes more, until it is
- * released. The memory is shared memory (memfd) in whole pages, and comes as it is needed. Beside it the tables take some
- * hundred bytes for each expert of the model.
+ * anything else, and never use two in turn in one thread. A step that is larger than all memory waits until no
+ * other context has experts, and takes more until it is released. The memory is shared memory (memfd) in whole pages, and
+ * comes as it is needed; from 64 MiB on in huge ones, of which up to 2 MiB for each length of experts are more than was
+ * set. Beside it the tables take a MiB, and less than a KiB for each expert of the model.
  *
  * Threads: all functions may be called in any thread, each context in one at a time; moepack_cache_close is the last. The
  * library has a thread of its own, and eight more where there is no io_uring; none of them takes signals. After fork, only

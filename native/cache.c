@@ -18,7 +18,6 @@ enum {
     CAPACITY = 4096,      /* reads in flight */
     WAIT = 250,           /* milliseconds after which a waiting thread looks again */
     AHEAD_LIMIT = 64 << 20, /* bytes ahead in flight: demanded reads wait for these at most */
-    BATCH = 16,           /* reads that one thread ends: digests of others are computed by others meanwhile */
     LEAST_FOR_HUGE_PAGES = 64 << 20,
 };
 
@@ -366,24 +365,25 @@ static void publish(struct cache *cache) {
     set(&statistics->is_warming, !cache->has_stepped && cache->warm_up_next < cache->warm_up_count);
 }
 
-/* Take all reads that have ended; the lock is held, and left meanwhile. */
+/* Take a read that has ended; the lock is held, and left meanwhile. Nobody does while a thread waits for the drive: that
+ * would wait on for what was taken. One at a time, so that others take the next meanwhile. */
 static bool collect(struct cache *cache) {
-    struct ended ended[BATCH];
-    uint32_t count = drive_collect(cache->drive, ended, BATCH);
-    if (!count) return false;
-    for (uint32_t i = 0; i < count; i++) {
-        struct pending pending;
-        uint32_t expert = end_read(cache, &ended[i], &pending);
-        if (expert != NO_EXPERT) complete(cache, expert);
-        pthread_cond_broadcast(&cache->changed);
-    }
+    struct ended ended;
+    struct pending pending;
+    if (cache->is_waiting || !drive_collect(cache->drive, &ended, 1)) return false;
+    cache->collecting_count++;
+    uint32_t expert = end_read(cache, &ended, &pending);
+    if (expert != NO_EXPERT) complete(cache, expert);
+    cache->collecting_count--;
     publish(cache);
+    pthread_cond_broadcast(&cache->changed);
     return true;
 }
 
-/* Wait for any change: as the one who waits for the drive, or for that one. The lock is held, and left meanwhile. */
+/* Wait for any change: as the one who waits for the drive, or for that one, or for who has taken a read. The lock is
+ * held, and left meanwhile. */
 static void wait_for_change(struct cache *cache) {
-    if (cache->is_waiting || !cache->pending_count) {
+    if (cache->is_waiting || cache->collecting_count || !cache->pending_count) {
         pthread_cond_wait(&cache->changed, &cache->lock);
         return;
     }

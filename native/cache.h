@@ -116,6 +116,7 @@ struct cache {
     uint32_t beginning_count; /* experts whose reads are about to be queued */
     uint64_t ahead_in_flight; /* bytes */
     bool is_waiting;          /* a thread waits for the drive */
+    uint32_t collecting_count; /* threads that have taken a read which has ended */
     uint32_t turn;            /* the context that takes slots, or NO_CONTEXT */
     uint32_t *counts;         /* by a layer's experts: tokens of the current step; by context */
     struct cache_error error; /* of the last read that failed */

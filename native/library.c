@@ -295,6 +295,7 @@ moepack_code moepack_cache_use(moepack_cache *cache, uint32_t context, uint32_t 
     struct cache_error problem;
     size_t count = (size_t)rows * columns;
     moepack_code code = find_layer(cache, layer, experts, count, &index, error);
+    if (code) moepack_cache_release(cache, context);
     if (code) return code;
     if (!is_taken(cache, context)) return refuse(error, MOEPACK_ERR_NO_SUCH, "no context %u", context);
     if (cache_use(&cache->cache, context, index, experts, rows, columns, &problem)) return translate(&problem, error);

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -144,6 +145,12 @@ def _view(opened: _OpenCache, address: int, length: int) -> memoryview:
     return memoryview(array).cast("B").toreadonly()
 
 
+def _experts_used(pack: Pack) -> int:
+    source = pack.manifest.source
+    used = (source.experts_used_in(pack.families(layer)[0], layer) or 0 for layer in pack.layers)
+    return max(used, default=0)
+
+
 class ExpertCache(Closing):
     """Experts of the pack or index in the folder `path`, within `memory` bytes, for computing.
 
@@ -179,9 +186,9 @@ class ExpertCache(Closing):
         try:
             self.pack.require_files()
             self.pack.require_complete()
-            used = experts_used or self.pack.shape.experts_used or 0
-            choices = (used, _CHECKS.index(check), _BACKENDS.index(backend))
-            options = _Options(self._length(memory), policy.encode(), None, *choices)
+            choices = (_CHECKS.index(check), _BACKENDS.index(backend))
+            used = experts_used or _experts_used(self.pack)
+            options = _Options(self._length(memory), policy.encode(), None, used, *choices)
             self._open: _OpenCache | None = _OpenCache(folder, options)
             self._own = CacheContext(self)
         except BaseException:
@@ -229,7 +236,7 @@ class ExpertCache(Closing):
 
     def _numbers(self, layer: int, experts: Iterable[int]) -> "ctypes.Array[ctypes.c_int32]":
         self._require_open()
-        numbers, count = [int(one) for one in experts], self.pack.expert_count(layer)
+        numbers, count = list(map(operator.index, experts)), self.pack.expert_count(layer)
         for number in numbers:
             if not 0 <= number < count:
                 problem, expected = f"layer {layer} has no expert {number}", f"0 to {count - 1}"

@@ -6,22 +6,25 @@ import random
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import moepack
-from moepack import ExpertCache, MachineError, PackError, RequestError
+from conformance import make_packs
+from moepack import ExpertCache, MachineError, MoepackError, PackError, RequestError
 from moepack.packing.shard_index import index_model
 from moepack.running.programs.compiling import SOURCES
 from moepack.running.programs.library import native_folder
 from tests.support.c_compiler import HEADER, SANITIZERS, compiled
 from tests.support.children import in_threads, run_child, run_command, wait_until, within
-from tests.support.models import REAL_MODELS, first_shard, flip, on_disk
+from tests.support.models import REAL_MODELS, first_shard, flip, keys_of, on_disk
 from tests.support.reads import in_child
 
 POLICIES = ("lru", "lfu", "layer", "layer+lfu", "s3fifo", "least-stale", "random")
+PACKS = sorted(path for path in make_packs.FOLDER.iterdir() if path.is_dir())
 BACKENDS = ("uring", "direct", "buffered")
 WRAPPED = ("malloc", "calloc", "memfd_create", "ftruncate", "mmap", "pthread_create", "syscall")
 
@@ -59,6 +62,12 @@ def is_right(cache: ExpertCache, layer: int, experts: list[int], **options: int)
             assert view == on_disk(cache.pack.locate(layer, expert, name))
 
 
+def read_all(path: Path) -> None:
+    with moepack.open(path) as pack, pack.reader() as reader:
+        for layer, expert in keys_of(pack):
+            reader.read(layer, expert)
+
+
 def use_all(cache: ExpertCache, seed: int) -> None:
     """Use steps of every layer, at random, and all experts of some."""
     chance = random.Random(seed)
@@ -88,6 +97,26 @@ def test_the_bytes_are_those_of_the_pack(
             continue
         with cache:
             use_all(cache, next(seeds))
+
+
+@pytest.mark.parametrize("path", PACKS, ids=lambda path: path.name)
+def test_packs_of_every_kind_give_what_a_reader_gives(path: Path) -> None:
+    try:
+        cache = ExpertCache(path, "1GiB", check="always")
+    except MoepackError:
+        with pytest.raises(MoepackError):
+            read_all(path)
+        return
+    with cache, cache.pack.reader() as reader:
+        for layer, expert in keys_of(cache.pack):
+            names = [part.name for part in cache.pack.parts(layer)]
+            try:
+                expected = [bytes(reader.read(layer, expert, name)) for name in names]
+            except MoepackError:
+                with pytest.raises(MoepackError):
+                    cache.use(layer, [expert])
+            else:
+                assert list(cache.use(layer, [expert])[0].values()) == expected
 
 
 def test_prompts_are_steps_of_many_tokens(packs: dict[str, Path]) -> None:
@@ -194,7 +223,7 @@ def test_a_missing_file_and_a_short_one_are_errors(pack_copy: Path) -> None:
 def test_threads_use_contexts_of_their_own(packs: dict[str, Path]) -> None:
     path = packs["qwen3moe"]
     with ExpertCache(path, least_memory(path, 2), experts_used=2, check="always") as cache:
-        layers = cache.pack.layers
+        layers, seconds = cache.pack.layers, []
 
         def work(number: int) -> None:
             chance = random.Random(number)
@@ -202,7 +231,10 @@ def test_threads_use_contexts_of_their_own(packs: dict[str, Path]) -> None:
                 for _ in range(150):
                     layer = chance.choice(layers)
                     experts = chance.sample(range(cache.pack.expert_count(layer)), 2)
-                    for expert, parts in zip(experts, context.use(layer, experts), strict=True):
+                    started = time.monotonic()
+                    got = context.use(layer, experts)
+                    seconds.append(time.monotonic() - started)
+                    for expert, parts in zip(experts, got, strict=True):
                         for name, view in parts.items():
                             assert view == on_disk(cache.pack.locate(layer, expert, name))
                     cache.prefetch(layer, experts[::-1])
@@ -210,6 +242,8 @@ def test_threads_use_contexts_of_their_own(packs: dict[str, Path]) -> None:
 
         in_threads(4, work)
         assert cache.usage.hit_count + cache.usage.miss_count == 4 * 150 * 2
+        # A thread looks again after 0.25 s: it must not have to.
+        assert sum(one > 0.2 for one in seconds) < 5
 
 
 def test_contexts_keep_their_experts_and_are_given_back(cache: ExpertCache) -> None:

@@ -20,12 +20,12 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@pytest.mark.parametrize("reads", [0, 2], ids=["auto", "threads"])
+@pytest.mark.parametrize(("reads", "fails"), [(0, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize("seed", range(3))
 def test_readers_get_the_bytes_of_their_experts(
-    readers: Path, tmp_path: Path, reads: int, seed: int
+    readers: Path, tmp_path: Path, reads: int, seed: int, fails: int
 ) -> None:
-    words = (tmp_path / "file", reads, seed, 60)
+    words = (tmp_path / "file", reads, seed, 60, fails)
     run = subprocess.run(
         [readers, *map(str, words)], capture_output=True, text=True, timeout=2 * PATIENCE
     )

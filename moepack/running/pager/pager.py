@@ -177,7 +177,9 @@ class Pager(Closing):
     @property
     def backend(self) -> str:
         """The name of the way in which experts are read; `auto` before any program has begun."""
-        return _KINDS[self._control.reads()] if self._backend == "auto" else self._backend
+        if self._backend != "auto":
+            return self._backend
+        return _KINDS.get(self._control.reads(), "auto")
 
     @property
     def experts_used(self) -> int | None:
@@ -309,9 +311,9 @@ class Pager(Closing):
 
     def _to_error(self, error: ProgramError) -> MoepackError:
         """Return what a program's cache met as the error that a reader raises for it."""
-        if error.expert is None:
+        part = None if error.expert is None else self._experts.part_of(error.expert, error.part)
+        if part is None:
             return MachineError(error.problem)
-        part = self._experts.part_of(error.expert, error.part)
         path = part.path
         if error.is_of_mirror and self._pack.mirror is not None:
             path = self._pack.mirror.path / path.name

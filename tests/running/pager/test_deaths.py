@@ -102,7 +102,12 @@ def test_moepack_ends_and_leaves_nothing(form: Form) -> None:
     assert open_files() == files
 
 
-NOISE: tuple[list[int], ...] = ([0, 2**32 - 1, 2**32 - 1], [2**32 - 1, 1, 1, 1], [0, 1, 1, 4_000_000_000], [])
+NOISE: tuple[list[int], ...] = (
+    [0, 2**32 - 1, 2**32 - 1],
+    [2**32 - 1, 1, 1, 1],
+    [0, 1, 1, 4_000_000_000],
+    [],
+)
 
 
 @pytest.mark.parametrize(
@@ -125,3 +130,23 @@ def test_a_ring_of_noise_harms_nobody(run: Paging, expected: Answers, words: lis
         run.settle()
         assert program.ask(*PROMPTS[1]) == expected
     assert not run.failures
+
+
+def test_an_error_of_noise_is_one_of_the_program(run: Paging, expected: Answers) -> None:
+    with run.program(*SLOTS) as program:
+        assert program.ask(*PROMPTS[1]) == expected
+
+        def write(pager: object) -> None:
+            control = run.pager._control
+            (number,) = control.live()
+            start = (4096 + number * 3 * 4096) // 4
+            control._words[start + 1] = 77  # the kind of reads
+            control._words[start + 2 + 2 * 12 + 1] += 1
+            for word in range(8):
+                control._words[start + 2 + 2 * 12 + 2 + word] = 0x7FFFFFF0 + word
+
+        run.do(write)
+        run.settle()
+        assert run.pager.backend == "auto"
+        assert program.ask(*PROMPTS[1]) == expected
+    assert len(run.failures) == 1
