@@ -141,15 +141,6 @@ static void *map_model(uint32_t file, size_t length, int descriptor, off_t offse
     return address;
 }
 
-EXPORT void *mmap(void *address, size_t length, int protection, int flags, int descriptor, off_t offset) {
-    bool may_be = descriptor >= 0 && (flags & MAP_SHARED) && !(protection & PROT_WRITE) && !(flags & MAP_FIXED);
-    int file = may_be && getenv("MOEPACK_TABLE") ? seam_find_file(descriptor, __builtin_return_address(0)) : -1;
-    if (file >= 0) return map_model((uint32_t)file, length, descriptor, offset);
-    return real_mmap(address, length, protection, flags, descriptor, offset);
-}
-
-ALIAS(mmap) void *mmap64(void *, size_t, int, int, int, off_t);
-
 /* Cut a range out of the regions: what is left of one before it, and behind it. Held: the lock. */
 static void cut(char *from, char *to) {
     for (uint32_t i = 0; i < region_count; i++) {
@@ -176,6 +167,27 @@ EXPORT int munmap(void *start, size_t length) {
     regions_unlock();
     return result;
 }
+
+/* Map something else where a file of the model may be. */
+static void *map_over(char *address, size_t length, int protection, int flags, int descriptor, off_t offset) {
+    char *end = address + (length + PAGE - 1) / PAGE * PAGE;
+    if (seam.is_image) faults_forget(address, end);
+    regions_lock();
+    void *mapped = real_mmap(address, length, protection, flags, descriptor, offset);
+    if (mapped != MAP_FAILED) cut(address, end);
+    regions_unlock();
+    return mapped;
+}
+
+EXPORT void *mmap(void *address, size_t length, int protection, int flags, int descriptor, off_t offset) {
+    bool may_be = descriptor >= 0 && (flags & MAP_SHARED) && !(protection & PROT_WRITE) && !(flags & MAP_FIXED);
+    int file = may_be && getenv("MOEPACK_TABLE") ? seam_find_file(descriptor, __builtin_return_address(0)) : -1;
+    if (file >= 0) return map_model((uint32_t)file, length, descriptor, offset);
+    if (flags & MAP_FIXED && region_count) return map_over(address, length, protection, flags, descriptor, offset);
+    return real_mmap(address, length, protection, flags, descriptor, offset);
+}
+
+ALIAS(mmap) void *mmap64(void *, size_t, int, int, int, off_t);
 
 /* ---- what programs ask of the whole model ---- */
 

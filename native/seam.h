@@ -9,8 +9,8 @@
  * - in a GGUF as it lies: the file itself, as the program would have it without us;
  * - in the image of a pack: nothing that can be read: an access is a fault, which brings the expert.
  *
- * Locks, in this order: state (contexts), the cache's, regions. A fault takes the cache's and that of regions, in a
- * thread that computes and has none.
+ * Locks, in this order: state (contexts), the cache's, regions. A fault takes the cache's and that of regions, or that of
+ * chunks, which has none behind it, in a thread that computes and has none; other signals wait until it is served.
  */
 #ifndef SEAM_H
 #define SEAM_H

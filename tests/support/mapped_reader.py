@@ -62,13 +62,13 @@ def _compare_blocked(address: int, expected: bytes) -> int:
     return _compare(address, expected, 2, 1)
 
 
-def _renew(path: str, address: int, expected: bytes) -> int:
+def _renew(path: str, address: int, expected: bytes, *, is_unmapped: bool) -> int:
     """Have other memory where the model was mapped, read the model elsewhere; return differences.
 
     Nothing may be asked after it.
     """
-    assert _LIBC.munmap(address, len(expected)) == 0
-    kinds = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
+    assert not is_unmapped or _LIBC.munmap(address, len(expected)) == 0
+    kinds = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
     other = _LIBC.mmap(address, len(expected), mmap.PROT_READ | mmap.PROT_WRITE, kinds, -1, 0)
     assert other == address
     ctypes.memset(address, 7, len(expected))
@@ -99,8 +99,8 @@ def main() -> None:
         what, *arguments = json.loads(line)
         if what == "compare":
             result = _compare(address, expected, *arguments)
-        elif what == "renew":
-            result = _renew(model, address, expected)
+        elif what in ("renew", "cover"):
+            result = _renew(model, address, expected, is_unmapped=what == "renew")
         elif what == "blocked":
             with ThreadPoolExecutor(1) as pool:  # all inherit what this one blocks
                 result = pool.submit(_compare_blocked, address, expected).result()
