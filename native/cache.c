@@ -353,6 +353,12 @@ static void complete(struct cache *cache, uint32_t expert) {
     if (is_wanted && cache->owner.map) cache->owner.map(cache->owner.data, expert);
 }
 
+/* Is there more to read before it is used? After the first step pinned experts alone, which come first. */
+static bool is_warming(const struct cache *cache) {
+    if (cache->warm_up_next >= cache->warm_up_count) return false;
+    return !cache->has_stepped || cache->residents.states[cache->warm_up[cache->warm_up_next]].is_pinned;
+}
+
 static void publish(struct cache *cache) {
     const struct residents *residents = &cache->residents;
     struct cache_statistics *statistics = cache->statistics;
@@ -362,7 +368,7 @@ static void publish(struct cache *cache) {
     set(&statistics->resident_length, residents->resident_length);
     set(&statistics->slots_length, residents->slots.length);
     set(&statistics->holds_all, residents_holds_all(residents));
-    set(&statistics->is_warming, !cache->has_stepped && cache->warm_up_next < cache->warm_up_count);
+    set(&statistics->is_warming, is_warming(cache));
 }
 
 /* Take a read that has ended; the lock is held, and left meanwhile. Nobody does while a thread waits for the drive: that
@@ -563,17 +569,17 @@ void cache_warm_up(struct cache *cache, const uint32_t *experts, uint32_t count,
     cache->favoured_length = favoured_length;
 }
 
-/* Read the next experts of the warm-up, as long as there is room. */
+/* Read the next experts of the warm-up, as long as there is room. One that is there was used before it was announced. */
 static void begin_warm_up(struct cache *cache) {
-    while (!cache->has_stepped && cache->warm_up_next < cache->warm_up_count && has_tags(cache) &&
-           cache->ahead_in_flight < AHEAD_LIMIT) {
+    while (is_warming(cache) && has_tags(cache) && cache->ahead_in_flight < AHEAD_LIMIT) {
         uint32_t expert = cache->warm_up[cache->warm_up_next];
-        if (!residents_admit(&cache->residents, expert)) {
+        bool is_there = cache->residents.states[expert].bytes != ABSENT;
+        if (!is_there && !residents_admit(&cache->residents, expert)) {
             cache->warm_up_count = cache->warm_up_next;
             break;
         }
         cache->warm_up_next++;
-        begin_read(cache, expert, true);
+        if (!is_there) begin_read(cache, expert, true);
     }
 }
 
