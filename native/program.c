@@ -211,6 +211,8 @@ static bool start_waiting(void) {
 /* A few times a second: follow the memory. */
 static void tick(void *nothing) {
     (void)nothing;
+    bool has_ended = seam.moepack < 0 && kill((pid_t)seam.table->process, 0) && errno == ESRCH;
+    if (has_ended) seam_end("moepack, which started this program, has ended");
     for (uint32_t i = 0; i < MAX_PROCESSES; i++) {
         struct process_page *page = &seam.control->processes[i];
         uint32_t live = PROCESS_LIVE;
@@ -253,7 +255,7 @@ static void open_cache(void) {
         if (!cache_pin(&seam.cache, pinned[i])) seam_end("the pinned experts are larger than the memory for experts");
     cache_warm_up(&seam.cache, array_at(table->warm_up), table->warm_up_count, table->favoured_length);
     if (!mapping_open() || (seam.is_image && !faults_open())) seam_end("the model cannot be mapped: %s", strerror(errno));
-    if (cache_start(&seam.cache) || !start_waiting()) seam_end("no thread");
+    if (cache_start(&seam.cache) || (seam.moepack >= 0 && !start_waiting())) seam_end("no thread");
 }
 
 static void before_fork(void) {
@@ -287,8 +289,7 @@ static void attach(void) {
     seam.table = table;
     seam.control_file = open_shared("MOEPACK_CONTROL", O_RDWR);
     seam.control = map_shared(seam.control_file, PROT_READ | PROT_WRITE);
-    seam.moepack = (int)syscall(SYS_pidfd_open, (pid_t)table->process, 0);
-    if (seam.moepack < 0) seam_end("moepack, which started this program, has ended");
+    seam.moepack = (int)syscall(SYS_pidfd_open, (pid_t)table->process, 0); /* where it is refused, tick looks */
     seam.is_image = table->experts_offset != 0;
     seam.is_strided = seam.is_image && has_only_cpus(attach_caller);
     if (seam.is_image) {
