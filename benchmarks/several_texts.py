@@ -23,10 +23,10 @@ from moepack.bench.engine_speed import reference_text
 from moepack.bench.measuring import in_turns, spread
 from moepack.common.sizes import size_text
 from moepack.pack.reading.pack import Pack
-from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.client import ServerClient
 from moepack.running.programs.model_server import ServerProcess
 from moepack.running.programs.sampling import Sampling
+from moepack.running.streaming.usage import ExpertUsage
 from moepack.storage import page_cache
 
 SHARES = (0.25, 0.45)
@@ -48,7 +48,7 @@ class Moment(NamedTuple):
 
     seconds: float
     token_count: int
-    usage: PagerUsage | None
+    usage: ExpertUsage | None
 
 
 class Decoding(NamedTuple):
@@ -137,7 +137,7 @@ def _options(micro_batch: int) -> list[str]:
 
 
 def _decode(
-    client: ServerClient, count: int, tokens: int, usage: Callable[[], PagerUsage | None]
+    client: ServerClient, count: int, tokens: int, usage: Callable[[], ExpertUsage | None]
 ) -> Decoding:
     """Have so many texts answered at once, by `tokens`; measure while all of them decode."""
     text = reference_text()
@@ -178,7 +178,7 @@ def _moments(
     prompt: str,
     tokens: int,
     seed: int,
-    usage: Callable[[], PagerUsage | None],
+    usage: Callable[[], ExpertUsage | None],
 ) -> list[Moment]:
     """Have a text answered; return when each of its tokens came, from the first on."""
     moments: list[Moment] = []

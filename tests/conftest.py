@@ -46,7 +46,7 @@ measurements.shorten()
 
 LONG_FOLDERS = {
     *("faults", "hostile", "c_header", "formats", "analysis", "bench"),
-    *("running", "simulation", "programs", "pager"),
+    *("running", "simulation", "programs", "supervisor"),
 }
 
 

@@ -41,7 +41,7 @@ ROOMS = {
     "traces": ("", "caching", "formats", "hotness", "simulation", "analysis"),
     "packing": ("plan", "writing", "in_place", "copies", ""),
     "planning": ("machine", "footprint", "forecasting", "placing"),
-    "running": ("pager", "programs", ""),
+    "running": ("streaming", "programs", ""),
     "bench": ("", "diagnosis"),
     "report": ("", "html"),
     "cli": ("shared", "words", "running", ""),

@@ -21,7 +21,7 @@ from moepack.pack.format import records
 from moepack.planning.forecasting import modes, rates
 from moepack.report.html import report
 from moepack.report.html.section import PageSection, ReportFacts
-from moepack.running.pager import table
+from moepack.running.streaming import table
 from moepack.storage import probe
 from moepack.traces.caching import cache
 from moepack.traces.caching.policies import LeastRecentlyUsed

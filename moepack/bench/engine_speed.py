@@ -28,9 +28,9 @@ from moepack.host.memory_limits import read_memory
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.pack import Pack
-from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.model_server import ModelServer
+from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.source.shards import open_source
 from moepack.storage import page_cache
 
@@ -221,6 +221,6 @@ def beginning_of(text: str, count: int, pack: Pack) -> str:
     Tokens that begin every text come on top. Raises what `ModelServer` and its client raise.
     """
     options = single_text_options(64, 1, 1)
-    with ModelServer(pack, PagerOptions("floor"), options=options) as server:
+    with ModelServer(pack, StreamingOptions("floor"), options=options) as server:
         tokens = server.client.tokenize(text[: count * _MAX_TOKEN])
         return server.client.detokenize(tokens[:count])

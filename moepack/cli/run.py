@@ -27,9 +27,9 @@ from moepack.cli.running.options import (
     chat_options,
     context_option,
     engine_options,
-    pager_options,
     sampling_options,
     stats_option,
+    streaming_options,
     threads_option,
 )
 from moepack.cli.shared.argument_names import typed_name
@@ -243,7 +243,7 @@ def _run_program(
 @context_option
 @threads_option
 @chat_options
-@pager_options
+@streaming_options
 @stats_option
 @quiet_option
 def serve(

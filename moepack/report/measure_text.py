@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from moepack.bench.measuring import Spread
     from moepack.bench.run import BenchReport, MeasuredReads
     from moepack.planning.machine.model import Figure
-    from moepack.running.pager.pager import Pager
-    from moepack.running.pager.usage import PagerUsage
     from moepack.running.programs.run_facts import RunFacts, RunPhase
+    from moepack.running.streaming.supervisor import Supervisor
+    from moepack.running.streaming.usage import ExpertUsage
 
 
 def machine(measured: MeasuredMachine) -> Page:
@@ -234,27 +234,27 @@ def so_far(facts: RunPhase) -> str:
     )
 
 
-def pager_memory(pager: Pager) -> str:
+def expert_memory(supervisor: Supervisor) -> str:
     """Return a line about the memory for experts: its limit, the need, and the first reads.
 
     And about what the program takes beside them, as far as that is known.
     """
-    whole, budget = pager.whole_length, pager.budget
+    whole, budget = supervisor.whole_length, supervisor.budget
     clauses = [f"memory for experts: {size_text(min(budget, whole))}"]
     if budget >= whole:
         clauses[0] += ", room for all of them"
     else:
         clauses[0] += f" of {size_text(whole)}"
-        clauses.append(f"a step needs {size_text(pager.floor)}")
-    if pager.beside:
-        length = size_text(pager.beside)
+        clauses.append(f"a step needs {size_text(supervisor.floor)}")
+    if supervisor.beside:
+        length = size_text(supervisor.beside)
         clauses.append(f"beside them up to {length} of dense weights and earlier prompts")
-    if pager.has_warm_up:
+    if supervisor.has_warm_up:
         clauses.append("those that earlier runs used most are read first")
     return "; ".join(clauses)
 
 
-def pager_usage(usage: PagerUsage) -> str:
+def expert_usage(usage: ExpertUsage) -> str:
     """Return a line about a program's experts: lookups, reads and memory."""
     lookups = usage.hit_count + usage.miss_count
     share = usage.hit_count / lookups if lookups else None

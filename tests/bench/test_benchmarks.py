@@ -12,7 +12,7 @@ from benchmarks.measure import Run, limit_row, ratio_row
 from benchmarks.several_texts import Moment, summarise
 from benchmarks.table import HEADING, Machine, Outcome, Row, cells, ending, line
 from moepack.bench.measuring import Spread
-from moepack.running.pager.usage import PagerUsage
+from moepack.running.streaming.usage import ExpertUsage
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,8 +81,8 @@ def test_without_a_c_compiler_its_row_says_so(
     assert (row.moepack, row.met) == ("there is no C compiler", None)
 
 
-def usage(hits: int, misses: int, length: int) -> PagerUsage:
-    return PagerUsage(hits, misses, length, 0.0, 0, 0, 0, False, 0, 0)
+def usage(hits: int, misses: int, length: int) -> ExpertUsage:
+    return ExpertUsage(hits, misses, length, 0.0, 0, 0, 0, False, 0, 0)
 
 
 def test_texts_are_compared_while_all_of_them_decode() -> None:

@@ -33,7 +33,7 @@ from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.model import footprint_of
 from moepack.report import measure_text
-from moepack.running.pager.pager import Pager, PagerOptions
+from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from moepack.storage import page_cache
 from tests.support.gguf_builder import moe
 from tests.support.interruptions import before_each
@@ -167,14 +167,14 @@ def test_tables_that_are_looked_up_by_row_take_no_memory(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("pinned", [0, 100_000])
 def test_smaller_micro_batches_are_taken_where_others_do_not_fit(pack: Pack, pinned: int) -> None:
-    """The pager takes what it is given, and pins within it."""
+    """The supervisor takes what it is given, and pins within it."""
     start = least_limit(pack, 64) + 2 * pinned
     micro_batches = set()
     for limit in range(start, start + (4 << 20), 1 << 17):
         memory = divide_memory(pack, limit, context=64, pinned=pinned)
         micro_batches.add(memory.micro_batch)
-        options = PagerOptions(memory.experts, pinned=pinned, micro_batch=memory.micro_batch)
-        with Pager(pack, options, lambda error: None):
+        options = StreamingOptions(memory.experts, pinned=pinned, micro_batch=memory.micro_batch)
+        with Supervisor(pack, options, lambda error: None):
             pass
     assert min(micro_batches) < 16
     assert max(micro_batches) == 64  # the whole context
@@ -234,7 +234,7 @@ def test_a_program_that_fails_is_an_error_with_its_words() -> None:
 
 @needs_llama
 def test_programs_that_the_limit_is_too_small_for_were_killed() -> None:
-    """A whole Python does not fit: neither the server's alone, nor that of the pager."""
+    """A whole Python does not fit: neither the server's alone, nor that of the supervisor."""
     request = RunRequest("a", 1, 64, 1, RunMemory(1 << 20, 1))
     shards = shards_of("qwen3moe")
     with control_group(12 * MIB) as group:

@@ -16,7 +16,7 @@ from tests.support.children import MOEPACK, PATIENCE, Piped
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.npm_builds import FOLDER, require_node
-from tests.support.pagers import PROMPTS, ROOT, Program
+from tests.support.supervised import PROMPTS, ROOT, Program
 
 pytestmark = pytest.mark.long
 

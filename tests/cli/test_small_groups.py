@@ -15,13 +15,13 @@ import pytest
 from moepack.bench.control_group import control_group
 from moepack.cli.running.models import say_memory
 from moepack.pack.opening.open_model import open_model
-from moepack.running.pager.pager import Pager, PagerOptions
+from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from tests.support import architectures
 from tests.support.children import MOEPACK, PATIENCE, Piped, run_command
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.own_groups import lay_groups
-from tests.support.pagers import ROOT
+from tests.support.supervised import ROOT
 
 pytestmark = [pytest.mark.long, needs_llama]
 MIB = 1 << 20
@@ -62,13 +62,13 @@ def test_more_memory_than_the_group_has_is_said_with_the_difference(
 ) -> None:
     """Two sizes that are written alike are never said to be different."""
     lay_groups(tmp_path, "0::/a", {"a/memory.max": str(MIB)}, monkeypatch)
-    options = PagerOptions(memory=MIB + 4096, micro_batch=1)
+    options = StreamingOptions(memory=MIB + 4096, micro_batch=1)
     with (
         click.Context(click.Command("run")),
         open_model([first_shard("qwen3moe")]) as pack,
-        Pager(pack, options, print) as pager,
+        Supervisor(pack, options, print) as supervisor,
     ):
-        say_memory(pager)
+        say_memory(supervisor)
     errors = capsys.readouterr().err
     assert errors.startswith("memory for experts: 1.0 MiB of ")
     assert "note: that is 4.0 KiB too much: its control group allows 1.0 MiB" in errors

@@ -12,7 +12,7 @@ import moepack
 from tests.support.children import PATIENCE, wait_until
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
-from tests.support.pagers import PROMPTS, Command
+from tests.support.supervised import PROMPTS, Command
 from tests.support.warm_command import Run
 
 pytestmark = [pytest.mark.long, needs_llama]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moepack.common import sizes
 from moepack.common.errors import RequestError
-from moepack.running.pager.budget import check_memory
+from moepack.running.streaming.budget import check_memory
 
 GIB = 1 << 30
 

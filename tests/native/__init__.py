@@ -1,1 +1,1 @@
-"""Tests of `moepack.running.pager`."""
+"""Tests of `moepack.running.streaming`."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.native import compile_with, sources
-from tests.support.pagers import Program, image_of, paging
+from tests.support.supervised import Program, image_of, supervised
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +22,11 @@ def test_chunks_that_are_given_up_take_nothing_else_with_them(
 ) -> None:
     """Neither experts that are mapped beside them, nor what is mapped where they were."""
     expected = image_of(packs[model], tmp_path / "expected")
-    with paging(packs[model], memory=1 << 30, micro_batch=1) as run:
+    with supervised(packs[model], memory=1 << 30, micro_batch=1) as run:
         names = run.environment | {"LD_PRELOAD": str(few_chunks)}
-        with Program(run.pager.model_path, expected, module="mapped_reader", **names) as program:
+        with Program(
+            run.supervisor.model_path, expected, module="mapped_reader", **names
+        ) as program:
             for threads in (1, 4):
                 assert program.call("compare", threads, 2) == 0, program.complaint
             assert program.call(how) == 0, program.complaint

@@ -9,7 +9,7 @@ from moepack.running.programs.compiling import SOURCES
 from tests.support.models import first_shard
 from tests.support.native import NATIVE, compile_with, sources
 from tests.support.needs import needs_llama
-from tests.support.pagers import SLOTS, Program, answers, paging
+from tests.support.supervised import SLOTS, Program, answers, supervised
 
 WARNINGS = ("-std=c17", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Werror")
 CONVERSION = ("-Wconversion", "-Wno-sign-conversion", "-Wno-maybe-uninitialized")
@@ -88,13 +88,13 @@ def test_programs_run_clean_under_sanitizers(
     model = packs["qwen3moe"] if kind == "pack" else first_shard("qwen3moe")
     with Program(first_shard("qwen3moe"), *SLOTS) as program:
         expected = answers(program)
-    with paging(model, memory="floor", micro_batch=1) as run:
+    with supervised(model, memory="floor", micro_batch=1) as run:
         names = run.environment | {
             "LD_PRELOAD": f"{path}:{library}",
             "ASAN_OPTIONS": "detect_leaks=0",
         }
-        with Program(run.pager.model_path, *SLOTS, **names) as program:
+        with Program(run.supervisor.model_path, *SLOTS, **names) as program:
             assert answers(program) == expected
             assert "runtime error" not in program.complaint
             assert "Sanitizer" not in program.complaint
-        assert run.pager.usage.miss_count > 0
+        assert run.supervisor.usage.miss_count > 0

@@ -1,5 +1,5 @@
 /*
- * Loaded before a llama.cpp program that a pager's is held against: the same program alone, but for
+ * Loaded before a llama.cpp program that a supervisor's is held against: the same program alone, but for
  * what decides which kernels compute. A callback looks at each choice and does nothing, since
  * backends fuse no operations across what is looked at; and no weights are repacked.
  */

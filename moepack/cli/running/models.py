@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from moepack.host.processors import OtherWork
     from moepack.pack.reading.pack import Pack
     from moepack.packing.fetched import FetchPlan
-    from moepack.running.pager.pager import Pager
     from moepack.running.programs.learned import Learner
     from moepack.running.programs.model_server import ModelServer
     from moepack.running.programs.runner import ProgramEnd
     from moepack.running.programs.trace_writer import TraceWriter
+    from moepack.running.streaming.supervisor import Supervisor
 
 _SECONDS_BETWEEN = 5.0
 
@@ -80,16 +80,16 @@ def learner_of(pack: Pack, no_learn: bool) -> Learner | None:
     return make_learner(pack, learn=not no_learn, notice=partial(complain, "note"))
 
 
-def say_memory(pager: Pager) -> None:
+def say_memory(supervisor: Supervisor) -> None:
     """Print the memory for experts, and a note if this machine has less."""
     from moepack.host.memory_limits import limit_text, read_memory
     from moepack.report import measure_text
 
-    lay_out(measure_text.pager_memory(pager), err=True)
-    excess = min(pager.budget, pager.whole_length) - read_memory()
+    lay_out(measure_text.expert_memory(supervisor), err=True)
+    excess = min(supervisor.budget, supervisor.whole_length) - read_memory()
     if excess > 0:
         complain("note", f"that is {size_text(excess)} too much: {limit_text()}")
-    elif pager.is_short:
+    elif supervisor.is_short:
         complain("note", f"more than is free, less a margin for other programs: {limit_text()}")
 
 
@@ -111,15 +111,15 @@ def start_server(
     memory: Size | None,
     pin: Size | None,
     no_learn: bool,
-    **pager: Any,
+    **supervisor: Any,
 ) -> ModelServer:
     """Return a server for this process alone, which has the only key, when its model is loaded.
 
     `options` are llama-server's; `other_work` has watched other programs for a while.
     """
-    from moepack.running.pager.pager import PagerOptions
     from moepack.running.programs.model_server import ModelServer
     from moepack.running.programs.server_options import choose_context, single_text_server
+    from moepack.running.streaming.supervisor import StreamingOptions
 
     length = choose_context(pack, context, note)
     threads = _usual_threads(options) if threads is None else threads
@@ -129,7 +129,7 @@ def start_server(
     began = time.monotonic()
     server = ModelServer(
         pack,
-        PagerOptions(memory, pinned=pin, beside=beside, **pager),
+        StreamingOptions(memory, pinned=pin, beside=beside, **supervisor),
         options=words,
         api_key=secrets.token_urlsafe(),
         trace=trace,
@@ -138,7 +138,7 @@ def start_server(
     if is_json() or is_quiet():
         return server
     try:
-        say_memory(server.pager)
+        say_memory(server.supervisor)
         with watched_progress("loading the model", "s"):
             _ = server.url
     except BaseException:
@@ -147,7 +147,7 @@ def start_server(
     _note_other_work(other_work.processor_count(server.processor_seconds()), threads)
     if is_verbose():
         say(f"loaded in {time.monotonic() - began:.1f} s", err=True)
-        say(f"experts are read by {server.pager.backend}", err=True)
+        say(f"experts are read by {server.supervisor.backend}", err=True)
         say(f"options of llama-server: {shlex.join(words)}", err=True)
     return server
 
@@ -184,15 +184,15 @@ def run_program_command(
 ) -> None:
     """Run a program with the experts of a model, and end as it ends.
 
-    `options` are the pager's. `is_ours`: it is our own server. `model_words` returns words for the
-    end of the command, by the model.
+    `options` are of memory. `is_ours`: it is our own server. `model_words` returns words for
+    the end of the command, by the model.
     """
     from moepack.pack.opening.open_model import open_model
-    from moepack.running.pager.pager import PagerOptions
     from moepack.running.programs.command import find_misled_program, llama_variables
     from moepack.running.programs.process import end_like
     from moepack.running.programs.runner import run_program
     from moepack.running.programs.server_options import server_options
+    from moepack.running.streaming.supervisor import StreamingOptions
 
     if not command:
         raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
@@ -212,7 +212,7 @@ def run_program_command(
         end = run_program(
             pack,
             command,
-            PagerOptions(memory, *ways, beside=beside),
+            StreamingOptions(memory, *ways, beside=beside),
             variables=variables,
             trace=trace,
             learner=learner_of(pack, options["no_learn"]),
@@ -230,7 +230,7 @@ def _report_end(end: ProgramEnd, is_ours: bool) -> None:
     from moepack.report import measure_text
 
     if end.has_mapped and not is_quiet():
-        say(measure_text.pager_usage(end.usage), err=True)
+        say(measure_text.expert_usage(end.usage), err=True)
     if end.is_out_of_memory:
         experts = size_text(end.usage.resident_length)
         reason = f"out of memory: {limit_text()}; experts: {experts}"
@@ -256,21 +256,21 @@ class _Watcher:
         self._next = time.monotonic() + _SECONDS_BETWEEN
         self._last = ""
 
-    def begun(self, pager: Pager) -> None:
+    def begun(self, supervisor: Supervisor) -> None:
         if is_quiet():
             return
-        say_memory(pager)
+        say_memory(supervisor)
         if self._variables:
             words = ", ".join(f"{name}={value}" for name, value in self._variables.items())
             say(f"set for the program: {words}", err=True)
 
-    def tick(self, pager: Pager) -> None:
+    def tick(self, supervisor: Supervisor) -> None:
         if not self._stats or time.monotonic() < self._next:
             return
         from moepack.report import measure_text
 
         self._next = time.monotonic() + _SECONDS_BETWEEN
-        if (line := measure_text.pager_usage(pager.usage)) != self._last:
+        if (line := measure_text.expert_usage(supervisor.usage)) != self._last:
             say(line, err=True)
             self._last = line
 

@@ -16,7 +16,7 @@ from moepack.cli.shared.options import (
 from moepack.cli.shared.parameters import PathName
 from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
 
-pager_options = options(
+streaming_options = options(
     size_option(
         "--memory",
         word="floor",
@@ -89,7 +89,7 @@ chat_options = options(
 )
 
 engine_options = options(
-    pager_options,
+    streaming_options,
     context_option,
     threads_option,
     micro_batch_option("Prompt tokens computed at once; by default up to 2,048, as memory allows."),

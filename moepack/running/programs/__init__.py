@@ -3,5 +3,5 @@
 It knows how that library is compiled and kept, which programs can be given one, how they are
 started, and how signals, the terminal and exit codes go through; llama.cpp's own server, which runs
 by default, and its clients; how routed experts become traces. What the library and
-moepack share while a program runs is the pager's.
+moepack share while a program runs is the supervisor's.
 """

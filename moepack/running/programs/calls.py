@@ -12,13 +12,13 @@ from moepack.common.sizes import Size
 from moepack.host.memory_limits import memory_length
 from moepack.pack.opening.open_model import open_model
 from moepack.packing.fetched import fetch_model
-from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.command import llama_variables
 from moepack.running.programs.learned import make_learner
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.runner import ProgramEnd, run_program
 from moepack.running.programs.server_options import server_options
 from moepack.running.programs.trace_writer import TraceWriter
+from moepack.running.streaming.supervisor import StreamingOptions
 
 
 def serve(
@@ -52,10 +52,10 @@ def serve(
         pack.require_files()
         writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
         words, beside = server_options(pack, words, memory, pin or 0)
-        pager_options = PagerOptions(memory, policy, pin, backend, check, beside=beside)
+        streaming_options = StreamingOptions(memory, policy, pin, backend, check, beside=beside)
         learner = make_learner(pack, learn=learn)
         others: Any = {"api_key": api_key, "trace": writer, "learner": learner}
-        server = ModelServer(pack, pager_options, options=words, **others)
+        server = ModelServer(pack, streaming_options, options=words, **others)
         server.close_afterwards(stack.pop_all())
         return server
 
@@ -83,7 +83,7 @@ def run(
     words = _as_list(command, "command")
     if not words:
         raise RequestError("no program is named")
-    options = PagerOptions(memory_length(memory), policy, pin, backend, check)
+    options = StreamingOptions(memory_length(memory), policy, pin, backend, check)
     with ExitStack() as stack:
         pack = stack.enter_context(open_model(fetch_model(path, notice=_warn)))
         pack.require_files()

@@ -147,7 +147,7 @@ def llama_variables(command: Sequence[str]) -> dict[str, str]:
 
 
 def waiting_variables() -> dict[str, str]:
-    """Return variables with which waiting threads leave the processor to the pager.
+    """Return variables with which waiting threads leave the processors to reading.
 
     Threads of OpenMP spin for milliseconds by default: as long as an expert takes to be read. With
     1,000 turns they meet each other between two products, and sleep while experts are read; the

@@ -19,21 +19,21 @@ from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.host.memory_limits import kill_count, limit_text
 from moepack.pack.reading.pack import Pack
-from moepack.running.pager.pager import PagerOptions
-from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs import server
 from moepack.running.programs.client import ServerClient
 from moepack.running.programs.command import micro_batch
 from moepack.running.programs.learned import Learner
 from moepack.running.programs.process import is_out_of_memory
 from moepack.running.programs.runner import (
-    open_pager,
+    open_supervisor,
     preloaded_library,
     program_environment,
     serving,
     write_selections,
 )
 from moepack.running.programs.trace_writer import TraceWriter
+from moepack.running.streaming.supervisor import StreamingOptions
+from moepack.running.streaming.usage import ExpertUsage
 
 API_KEY = "LLAMA_API_KEY"
 """llama-server's variable: unlike an option, other users of the machine do not see it."""
@@ -179,15 +179,15 @@ class ModelServer(ServerProcess):
 
     `options` are llama-server's: `-c 8192`, `-np 4`, `--port 8080`; the default port is a free one.
     All clients must send `api_key`, by default the value of LLAMA_API_KEY. `trace` and `learner`
-    get the routed experts, or with `records` the pager keeps them for `pop_calls`.
+    get the routed experts, or with `records` the supervisor keeps them for `pop_calls`.
 
-    Raises what `Pager` and `ServerProcess` raise.
+    Raises what `Supervisor` and `ServerProcess` raise.
     """
 
     def __init__(
         self,
         pack: Pack,
-        pager_options: PagerOptions,
+        streaming_options: StreamingOptions,
         *,
         options: Sequence[str] = (),
         api_key: str | None = None,
@@ -196,19 +196,19 @@ class ModelServer(ServerProcess):
         records: bool = False,
     ) -> None:
         self._expert_failure: MoepackError | None = None
-        self.pack, self.policy = pack, pager_options.policy
+        self.pack, self.policy = pack, streaming_options.policy
         self.micro_batch = micro_batch(options)
         with ExitStack() as stack:
             library = preloaded_library()
             receivers = self._keep, trace, learner
-            self.pager = stack.enter_context(
-                open_pager(pack, pager_options, options, *receivers, records=records)
+            self.supervisor = stack.enter_context(
+                open_supervisor(pack, streaming_options, options, *receivers, records=records)
             )
-            write = partial(write_selections, self.pager, trace, learner)
+            write = partial(write_selections, self.supervisor, trace, learner)
             stack.callback(write, is_last=True)
-            stack.enter_context(serving(self.pager, write))
-            environment = program_environment(self.pager, library)
-            path = self.pager.model_path
+            stack.enter_context(serving(self.supervisor, write))
+            environment = program_environment(self.supervisor, library)
+            path = self.supervisor.model_path
             super().__init__(path, options=options, environment=environment, api_key=api_key)
             self._resources = stack.pop_all()
 
@@ -226,9 +226,9 @@ class ModelServer(ServerProcess):
             super().close()
 
     @property
-    def usage(self) -> PagerUsage:
+    def usage(self) -> ExpertUsage:
         """The lookups and reads of experts so far."""
-        return self.pager.usage
+        return self.supervisor.usage
 
     @contextlib.contextmanager
     def expert_failures(self) -> Iterator[None]:
@@ -237,5 +237,5 @@ class ModelServer(ServerProcess):
         try:
             yield
         except MachineError as error:
-            self.pager.read_programs()  # one may be there that was not read yet
+            self.supervisor.read_programs()  # one may be there that was not read yet
             raise self._expert_failure or error from None

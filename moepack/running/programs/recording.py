@@ -16,12 +16,12 @@ from moepack.host.memory_limits import memory_length
 from moepack.host.processors import cpu_count
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
-from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.client import AnswerFacts
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS, Sampling, check_bounds
 from moepack.running.programs.server_options import single_text_server
 from moepack.running.programs.trace_writer import lost_text, origin_of
+from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.traces.compressed import TraceStream
 from moepack.traces.file import CUT
 from moepack.traces.file_records import encode_origin
@@ -94,7 +94,7 @@ def record_trace(
                     missing = requests[recording.request_count :]
                     for request in _record(server, missing, sampling, advance):
                         recording.add(request)
-                    recording.lost_count = server.pager.lost_count
+                    recording.lost_count = server.supervisor.lost_count
     return recording.summary()
 
 
@@ -146,7 +146,7 @@ def _open_server(pack: Pack, memory: Size | None, context: int, threads: int | N
     words, beside = single_text_server(
         pack, (), memory, 0, context=context, threads=count, micro_batch=_BATCH_COUNT
     )
-    return ModelServer(pack, PagerOptions(memory, beside=beside), options=words, records=True)
+    return ModelServer(pack, StreamingOptions(memory, beside=beside), options=words, records=True)
 
 
 class _Recording:
@@ -217,7 +217,7 @@ def _record(
 ) -> Iterator[Tokens]:
     """Yield computed requests: each has a number, a prompt, and the number of tokens after it."""
     total = sum(len(prompt) + count for _, (prompt, count) in requests)
-    server.pager.pop_calls(with_open=True)  # with which the server tried its context
+    server.supervisor.pop_calls(with_open=True)  # with which the server tried its context
     for number, (prompt, token_count) in requests:
         done = 0
         for count in _compute(server, prompt, token_count, sampling):
@@ -248,12 +248,12 @@ def _pop_request(server: ModelServer, request: int, prompt_count: int, count: in
     """Return the experts of a computed request; raise MachineError unless they are `count`."""
     pieces: list[Tokens] = []
     done = 0
-    for call in server.pager.pop_calls(with_open=True):
+    for call in server.supervisor.pop_calls(with_open=True):
         phase = Phase.PREFILL if done < prompt_count else Phase.DECODE
         pieces += tokens_of(call.layers, request, phase)
         done += max(map(len, call.layers.values()))
     if done != count:
-        lost = server.pager.lost_count
+        lost = server.supervisor.lost_count
         raise MachineError(
             lost_text(lost) if lost else "llama.cpp computed other tokens than it says",
             path=server.pack.path,

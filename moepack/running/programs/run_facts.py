@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.client import Answer, AnswerFacts, End, PhaseFacts
 from moepack.running.programs.model_server import ModelServer
+from moepack.running.streaming.usage import ExpertUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def measure(
 
     Raises the error for experts that could not be read, and what `ask` and its answer raise.
     """
-    server.pager.begin_request()
+    server.supervisor.begin_request()
     before = server.usage
     with server.expert_failures(), ask() as answer:
         yield MeasuredAnswer(answer, server, before)
@@ -102,9 +102,9 @@ class MeasuredAnswer:
     `before` is the usage before its request. Reads until its first token count for the prompt.
     """
 
-    def __init__(self, answer: Answer, server: ModelServer, before: PagerUsage) -> None:
+    def __init__(self, answer: Answer, server: ModelServer, before: ExpertUsage) -> None:
         self._answer, self._server, self._before = answer, server, before
-        self._first: PagerUsage | None = None
+        self._first: ExpertUsage | None = None
         self._routed_before: int | None = None
         """Tokens routed before the prompt's: a cancelled text may still have been computed."""
         answer.on_event = self._note
@@ -145,7 +145,7 @@ class MeasuredAnswer:
         now, answer = self._server.usage, self._answer.facts
         first = self._first or now
         pack = self._server.pack
-        shape, floor = pack.shape.without_mtp(), self._server.pager.floor
+        shape, floor = pack.shape.without_mtp(), self._server.supervisor.floor
         return RunFacts(
             **asdict(_phase(answer, first, now)),
             text=answer.text,
@@ -166,7 +166,7 @@ class MeasuredAnswer:
         )
 
 
-def _phase(phase: PhaseFacts, start: PagerUsage, end: PagerUsage) -> RunPhase:
+def _phase(phase: PhaseFacts, start: ExpertUsage, end: ExpertUsage) -> RunPhase:
     hits = end.hit_count - start.hit_count
     misses = end.miss_count - start.miss_count
     lookups = hits + misses

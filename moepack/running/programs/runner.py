@@ -10,8 +10,6 @@ from typing import NamedTuple
 from moepack.common.errors import MoepackError, RequestError
 from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
-from moepack.running.pager.pager import Pager, PagerOptions
-from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.command import (
     experts_used,
     fill_in,
@@ -24,6 +22,8 @@ from moepack.running.programs.learned import Learner
 from moepack.running.programs.library import find_library
 from moepack.running.programs.process import Process, SignalRelay, is_out_of_memory
 from moepack.running.programs.trace_writer import TraceWriter
+from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
+from moepack.running.streaming.usage import ExpertUsage
 
 
 class ProgramEnd(NamedTuple):
@@ -34,7 +34,7 @@ class ProgramEnd(NamedTuple):
     """
 
     returncode: int
-    usage: PagerUsage
+    usage: ExpertUsage
     has_mapped: bool
     is_out_of_memory: bool
 
@@ -42,23 +42,23 @@ class ProgramEnd(NamedTuple):
 def run_program(
     pack: Pack,
     command: Sequence[str],
-    options: PagerOptions,
+    options: StreamingOptions,
     *,
     variables: Mapping[str, str] = {},
     trace: TraceWriter | None = None,
     learner: Learner | None = None,
-    begun: Callable[[Pager], None] = lambda pager: None,
+    begun: Callable[[Supervisor], None] = lambda supervisor: None,
     failed: Callable[[MoepackError], None] = lambda error: None,
-    tick: Callable[[Pager], None] = lambda pager: None,
+    tick: Callable[[Supervisor], None] = lambda supervisor: None,
 ) -> ProgramEnd:
     """Run a command in the foreground, with the experts of `pack`; wait until it has ended.
 
     `{}` among its arguments is the model's path, as is the variable MOEPACK_MODEL; `variables` are
-    added to its environment; `trace` and `learner` get the routed experts. `begun` gets the pager
-    before the program starts, `failed` each error that stopped a computation; `tick` is called each
+    added to its environment; `trace` and `learner` get the routed experts. `begun` is called before
+    the program starts, `failed` each error that stopped a computation; `tick` is called each
     second. Call it in the main thread: signals to this process are passed on to the program. Raises
     CommandError for a program that cannot be started, RequestError for options with which llama.cpp
-    maps no model, and what `Pager` raises.
+    maps no model, and what `Supervisor` raises.
     """
     executable = find_executable(command[0])
     check_executable(executable)
@@ -70,37 +70,37 @@ def run_program(
     library = preloaded_library()
     with (
         SignalRelay() as relay,
-        open_pager(pack, options, command, failed, trace, learner) as pager,
+        open_supervisor(pack, options, command, failed, trace, learner) as supervisor,
     ):
 
         def write_and_tick() -> None:
-            tick(pager)
-            write_selections(pager, trace, learner)
+            tick(supervisor)
+            write_selections(supervisor, trace, learner)
 
-        arguments = fill_in(command, pager.model_path)
-        environment = program_environment(pager, library, variables)
-        begun(pager)
+        arguments = fill_in(command, supervisor.model_path)
+        environment = program_environment(supervisor, library, variables)
+        begun(supervisor)
         kills = kill_count()
         with Process(executable, arguments, environment, relay.inherited_mask) as process:
             relay.attach(process)
-            pager.serve(process.descriptor, write_and_tick)
+            supervisor.serve(process.descriptor, write_and_tick)
             returncode = process.wait()
-        write_selections(pager, trace, learner, is_last=True)
+        write_selections(supervisor, trace, learner, is_last=True)
         assert returncode is not None
         is_killed = is_out_of_memory(returncode, kills)
-        return ProgramEnd(returncode, pager.final_usage, pager.has_served, is_killed)
+        return ProgramEnd(returncode, supervisor.final_usage, supervisor.has_served, is_killed)
 
 
-def open_pager(
+def open_supervisor(
     pack: Pack,
-    options: PagerOptions,
+    options: StreamingOptions,
     command: Sequence[str],
     failed: Callable[[MoepackError], None],
     trace: TraceWriter | None = None,
     learner: Learner | None = None,
     records: bool = False,
-) -> Pager:
-    """Return a pager for a command of llama.cpp, with its micro-batch and its number of experts.
+) -> Supervisor:
+    """Return a supervisor for a command of llama.cpp, its micro-batch and its number of experts.
 
     It records for `trace` and `learner`, and warms up from earlier runs.
     """
@@ -111,29 +111,35 @@ def open_pager(
     if learner is not None:
         options = options._replace(most_used=learner.most_used, pins_most_used=learner.is_pinning)
     records, counts = records or trace is not None, learner is not None
-    return Pager(pack, options, failed, records=records, counts=counts)
+    return Supervisor(pack, options, failed, records=records, counts=counts)
 
 
 def write_selections(
-    pager: Pager, trace: TraceWriter | None, learner: Learner | None, *, is_last: bool = False
+    supervisor: Supervisor,
+    trace: TraceWriter | None,
+    learner: Learner | None,
+    *,
+    is_last: bool = False,
 ) -> None:
     """Write the selections since the last time to `trace` and `learner`."""
     if trace is not None:
         # Each context's last call may go on.
-        trace.write(pager.pop_calls(with_open=is_last), pager.experts_used)
-        trace.lost_count = pager.lost_count
+        trace.write(supervisor.pop_calls(with_open=is_last), supervisor.experts_used)
+        trace.lost_count = supervisor.lost_count
     if learner is not None:
-        for selection in pager.pop_selections():
+        for selection in supervisor.pop_selections():
             learner.add(selection.layer, selection.token_count, selection.experts)
         learner.write(is_last=is_last)
 
 
 @contextmanager
-def serving(pager: Pager, tick: Callable[[], None] = lambda: None) -> Iterator[None]:
+def serving(supervisor: Supervisor, tick: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Serve programs in another thread until the block ends; call `tick` each second."""
     ending = os.eventfd(0, os.EFD_CLOEXEC)
 
-    thread = threading.Thread(target=pager.serve, args=(ending, tick), name="pager", daemon=True)
+    thread = threading.Thread(
+        target=supervisor.serve, args=(ending, tick), name="supervisor", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -144,11 +150,11 @@ def serving(pager: Pager, tick: Callable[[], None] = lambda: None) -> Iterator[N
 
 
 def program_environment(
-    pager: Pager, library: Path, variables: Mapping[str, str] = {}
+    supervisor: Supervisor, library: Path, variables: Mapping[str, str] = {}
 ) -> dict[str, str]:
-    """Return the environment of a program that `pager` serves: this one's, and `variables`."""
+    """Return the environment of a program that `supervisor` serves: this one's, and `variables`."""
     preloaded = ":".join(filter(None, [str(library), os.environ.get("LD_PRELOAD")]))
-    ours = {**pager.environment, "LD_PRELOAD": preloaded}
+    ours = {**supervisor.environment, "LD_PRELOAD": preloaded}
     return {**os.environ, **waiting_variables(), **variables, **ours}
 
 

@@ -24,7 +24,6 @@ from moepack.pack.opening.open_model import read_first_header
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN
 from moepack.planning.footprint.model import Footprint, footprint_of
-from moepack.running.pager.budget import step_length
 from moepack.running.programs.command import (
     CONTEXT,
     Option,
@@ -33,6 +32,7 @@ from moepack.running.programs.command import (
     single_text_options,
 )
 from moepack.running.programs.llama_server_options import template_names
+from moepack.running.streaming.budget import step_length
 
 USUAL_CONTEXT = 4096
 """The default."""
@@ -85,7 +85,7 @@ def server_options(
     """Return options of llama-server, and the bytes that it takes beside experts at most.
 
     Limits of earlier texts and a micro-batch are among them if `options` and variables set none.
-    `memory` is the bytes for experts, as in `PagerOptions`, of which `pinned` stay.
+    `memory` is the bytes for experts, as in `StreamingOptions`, of which `pinned` stay.
     """
     footprint = footprint_of(pack)
     limits, beside = earlier_texts(footprint, options)

@@ -24,8 +24,8 @@ _MOST_NAME = 1 << 10
 class TraceWriter:
     """Writes a new trace of the model in `pack` to `path`; a context manager.
 
-    With `has_requests` each call of `Pager.begin_request` begins one, and selections before the
-    first are left out. Without, the text of a token is unknown: all count as one request, and the
+    With `has_requests` each `Supervisor.begin_request` begins one, and selections before the first
+    are left out. Without, the text of a token is unknown: all count as one request, and the
     phase of several tokens in a call is unknown, unless at most one has an output, like a prompt's
     last.
 

@@ -9,17 +9,17 @@ from moepack.pack.reading.pack import Pack
 from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.measured_runs import read_runs
 from moepack.report.facts import json_text
-from moepack.running.pager.pager import PagerOptions
-from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.run_facts import RunFacts, measure
 from moepack.running.programs.trace_writer import TraceWriter
+from moepack.running.streaming.supervisor import StreamingOptions
+from moepack.running.streaming.usage import ExpertUsage
 from moepack.traces.formats.reading import import_trace
 from moepack.traces.model import Phase
 from tests.support.machines import machine
 from tests.support.needs import needs_llama
-from tests.support.pagers import paging
+from tests.support.supervised import supervised
 
 pytestmark = [pytest.mark.long, needs_llama]
 
@@ -31,10 +31,10 @@ class Run(NamedTuple):
     """
 
     facts: RunFacts
-    usage: PagerUsage
+    usage: ExpertUsage
 
 
-def run(pack: Pack, options: PagerOptions, trace: Path) -> Run:
+def run(pack: Pack, options: StreamingOptions, trace: Path) -> Run:
     """Have a text computed, and all choices recorded."""
     # One thread: several of them wait for each other in a loop, on processors that others use.
     words = single_text_options(64, 1, options.micro_batch)
@@ -60,9 +60,9 @@ def test_misses_are_those_of_a_run_with_the_same_trace(
     path, trace = packs["deepseek2"], tmp_path / "run.moetrace"
     with Pack(path) as pack:
         (length,) = {family.expert_length for family in pack.shape.routed.values()}
-        with paging(path, micro_batch=1) as serving:
-            room = serving.pager.whole_length // pack.shape.routed_count
-        options = PagerOptions((count + 4) * room, micro_batch=1)
+        with supervised(path, micro_batch=1) as serving:
+            room = serving.supervisor.whole_length // pack.shape.routed_count
+        options = StreamingOptions((count + 4) * room, micro_batch=1)
         _, usage = run(pack, options, trace)
     token_count = import_trace([str(trace)], tmp_path / "copy").token_count
     box = machine(bandwidth=20, drive=2)
@@ -78,7 +78,7 @@ def test_misses_are_those_of_a_run_with_the_same_trace(
 
 def test_what_a_run_says_is_a_receipt(packs: dict[str, Path], tmp_path: Path) -> None:
     with Pack(packs["deepseek2"]) as pack:
-        options = PagerOptions("floor", micro_batch=1)
+        options = StreamingOptions("floor", micro_batch=1)
         facts, _ = run(pack, options, tmp_path / "run.moetrace")
     path = tmp_path / "receipt.json"
     path.write_text(json_text(facts))

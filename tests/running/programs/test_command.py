@@ -49,8 +49,8 @@ def test_libraries_that_are_preloaded_already_stay_behind_ours(
     theirs: str, both: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {"LD_PRELOAD": theirs, "HOME": "/"})
-    pager: Any = SimpleNamespace(environment={"MOEPACK_MODEL": "m"})
-    environment = program_environment(pager, Path("/ours.so"), {"A": "b"})
+    supervisor: Any = SimpleNamespace(environment={"MOEPACK_MODEL": "m"})
+    environment = program_environment(supervisor, Path("/ours.so"), {"A": "b"})
     expected = {"LD_PRELOAD": both, "HOME": "/", "MOEPACK_MODEL": "m", "A": "b"}
     assert environment == expected | waiting_variables()
 

@@ -16,15 +16,15 @@ import pytest
 import moepack
 from moepack.common.errors import MoepackError
 from moepack.pack.opening.open_model import open_model
-from moepack.running.pager.pager import PagerOptions
-from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.learned import VARIABLE, Learner, make_learner
-from moepack.running.programs.runner import open_pager, serving, write_selections
+from moepack.running.programs.runner import open_supervisor, serving, write_selections
+from moepack.running.streaming.supervisor import StreamingOptions
+from moepack.running.streaming.usage import ExpertUsage
 from moepack.traces.hotness.learned import Learned, LearnedStore
 from tests.support.children import wait_until
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama
-from tests.support.pagers import Command, chooser
+from tests.support.supervised import Command, chooser
 
 pytestmark = pytest.mark.long
 
@@ -68,26 +68,26 @@ def run_once(
     *calls: list[Any],
     learn: bool = True,
     memory: int = MEMORY,
-) -> PagerUsage:
+) -> ExpertUsage:
     """Run a program with a learner; return its usage."""
     failures: list[MoepackError] = []
     with open_model([MODEL]) as pack:
         learner = make_learner(pack, learn=learn, notice=pytest.fail)
-        options, single = PagerOptions(memory), ("-ub", "1")
-        with open_pager(pack, options, single, failures.append, None, learner) as pager:
-            write = partial(write_selections, pager, None, learner)
-            with serving(pager, write), chooser(ggml, MODEL, pager) as program:
+        options, single = StreamingOptions(memory), ("-ub", "1")
+        with open_supervisor(pack, options, single, failures.append, None, learner) as supervisor:
+            write = partial(write_selections, supervisor, None, learner)
+            with serving(supervisor, write), chooser(ggml, MODEL, supervisor) as program:
                 is_warmed = learner is None or not learner.most_used
-                wait_until(lambda: is_warmed or pager.usage.read_length > 0)
-                wait_until(lambda: not pager.is_warming)
+                wait_until(lambda: is_warmed or supervisor.usage.read_length > 0)
+                wait_until(lambda: not supervisor.is_warming)
                 for call in calls:
                     assert program.call(call) == [[0] * len(call)]
             write(is_last=True)
             assert not failures
-            return pager.final_usage
+            return supervisor.final_usage
 
 
-def miss_share(usage: PagerUsage) -> float:
+def miss_share(usage: ExpertUsage) -> float:
     return usage.miss_count / (usage.hit_count + usage.miss_count)
 
 

@@ -15,12 +15,12 @@ import pytest
 from moepack.common.errors import RequestError
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
-from moepack.running.pager.pager import PagerOptions
 from moepack.running.programs.client import AnswerFacts, ServerClient
 from moepack.running.programs.command import single_text_options
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.run_facts import MeasuredAnswer, measure
 from moepack.running.programs.sampling import Sampling
+from moepack.running.streaming.supervisor import StreamingOptions
 from tests.support.chat_model import begin_copy, finish
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
@@ -50,7 +50,7 @@ def url(chat_path: Path) -> Iterator[str]:
     options = (*OPTIONS, "-ub", "64", "--alias", "tiny")
     with (
         open_model(chat_path) as pack,
-        ModelServer(pack, PagerOptions("floor"), options=options, api_key=KEY) as server,
+        ModelServer(pack, StreamingOptions("floor"), options=options, api_key=KEY) as server,
     ):
         yield server.url
         assert server.usage.miss_count > 0
@@ -160,7 +160,10 @@ the last checkpoint."""
 def resuming(pack: Path, *options: str) -> Iterator[ServerClient]:
     """Serve a pack with the least memory for its experts, to one text at a time."""
     words = ["-c", "1024", "-np", "1", "-t", "1", *options]
-    with Pack(pack) as opened, ModelServer(opened, PagerOptions("floor"), options=words) as server:
+    with (
+        Pack(pack) as opened,
+        ModelServer(opened, StreamingOptions("floor"), options=words) as server,
+    ):
         yield server.client
 
 
@@ -219,7 +222,7 @@ def test_a_prompt_moves_on_layer_by_layer_within_a_batch() -> None:
     text = "hello world " * 230
     greedy = Sampling(temperature=0)
     with open_model(first_shard("qwen3moe")) as pack:
-        options = PagerOptions("floor")
+        options = StreamingOptions("floor")
         words = [*single_text_options(2048, 1, 8), "-b", "2048"]
         with ModelServer(pack, options, options=words, api_key="sesame") as server:
             with measure(

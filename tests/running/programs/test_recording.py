@@ -16,21 +16,21 @@ from moepack.common.errors import MachineError, MoepackError, PackError, Request
 from moepack.pack.opening.open_model import open_model
 from moepack.packing.shard_index import index_model
 from moepack.report import trace_text
-from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.programs import recording
 from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.recording import record_trace
 from moepack.running.programs.run_facts import measure
 from moepack.running.programs.sampling import Sampling
 from moepack.running.programs.trace_writer import TraceWriter
+from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from moepack.traces.file_writer import Writer
 from moepack.traces.model import Phase, Tokens, Unknown
 from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.models import FIXTURES, first_shard, flip, shards_of
 from tests.support.needs import needs_llama
-from tests.support.pagers import PROMPTS as ASKED
-from tests.support.pagers import paging
 from tests.support.recordings import PROMPTS, read_recording, record_to
+from tests.support.supervised import PROMPTS as ASKED
+from tests.support.supervised import supervised
 
 pytestmark = [pytest.mark.long, needs_llama]
 
@@ -266,7 +266,7 @@ def test_texts_that_are_answered_are_the_trace_of_a_recording(
 ) -> None:
     with TraceWriter(tmp_path / "run", pack, has_requests=True) as trace:
         words = ["-c", "256", "-np", "1", "-t", "1", "--cache-ram", "0", "-b", "256", "-ub", "256"]
-        with ModelServer(pack, PagerOptions(), options=words, trace=trace) as server:
+        with ModelServer(pack, StreamingOptions(), options=words, trace=trace) as server:
             complete = partial(server.client.complete, count=COUNT, sampling=GREEDY)
             for text in PROMPTS:
                 with measure(server, partial(complete, text)) as answer:
@@ -310,7 +310,7 @@ def test_selections_that_a_trace_lacks_are_told(
 def test_selections_that_a_recording_lacks_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pager, "lost_count", 3)
+    monkeypatch.setattr(Supervisor, "lost_count", 3)
     summary = record_to(tmp_path / "trace")
     assert list(summary.warnings.values()) == [3]
     assert "left out: 3 × selection of a layer, which moepack was too busy" in trace_text.imported(
@@ -325,14 +325,14 @@ def test_another_number_of_experts_counts_for_the_memory_and_in_the_trace(
     floors: list[int] = []
     for more in ([], ["--override-kv", f"qwen3moe.expert_used_count=int:{used}"]):
         words = ["-c", "64", "-np", "1", "-t", "1", "--cache-ram", "0", "-b", "32", "-ub", "1"]
-        path, options = tmp_path / f"trace{len(floors)}", PagerOptions("floor")
+        path, options = tmp_path / f"trace{len(floors)}", StreamingOptions("floor")
         with (
             TraceWriter(path, pack) as trace,
             ModelServer(pack, options, options=[*words, *more], trace=trace) as server,
         ):
             list(server.client.complete("hello", count=COUNT, sampling=GREEDY))
             usage = server.usage
-            floors.append(server.pager.floor)
+            floors.append(server.supervisor.floor)
         assert usage.resident_length <= usage.budget == floors[-1]
     assert floors[1] * 4 == floors[0] * used
     origin, tokens = read_recording(path)
@@ -345,14 +345,14 @@ def test_of_several_texts_at_once_the_requests_are_unknown(
 ) -> None:
     with (
         TraceWriter(tmp_path / "trace", pack) as trace,
-        paging(MODEL, memory="floor", micro_batch=32, records=True) as run,
+        supervised(MODEL, memory="floor", micro_batch=32, records=True) as run,
     ):
         with run.program("--slots", 4, "--micro-batch", 32) as program:
-            run.pager.pop_calls(with_open=True)  # with which the server tries its context
+            run.supervisor.pop_calls(with_open=True)  # with which the server tries its context
             for prompts in ASKED:
                 program.ask(*prompts)
-                trace.write(run.pager.pop_calls(), 4)
-        trace.write(run.pager.pop_calls(with_open=True), 4)
+                trace.write(run.supervisor.pop_calls(), 4)
+        trace.write(run.supervisor.pop_calls(with_open=True), 4)
     origin, tokens = read_recording(tmp_path / "trace")
     assert origin.unknown == {Unknown.REQUESTS}
     lengths = [len(prompt) for prompts in ASKED for prompt in prompts]
@@ -379,16 +379,16 @@ def test_a_trace_that_cannot_be_written_any_more_has_what_was_and_is_told_of(
         raise MachineError("no space left", path=self.path)
 
     with (
-        paging(MODEL, memory="floor", micro_batch=32, records=True) as run,
+        supervised(MODEL, memory="floor", micro_batch=32, records=True) as run,
         run.program("--micro-batch", 32) as program,
     ):
-        run.pager.pop_calls(with_open=True)
+        run.supervisor.pop_calls(with_open=True)
         trace = TraceWriter(tmp_path / "trace", pack)
         for writes in (keep, fail, keep):
             monkeypatch.setattr(Writer, "keep", writes)
             assert isinstance(program.ask([7, 8, 9]), list), "the program goes on"
-            trace.write(run.pager.pop_calls(with_open=True), 4)
-        assert run.pager.pop_calls() == []
+            trace.write(run.supervisor.pop_calls(with_open=True), 4)
+        assert run.supervisor.pop_calls() == []
         with pytest.raises(MachineError, match="no space left"), trace:
             pass
     _, tokens = read_recording(tmp_path / "trace")

@@ -7,7 +7,6 @@ import pytest
 from moepack.common.errors import RequestError
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.model import Footprint, footprint_of
-from moepack.running.pager.pager import Pager, PagerOptions
 from moepack.running.programs import server_options as options_by_memory
 from moepack.running.programs.server_options import (
     MICRO_BATCHES,
@@ -16,6 +15,7 @@ from moepack.running.programs.server_options import (
     floor_length,
     server_options,
 )
+from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from tests.support import large_models
 from tests.support.needs import needs_llama
 from tests.support.values import some
@@ -91,11 +91,11 @@ def test_prompts_are_computed_in_pieces_as_large_as_the_context_needs(
 
 @pytest.mark.parametrize("pinned", [0, 100_000])
 def test_the_experts_of_one_fit_into_memory(pinned: int, pack: Pack) -> None:
-    """The pager accepts the micro-batch, and twice as much would need too much memory."""
+    """The supervisor accepts the micro-batch, and twice as much would need too much memory."""
     counts = set()
     for memory in range(floor_length(pack, 1, pinned), 2 << 20, 1 << 16):
         count = choose_micro_batch(pack, footprint_of(pack), (), memory, pinned)
-        with Pager(pack, PagerOptions(memory, pinned=pinned, micro_batch=count), print):
+        with Supervisor(pack, StreamingOptions(memory, pinned=pinned, micro_batch=count), print):
             pass
         counts.add(count)
         assert count == 2048 or floor_length(pack, 2 * count, pinned) > memory
@@ -112,11 +112,11 @@ def test_experts_that_an_option_adds_leave_memory_for_fewer_tokens(pack: Pack) -
 def test_the_floor_is_the_least_of_all(pack: Pack) -> None:
     """With no micro-batch it works with less."""
     count = choose_micro_batch(pack, footprint_of(pack), (), "floor", 0)
-    with Pager(pack, PagerOptions("floor", micro_batch=count), print) as pager:
-        floor = pager.budget
+    with Supervisor(pack, StreamingOptions("floor", micro_batch=count), print) as supervisor:
+        floor = supervisor.budget
     for fewer in MICRO_BATCHES:
         with pytest.raises(RequestError, match="too little memory for the experts of one step"):
-            Pager(pack, PagerOptions(floor - 1, micro_batch=fewer), print)
+            Supervisor(pack, StreamingOptions(floor - 1, micro_batch=fewer), print)
 
 
 def test_computing_leaves_memory_to_experts(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:

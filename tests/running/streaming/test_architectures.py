@@ -9,13 +9,13 @@ import pytest
 import moepack
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.packing.pack_model import pack_model
-from moepack.running.pager.usage import PagerUsage
 from moepack.running.programs.runner import preloaded_library
+from moepack.running.streaming.usage import ExpertUsage
 from tests.support import architectures
 from tests.support.llama_cpp import Floats
 from tests.support.logits_program import BATCH_COUNT, compute
 from tests.support.needs import needs_llama, require_llama
-from tests.support.pagers import Program, paging
+from tests.support.supervised import Program, supervised
 
 pytestmark = [pytest.mark.long, needs_llama]
 
@@ -27,21 +27,21 @@ NONE_TWICE = {"refact", "nemotron_h_moe with scales"}
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[Program]:
-    """Start a program that any pager can serve."""
+    """Start a program that any supervisor can serve."""
     require_llama()
     library = str(preloaded_library())
     with Program("", module="logits_program", LD_PRELOAD=library) as one:
         yield one
 
 
-def run(program: Program, path: Path, folder: Path) -> tuple[Floats, PagerUsage]:
+def run(program: Program, path: Path, folder: Path) -> tuple[Floats, ExpertUsage]:
     """Return a model's logits with its experts brought, in the least memory, and the usage."""
-    with paging(path, memory="floor", micro_batch=BATCH_COUNT) as serving:
-        pager, target = serving.pager, folder / "logits.npy"
-        arguments = (pager.model_path, pager.environment, str(target))
+    with supervised(path, memory="floor", micro_batch=BATCH_COUNT) as serving:
+        supervisor, target = serving.supervisor, folder / "logits.npy"
+        arguments = (supervisor.model_path, supervisor.environment, str(target))
         assert program.call(*arguments) == 0, program.complaint
         assert not serving.failures
-        return np.load(target), pager.usage
+        return np.load(target), supervisor.usage
 
 
 @pytest.mark.parametrize("model", sorted(architectures.MODELS.keys() - NO_TEXT))
@@ -67,10 +67,14 @@ def test_a_router_that_chooses_twice_in_a_call_has_chosen_once(
     program: Program, tmp_path: Path
 ) -> None:
     path = architectures.write("grovemoe", tmp_path / "m.gguf")
-    with paging(path, memory="floor", micro_batch=BATCH_COUNT, records=True) as serving:
-        arguments = (serving.pager.model_path, serving.pager.environment, str(tmp_path / "l.npy"))
+    with supervised(path, memory="floor", micro_batch=BATCH_COUNT, records=True) as serving:
+        arguments = (
+            serving.supervisor.model_path,
+            serving.supervisor.environment,
+            str(tmp_path / "l.npy"),
+        )
         assert program.call(*arguments) == 0, program.complaint
-        calls = serving.pager.pop_calls(with_open=True)
+        calls = serving.supervisor.pop_calls(with_open=True)
     lengths = [[len(rows) for rows in call.layers.values()] for call in calls]
     assert lengths == [[2, 2, 1]] * 4 + [[1, 1, 1]] * 12
     assert max(int(call.layers[0].max()) for call in calls) > 3, "not those that others share"

@@ -19,18 +19,18 @@ from moepack.common.sizes import Size
 from moepack.host.memory_limits import available_memory, memory_length, read_memory
 from moepack.pack.reading.expert_read import digest_error, machine_error
 from moepack.pack.reading.pack import Pack
-from moepack.running.pager.budget import (
+from moepack.running.streaming.budget import (
     FreeMemory,
     SlotLengths,
     check_memory,
     step_length,
     token_length,
 )
-from moepack.running.pager.control import Control, ProgramError, Selection
-from moepack.running.pager.mapped_model import map_model
-from moepack.running.pager.record import Call, RoutingRecord
-from moepack.running.pager.table import BACKENDS, CacheChoices, ExpertTable
-from moepack.running.pager.usage import PagerUsage
+from moepack.running.streaming.control import Control, ProgramError, Selection
+from moepack.running.streaming.mapped_model import map_model
+from moepack.running.streaming.record import Call, RoutingRecord
+from moepack.running.streaming.table import BACKENDS, CacheChoices, ExpertTable
+from moepack.running.streaming.usage import ExpertUsage
 
 _SECONDS_BETWEEN = 1.0
 """The interval at which the free memory is looked at."""
@@ -43,7 +43,7 @@ _KINDS = {number: name for name, (number, is_cached) in BACKENDS.items() if not 
 """The names of ways to read, by their number in native/drive.h."""
 
 
-class PagerOptions(NamedTuple):
+class StreamingOptions(NamedTuple):
     """How experts are kept in memory.
 
     `memory` is the bytes for experts, in whole pages, or a text: `8GiB`, `50%` of this machine's
@@ -69,7 +69,7 @@ class PagerOptions(NamedTuple):
     beside: int = 0
 
 
-class Pager(Closing):
+class Supervisor(Closing):
     """The table and the control file for programs that run `pack`, which has to stay open.
 
     `failed` is called with each error for which a program could not go on. With `records`
@@ -82,7 +82,7 @@ class Pager(Closing):
     def __init__(
         self,
         pack: Pack,
-        options: PagerOptions,
+        options: StreamingOptions,
         failed: Callable[[MoepackError], None],
         *,
         records: bool = False,
@@ -115,7 +115,7 @@ class Pager(Closing):
             self._control.set_wants(selections=wants, always=records)
             self._stack = stack.pop_all()
 
-    def _choose(self, pack: Pack, lengths: SlotLengths, options: PagerOptions) -> CacheChoices:
+    def _choose(self, pack: Pack, lengths: SlotLengths, options: StreamingOptions) -> CacheChoices:
         """Divide the memory, and choose the experts to begin with."""
         self.whole_length = sum(lengths.values())
         """The bytes that all experts would take, in whole pages."""
@@ -143,7 +143,7 @@ class Pager(Closing):
         )
 
     def _divide_memory(
-        self, shape: ModelShape, lengths: SlotLengths, pinned_length: int, options: PagerOptions
+        self, shape: ModelShape, lengths: SlotLengths, pinned_length: int, options: StreamingOptions
     ) -> None:
         self._reserve = step_length(shape, lengths, 1)
         step = step_length(shape, lengths, options.micro_batch)
@@ -212,12 +212,12 @@ class Pager(Closing):
         }
 
     @property
-    def usage(self) -> PagerUsage:
+    def usage(self) -> ExpertUsage:
         """The experts that programs have needed so far; in any thread."""
         with self._lock:
             self._read_programs()
             every = self._control.statistics()
-        return PagerUsage(
+        return ExpertUsage(
             hit_count=sum(one.hit_count for one in every),
             miss_count=sum(one.miss_count for one in every),
             read_length=sum(one.read_length for one in every),
@@ -231,7 +231,7 @@ class Pager(Closing):
         )
 
     @property
-    def final_usage(self) -> PagerUsage:
+    def final_usage(self) -> ExpertUsage:
         """The usage when all programs have ended, with the memory that the last one then had."""
         usage, last = self.usage, self._control.last
         return replace(

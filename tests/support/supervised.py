@@ -1,4 +1,4 @@
-"""A pager in a thread, and programs that it serves."""
+"""A supervisor in a thread, and programs that it serves."""
 
 import json
 import mmap
@@ -18,10 +18,10 @@ from moepack.common.errors import MoepackError
 from moepack.common.shape import ExpertKey
 from moepack.pack.engines.gguf_layout import lay_out
 from moepack.pack.opening.open_model import open_model
-from moepack.running.pager.mapped_model import map_model
-from moepack.running.pager.pager import Pager, PagerOptions
-from moepack.running.pager.table import ExpertTable
 from moepack.running.programs.runner import preloaded_library
+from moepack.running.streaming.mapped_model import map_model
+from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
+from moepack.running.streaming.table import ExpertTable
 from tests.support.children import MOEPACK, PATIENCE, Piped
 from tests.support.models import FIXTURES
 
@@ -129,18 +129,18 @@ def _start_of(module: str) -> list[str]:
     return [sys.executable, "-m", f"tests.support.{module}"]
 
 
-def _environment(pager: Pager) -> dict[str, str]:
-    return {**pager.environment, "LD_PRELOAD": str(preloaded_library())}
+def _environment(supervisor: Supervisor) -> dict[str, str]:
+    return {**supervisor.environment, "LD_PRELOAD": str(preloaded_library())}
 
 
 def chooser(
-    ggml: Path, model: Path, pager: Pager, before: Path | None = None, **variables: str
+    ggml: Path, model: Path, supervisor: Supervisor, before: Path | None = None, **variables: str
 ) -> Program:
     """Start a program whose routers select as they are told, with experts of `model` mapped."""
     with open_model([model]) as pack:
         shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
     length = os.path.getsize(shard)
-    names = {**variables, **_environment(pager)}
+    names = {**variables, **_environment(supervisor)}
     if before is not None:
         names["LD_PRELOAD"] = f"{before}:{names['LD_PRELOAD']}"
     return Program(shard, ggml, length, module="chooser", **names)
@@ -157,12 +157,12 @@ def answers(program: Program) -> list[Answers]:
     return [program.ask(*prompts) for prompts in PROMPTS]
 
 
-class Paging:
-    """A pager that serves in a thread, and the errors for which programs could not go on."""
+class Supervised:
+    """A supervisor that serves in a thread, and the errors for which programs could not go on."""
 
-    def __init__(self, pager: Pager, failures: list[MoepackError]) -> None:
-        self.pager, self.failures = pager, failures
-        self._jobs: SimpleQueue[Callable[[Pager], None] | None] = SimpleQueue()
+    def __init__(self, supervisor: Supervisor, failures: list[MoepackError]) -> None:
+        self.supervisor, self.failures = supervisor, failures
+        self._jobs: SimpleQueue[Callable[[Supervisor], None] | None] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._programs: list[Program] = []
         self._problem: BaseException | None = None
@@ -173,7 +173,7 @@ class Paging:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that programs get."""
-        return _environment(self.pager)
+        return _environment(self.supervisor)
 
     def program(
         self, *options: object, module: str = _LLAMA, before: Path | None = None, **names: str
@@ -185,7 +185,7 @@ class Paging:
         names = {**names, **self.environment}
         if before is not None:
             names["LD_PRELOAD"] = f"{before}:{names['LD_PRELOAD']}"
-        program = Program(self.pager.model_path, *options, module=module, **names)
+        program = Program(self.supervisor.model_path, *options, module=module, **names)
         self._programs.append(program)
         return program
 
@@ -193,13 +193,13 @@ class Paging:
         self, ggml: Path, model: Path, before: Path | None = None, **variables: str
     ) -> Program:
         """Start a program whose routers select as they are told."""
-        return chooser(ggml, model, self.pager, before, **variables)
+        return chooser(ggml, model, self.supervisor, before, **variables)
 
     def settle(self) -> None:
         """Wait until it has read all that programs wrote so far."""
-        self.do(lambda pager: pager.read_programs())
+        self.do(lambda supervisor: supervisor.read_programs())
 
-    def do(self, job: Callable[[Pager], None]) -> None:
+    def do(self, job: Callable[[Supervisor], None]) -> None:
         """Do something between what it serves, in its thread."""
         self._jobs.put(job)
         os.eventfd_write(self._wake, 1)
@@ -208,11 +208,11 @@ class Paging:
     def _serve(self) -> None:
         try:
             while True:
-                self.pager.serve(self._wake)
+                self.supervisor.serve(self._wake)
                 os.eventfd_read(self._wake)
                 if (job := self._jobs.get()) is None:
                     return
-                job(self.pager)
+                job(self.supervisor)
                 self._done.release()
         except BaseException as error:
             self._problem = error
@@ -231,14 +231,16 @@ class Paging:
 
 
 @contextmanager
-def paging(model: Path, *, records: bool = False, **options: Any) -> Iterator[Paging]:
-    """Have a pager for a pack, an index or a shard, with `PagerOptions`."""
+def supervised(model: Path, *, records: bool = False, **options: Any) -> Iterator[Supervised]:
+    """Have a supervisor for a pack, an index or a shard, with `StreamingOptions`."""
     failures: list[MoepackError] = []
     with (
         open_model([model]) as pack,
-        Pager(pack, PagerOptions(**options), failures.append, records=records) as pager,
+        Supervisor(
+            pack, StreamingOptions(**options), failures.append, records=records
+        ) as supervisor,
     ):
-        serving = Paging(pager, failures)
+        serving = Supervised(supervisor, failures)
         try:
             yield serving
         finally:

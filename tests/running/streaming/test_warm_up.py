@@ -15,15 +15,15 @@ from tests.support.children import wait_until
 from tests.support.gguf_builder import F32, moe
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
-from tests.support.pagers import (
+from tests.support.supervised import (
     SLOTS,
     Alone,
     Form,
-    Paging,
     Program,
+    Supervised,
     answers,
-    paging,
     slot_lengths,
+    supervised,
 )
 
 pytestmark = pytest.mark.long
@@ -45,9 +45,9 @@ def first_within(keys: Sequence[ExpertKey], length: int) -> Sequence[ExpertKey]:
     return keys[: max(count for count in range(len(keys) + 1) if length_of(keys[:count]) <= length)]
 
 
-def budget_of(run: Paging) -> int:
+def budget_of(run: Supervised) -> int:
     """Return the bytes of the cache: those of the largest expert's token are set aside."""
-    return run.pager.budget - 4 * max(LENGTHS.values())
+    return run.supervisor.budget - 4 * max(LENGTHS.values())
 
 
 @contextmanager
@@ -58,34 +58,34 @@ def warm(
     keys: Sequence[ExpertKey] = MOST_USED,
     count: int | None = None,
     **options: Any,
-) -> Iterator[tuple[Paging, Program]]:
+) -> Iterator[tuple[Supervised, Program]]:
     """Yield a program that has read the most used experts, `count` if not all that fit."""
     options = {"memory": MEMORY, "micro_batch": 1, **options}
     with (
-        paging(MODEL, most_used=keys, pins_most_used=is_pinning, **options) as run,
+        supervised(MODEL, most_used=keys, pins_most_used=is_pinning, **options) as run,
         run.chooser(ggml, MODEL) as program,
     ):
         there = first_within(keys, budget_of(run)) if count is None else keys[:count]
-        wait_until(lambda: run.pager.usage.expert_length == length_of(there))
+        wait_until(lambda: run.supervisor.usage.expert_length == length_of(there))
         yield run, program
 
 
-def misses(run: Paging, program: Program, keys: Sequence[ExpertKey]) -> int:
+def misses(run: Supervised, program: Program, keys: Sequence[ExpertKey]) -> int:
     """Have routers select experts, one after another; return how many were missing."""
-    before = run.pager.usage.miss_count
+    before = run.supervisor.usage.miss_count
     assert program.call([(0, key.layer, [[key.expert]], 1) for key in keys]) == [[0] * len(keys)]
-    return run.pager.usage.miss_count - before
+    return run.supervisor.usage.miss_count - before
 
 
 def test_what_was_used_most_hits_at_once_and_is_nobodys_miss(ggml: Path) -> None:
     with warm(ggml, count=16) as (run, program):
-        before = run.pager.usage
+        before = run.supervisor.usage
         assert (before.hit_count, before.miss_count) == (0, 0)
         assert before.read_seconds == 0, "nobody waited"
         assert before.read_length > 0
         assert program.call([(0, 0, [[15 - 1, 12, 10, 8]], 4)]) == [[0]]
         assert program.call([(0, 1, [[15, 13, 11, 0]], 4)]) == [[0]]
-        usage = run.pager.usage
+        usage = run.supervisor.usage
     assert (usage.hit_count, usage.miss_count) == (7, 1)
 
 
@@ -120,19 +120,19 @@ def test_it_ends_when_a_router_chooses(ggml: Path, preloaded: Preloaded, tmp_pat
     options: Any = {"memory": 1 << 30, "micro_batch": 1, "most_used": every}
     faults = {"FAULTY_READS": str(tmp_path / "faults")}
     with (
-        paging(model, backend="buffered", **options) as run,
+        supervised(model, backend="buffered", **options) as run,
         run.chooser(ggml, model, preloaded("faulty_reads"), **faults) as program,
     ):
-        wait_until(lambda: run.pager.usage.read_length > 0)
+        wait_until(lambda: run.supervisor.usage.read_length > 0)
         assert program.call([(0, 1, [[23]], 1)]) == [[0]]
-        assert not run.pager.is_warming
-        usage = run.pager.usage
+        assert not run.supervisor.is_warming
+        usage = run.supervisor.usage
         assert usage.miss_count == 1
         assert usage.read_length < 90 << 20, "of 144 MiB"
         (tmp_path / "faults").unlink()
         assert program.call([(0, 1, [list(range(20, 24))], 4)]) == [[0]]
         time.sleep(0.6)  # the rest would come in less
-        assert run.pager.usage.read_length < 100 << 20
+        assert run.supervisor.usage.read_length < 100 << 20
 
 
 @pytest.mark.parametrize("policy", ["lru", "s3fifo"])
@@ -142,10 +142,12 @@ def test_what_is_worth_it_stays_unless_the_user_pins_others(
 ) -> None:
     options: Any = {"policy": policy, "memory": 900_000, "pinned": pinned}
     with (
-        paging(MODEL, micro_batch=1, most_used=MOST_USED, pins_most_used=True, **options) as run,
+        supervised(
+            MODEL, micro_batch=1, most_used=MOST_USED, pins_most_used=True, **options
+        ) as run,
         run.chooser(ggml, MODEL) as program,
     ):
-        wait_until(lambda: run.pager.usage.expert_length > 400_000)
+        wait_until(lambda: run.supervisor.usage.expert_length > 400_000)
         for _ in range(3):
             for layer in (0, 1):
                 graphs = [(0, layer, [[one, one + 1]], 2) for one in range(0, 13, 2)]
@@ -157,9 +159,9 @@ def test_experts_that_stay_leave_room_for_those_of_a_token(ggml: Path) -> None:
     token = [(0, layer, [[0, 1, 2, 3]], 4) for layer in (0, 1)]
     with warm(ggml, is_pinning=True, memory=900_000) as (run, program):
         assert program.call(token) == [[0, 0]]
-        before = run.pager.usage.miss_count
+        before = run.supervisor.usage.miss_count
         assert program.call(token * 3) == [[0] * 6]
-        assert run.pager.usage.miss_count == before
+        assert run.supervisor.usage.miss_count == before
 
 
 @needs_llama
@@ -170,7 +172,7 @@ def test_answers_are_those_of_the_program_alone(
 ) -> None:
     pins: Any = {"most_used": MOST_USED, "pins_most_used": is_pinning}
     with (
-        paging(form("qwen3moe", kind), memory="floor", micro_batch=32, **pins) as run,
+        supervised(form("qwen3moe", kind), memory="floor", micro_batch=32, **pins) as run,
         run.program(*SLOTS) as program,
     ):
         assert answers(program) == alone("qwen3moe")
@@ -188,11 +190,11 @@ def test_an_expert_that_cannot_be_read_is_nobodys_failure_until_it_is_needed(
     options: Any = {"memory": MEMORY, "micro_batch": 1, "most_used": MOST_USED}
     faults = {"FAULTY_READS": str(tmp_path / "faults")}
     with (
-        paging(model, backend="buffered", **options) as run,
+        supervised(model, backend="buffered", **options) as run,
         run.chooser(ggml, model, preloaded("faulty_reads"), **faults) as program,
     ):
         length = sum(slot_lengths(model)[key] for key in MOST_USED[1:])
-        wait_until(lambda: run.pager.usage.expert_length == length)
+        wait_until(lambda: run.supervisor.usage.expert_length == length)
         run.settle()
         assert not run.failures
         assert misses(run, program, MOST_USED[1:]) == 0

@@ -18,7 +18,7 @@ from moepack.pack.reading.copies import Mirror
 from moepack.pack.reading.locations import PartLocation
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.second_source import SecondSource
-from moepack.running.pager.mapped_model import FamilySpans, MappedModel
+from moepack.running.streaming.mapped_model import FamilySpans, MappedModel
 from moepack.storage.extents import RangeSet
 
 _Value = TypeVar("_Value")

@@ -1,4 +1,4 @@
-"""Several programs, models and contexts at once share a pager: each has its own text."""
+"""Several programs, models and contexts at once share a supervisor: each has its own text."""
 
 import signal
 import time
@@ -10,7 +10,16 @@ import pytest
 from tests.support.children import wait_until
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
-from tests.support.pagers import PROMPTS, SLOTS, Alone, Answers, Form, Paging, Program, paging
+from tests.support.supervised import (
+    PROMPTS,
+    SLOTS,
+    Alone,
+    Answers,
+    Form,
+    Program,
+    Supervised,
+    supervised,
+)
 
 pytestmark = needs_llama
 
@@ -18,8 +27,8 @@ TIGHT = ("--slots", 4, "--micro-batch", 4)
 
 
 @pytest.fixture(params=["pack", "gguf"])
-def run(form: Form, request: pytest.FixtureRequest) -> Iterator[Paging]:
-    with paging(form("qwen3moe", request.param), memory="floor", micro_batch=4) as one:
+def run(form: Form, request: pytest.FixtureRequest) -> Iterator[Supervised]:
+    with supervised(form("qwen3moe", request.param), memory="floor", micro_batch=4) as one:
         yield one
 
 
@@ -30,7 +39,7 @@ def tight_answers() -> Answers:
 
 
 def test_two_programs_with_four_texts_each_share_a_few_experts(
-    run: Paging, tight_answers: Answers
+    run: Supervised, tight_answers: Answers
 ) -> None:
     most = 0
     with ExitStack() as stack:
@@ -38,11 +47,11 @@ def test_two_programs_with_four_texts_each_share_a_few_experts(
         for program in programs:
             program.begin(*PROMPTS[2])
         while any(not program.has_answered for program in programs):
-            most = max(most, run.pager.usage.resident_length)
+            most = max(most, run.supervisor.usage.resident_length)
             time.sleep(0.001)
         assert [program.answers() for program in programs] == [tight_answers] * 2
-    assert 0 < most <= 2 * run.pager.budget, "each has what a step of four tokens needs"
-    assert run.pager.usage.fault_count == 0
+    assert 0 < most <= 2 * run.supervisor.budget, "each has what a step of four tokens needs"
+    assert run.supervisor.usage.fault_count == 0
     assert not run.failures
 
 
@@ -60,11 +69,11 @@ def test_two_models_in_a_program_answer_right(
     form: Form, alone: Alone, kind: str, ours: str, another: str
 ) -> None:
     """The other is not brought, or brought as well: then it is the same."""
-    with paging(form(ours, kind), memory="floor", micro_batch=32) as run:
-        path = run.pager.model_path if another == ours else first_shard(another)
+    with supervised(form(ours, kind), memory="floor", micro_batch=32) as run:
+        path = run.supervisor.model_path if another == ours else first_shard(another)
         with run.program(*SLOTS, "--another", path) as program:
             assert program.ask(*PROMPTS[2]) == [alone(ours)[2], alone(another)[2]]
-        assert run.pager.usage.fault_count == 0
+        assert run.supervisor.usage.fault_count == 0
         assert not run.failures
 
 
@@ -75,10 +84,10 @@ def test_experts_of_one_context_are_not_evicted_for_another(form: Form, seconds:
     with Program(first_shard("qwen3moe"), "--micro-batch", 1) as program:
         expected = program.ask(*prompt)
     with (
-        paging(form("qwen3moe", "pack"), memory="floor", micro_batch=1) as run,
+        supervised(form("qwen3moe", "pack"), memory="floor", micro_batch=1) as run,
         ExitStack() as stack,
     ):
-        others = ["--another", run.pager.model_path] * 2
+        others = ["--another", run.supervisor.model_path] * 2
         programs = [stack.enter_context(run.program("--micro-batch", 1, *others)) for _ in range(2)]
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -86,11 +95,11 @@ def test_experts_of_one_context_are_not_evicted_for_another(form: Form, seconds:
                 program.begin(*prompt)
             for program in programs:
                 assert program.answers() == [expected] * 3
-        assert run.pager.usage.fault_count == 0
+        assert run.supervisor.usage.fault_count == 0
         assert not run.failures
 
 
-def test_a_stopped_program_holds_no_other_one_up(run: Paging, tight_answers: Answers) -> None:
+def test_a_stopped_program_holds_no_other_one_up(run: Supervised, tight_answers: Answers) -> None:
     expected = tight_answers
     with run.program(*TIGHT) as stopped, run.program(*TIGHT) as program:
         assert stopped.ask(*PROMPTS[2]) == expected
@@ -109,11 +118,11 @@ def test_what_is_pinned_is_read_while_a_program_loads_and_is_nobodys_miss(
     form: Form, alone: Alone, kind: str
 ) -> None:
     with (
-        paging(form("qwen3moe", kind), memory=1 << 30, pinned=1 << 30, micro_batch=32) as run,
+        supervised(form("qwen3moe", kind), memory=1 << 30, pinned=1 << 30, micro_batch=32) as run,
         run.program(*SLOTS) as program,
     ):
         assert program.ask(*PROMPTS[2]) == alone("qwen3moe")[2]
-        usage = run.pager.usage
+        usage = run.supervisor.usage
     assert usage.holds_all
     assert (usage.miss_count, usage.fault_count) == (0, 0)
 
@@ -121,15 +130,19 @@ def test_what_is_pinned_is_read_while_a_program_loads_and_is_nobodys_miss(
 def test_programs_have_equal_parts_of_the_memory(form: Form) -> None:
     memory = 1_500_000
     with (
-        paging(form("qwen3moe", "pack"), memory=memory, micro_batch=4) as run,
+        supervised(form("qwen3moe", "pack"), memory=memory, micro_batch=4) as run,
         ExitStack() as stack,
     ):
         programs = [stack.enter_context(run.program(*TIGHT)) for _ in range(2)]
         wait_until(
-            lambda: [one.memory for one in run.pager._control.statistics()] == [memory // 2] * 2
+            lambda: (
+                [one.memory for one in run.supervisor._control.statistics()] == [memory // 2] * 2
+            )
         )
         for program in programs:
             program.ask(*PROMPTS[2])
-        wait_until(lambda: run.pager.usage.resident_length <= memory)
+        wait_until(lambda: run.supervisor.usage.resident_length <= memory)
         programs[0].process.kill()
-        wait_until(lambda: max(one.memory for one in run.pager._control.statistics()) == memory)
+        wait_until(
+            lambda: max(one.memory for one in run.supervisor._control.statistics()) == memory
+        )

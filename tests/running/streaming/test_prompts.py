@@ -18,7 +18,7 @@ from moepack.traces.caching.cache import Tally
 from tests.support.children import wait_until
 from tests.support.gguf_builder import moe
 from tests.support.models import first_shard
-from tests.support.pagers import Answers, Form, Paging, Program, paging, slot_lengths
+from tests.support.supervised import Answers, Form, Program, Supervised, slot_lengths, supervised
 
 LAYERS, EXPERTS = 6, 16
 MANY = 64
@@ -50,12 +50,14 @@ def running(
     before: Path | None = None,
     faults: Path | None = None,
     **options: Any,
-) -> Iterator[tuple[Paging, Call]]:
+) -> Iterator[tuple[Supervised, Call]]:
     """Run a program that routes, with memory for so many layers; yield a function that calls it."""
     memory = int((layers * EXPERTS + 2) * room_of(model))
     names = {} if faults is None else {"FAULTY_READS": str(faults)}
     with (
-        paging(model, memory=memory, micro_batch=MANY, **{"backend": "buffered"} | options) as run,
+        supervised(
+            model, memory=memory, micro_batch=MANY, **{"backend": "buffered"} | options
+        ) as run,
         run.chooser(ggml, model, before, **names) as program,
     ):
         yield run, lambda *graphs: program.call([step(*graph) for graph in graphs])
@@ -69,12 +71,12 @@ def step(layer: int, experts: list[int], token_count: int = MANY) -> tuple[Any, 
     return 0, layer, rows, 2
 
 
-def read_count(run: Paging) -> float:
+def read_count(run: Supervised) -> float:
     """Return how many experts were read."""
-    return run.pager.usage.read_length / LENGTH
+    return run.supervisor.usage.read_length / LENGTH
 
 
-def has_read(run: Paging, count: int) -> Callable[[], bool]:
+def has_read(run: Supervised, count: int) -> Callable[[], bool]:
     return lambda: read_count(run) == count
 
 
@@ -83,8 +85,8 @@ def test_the_next_layer_is_read_while_one_computes(model: Path, ggml: Path) -> N
         for layer in range(LAYERS):
             assert call((layer, ALL)) == [[0]]
             wait_until(has_read(run, EXPERTS * min(layer + 2, LAYERS)))
-        assert run.pager.usage.miss_count == EXPERTS * LAYERS
-        assert run.pager.usage.resident_length <= run.pager.usage.budget
+        assert run.supervisor.usage.miss_count == EXPERTS * LAYERS
+        assert run.supervisor.usage.resident_length <= run.supervisor.usage.budget
 
 
 def test_a_prompt_that_hits_has_the_next_layer_read_as_well(model: Path, ggml: Path) -> None:
@@ -120,7 +122,7 @@ def test_a_prompt_of_many_passes_hits_where_the_least_recently_used_is_always_go
         for _ in range(passes):
             for layer in range(LAYERS):
                 assert call((layer, ALL)) == [[0]]
-        usage = run.pager.usage
+        usage = run.supervisor.usage
     lengths = slot_lengths(model)
     cache, lru = caching.make("lru", 4 * EXPERTS * room_of(model), lengths), Tally()
     for layer in range(passes * LAYERS):
@@ -136,9 +138,9 @@ def test_what_single_tokens_choose_most_often_survives_a_prompt(model: Path, ggm
         for _ in range(100):
             assert call(*((layer, hot, 2) for layer in range(LAYERS))) == [[0] * LAYERS]
         assert call(*((layer, ALL) for layer in range(LAYERS))) == [[0] * LAYERS]
-        before = run.pager.usage.miss_count
+        before = run.supervisor.usage.miss_count
         assert call(*((layer, hot, 2) for layer in range(LAYERS))) == [[0] * LAYERS]
-        assert run.pager.usage.miss_count == before
+        assert run.supervisor.usage.miss_count == before
 
 
 def test_pages_that_experts_share_with_others_are_read_along(model: Path, ggml: Path) -> None:
@@ -177,7 +179,7 @@ def test_what_cannot_be_read_ahead_is_read_once_more(
     faults = fault(f"errno {errno.EIO}")
     with running(model, ggml, 2, before=preloaded("faulty_reads"), faults=faults) as (run, call):
         assert call((0, ALL)) == [[0]]
-        wait_until(lambda: run.pager.usage.expert_length == (2 * EXPERTS - 1) * room_of(model))
+        wait_until(lambda: run.supervisor.usage.expert_length == (2 * EXPERTS - 1) * room_of(model))
         run.settle()
         assert not run.failures
         assert call((1, [6, 7], 1)) == [[-1]], "that step alone"
@@ -197,7 +199,7 @@ def test_what_is_demanded_while_it_comes_unwanted_is_waited_for(
     faults = fault("slow 300")
     with running(model, ggml, 2, before=preloaded("faulty_reads"), faults=faults) as (run, call):
         assert call((0, ALL), (5, [1, 2], 1), (1, [6, 7], 1)) == [[0, 0, 0]]
-        assert run.pager.usage.read_seconds > 0.15
+        assert run.supervisor.usage.read_seconds > 0.15
         assert read_count(run) < 2 * EXPERTS + 4, "the slow one was not read twice"
 
 
@@ -213,7 +215,7 @@ def test_a_program_ends_while_experts_come(
 def test_nothing_is_read_ahead_while_nobody_waits(model: Path, ggml: Path) -> None:
     """As a server says whose client has closed; it computes its micro-batch to the end."""
     with (
-        paging(model, memory=1 << 20, micro_batch=MANY, backend="buffered") as run,
+        supervised(model, memory=1 << 20, micro_batch=MANY, backend="buffered") as run,
         run.chooser(ggml, model) as program,
     ):
         assert program.call([(-1, 0, [], 0), step(0, ALL), step(1, [0, 1], 1)]) == [[0, 0]]
@@ -239,20 +241,20 @@ def test_long_prompts_are_answered_as_by_the_program_alone(
     with Program(first_shard(name), *slots) as program:
         expected: list[Answers] = [program.ask(text) for text in texts]
         expected.append(program.ask(*texts))
-    with paging(form(name, kind), memory=memory, micro_batch=128) as run:
+    with supervised(form(name, kind), memory=memory, micro_batch=128) as run:
         with run.program(*slots) as program:
             answers = [program.ask(text) for text in texts]
             answers.append(program.ask(*texts))
         assert answers == expected
-        assert run.pager.usage.fault_count == 0
+        assert run.supervisor.usage.fault_count == 0
 
 
 def test_what_is_pinned_leaves_prompts_the_rest(model: Path, ggml: Path) -> None:
     """Nothing is read beyond the budget, and experts in use are not evicted for it."""
     with running(model, ggml, 3, pinned=20 * 6528) as (run, call):
-        budget = run.pager.usage.budget
+        budget = run.supervisor.usage.budget
         for _ in range(3):
             for layer in range(LAYERS):
                 assert call((layer, ALL)) == [[0]]
                 run.settle()
-                assert run.pager.usage.resident_length <= budget
+                assert run.supervisor.usage.resident_length <= budget

@@ -1,4 +1,4 @@
-"""Models and options that a pager cannot serve are refused before a program starts.
+"""Models and options that a supervisor cannot serve are refused before a program starts.
 
 Containers are no reason to refuse: programs are served where they forbid what Docker does.
 """
@@ -13,18 +13,18 @@ import pytest
 
 from moepack.common.errors import PackError, RequestError, SourceError
 from moepack.pack.opening.open_model import open_model
-from moepack.running.pager.pager import Pager, PagerOptions
+from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from tests.support import seccomp
 from tests.support.children import MOEPACK, PATIENCE
 from tests.support.models import FIXTURES, first_shard, pack_model
 from tests.support.needs import needs_llama
 from tests.support.odd_models import legacy
-from tests.support.pagers import ROOT, SLOTS, Alone, Form, answers, image_of, paging
+from tests.support.supervised import ROOT, SLOTS, Alone, Form, answers, image_of, supervised
 
 
-def open_pager(path: Path, **options: Any) -> Pager:
+def open_supervisor(path: Path, **options: Any) -> Supervisor:
     with open_model([path]) as pack:
-        return Pager(pack, PagerOptions(**options), lambda error: None)
+        return Supervisor(pack, StreamingOptions(**options), lambda error: None)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def open_pager(path: Path, **options: Any) -> Pager:
 )
 def test_what_is_no_option_is_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        open_pager(first_shard("qwen3moe"), **wrong)
+        open_supervisor(first_shard("qwen3moe"), **wrong)
 
 
 def test_what_no_program_can_run_is_refused(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_what_no_program_can_run_is_refused(tmp_path: Path) -> None:
         (dense, SourceError, "no .*expert"),
     ):
         with pytest.raises(error, match=words):
-            open_pager(model, memory="floor")
+            open_supervisor(model, memory="floor")
 
 
 needs_numbers = pytest.mark.skipif(
@@ -82,9 +82,9 @@ def test_a_program_in_a_container_reads_all_of_a_pack_right(form: Form, tmp_path
 @pytest.mark.parametrize("kind", ["pack", "gguf"])
 def test_a_program_in_a_container_answers_as_alone(form: Form, alone: Alone, kind: str) -> None:
     with (
-        paging(form("qwen3moe", kind), memory="floor", micro_batch=32) as run,
+        supervised(form("qwen3moe", kind), memory="floor", micro_batch=32) as run,
         run.program(*SLOTS, "--contained") as program,
     ):
         assert answers(program) == alone("qwen3moe")
-        assert run.pager.usage.miss_count > 0
+        assert run.supervisor.usage.miss_count > 0
     assert not run.failures

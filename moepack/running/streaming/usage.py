@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class PagerUsage:
+class ExpertUsage:
     """The experts that programs have needed so far.
 
     Lookups are counted when they are announced: not while all experts stay in memory, which

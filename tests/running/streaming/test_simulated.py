@@ -11,7 +11,7 @@ from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally
 from tests.support import architectures
 from tests.support.needs import needs_llama
-from tests.support.pagers import Paging, paging
+from tests.support.supervised import Supervised, supervised
 
 pytestmark = [pytest.mark.long, needs_llama]
 LAYERS, EXPERTS = 6, 8
@@ -26,9 +26,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "p"
 
 
-def steps(run: Paging) -> Iterator[list[ExpertKey]]:
+def steps(run: Supervised) -> Iterator[list[ExpertKey]]:
     """Yield the steps of all calls so far, those of the server's warm-up among them."""
-    for call in run.pager.pop_calls(with_open=True):
+    for call in run.supervisor.pop_calls(with_open=True):
         for layer, rows in call.layers.items():
             yield [ExpertKey(layer, int(expert)) for row in rows for expert in row]
 
@@ -36,16 +36,18 @@ def steps(run: Paging) -> Iterator[list[ExpertKey]]:
 @pytest.mark.parametrize("policy", caching.POLICIES)
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
 def test_a_server_misses_what_a_simulation_misses(packed: Path, policy: str, share: float) -> None:
-    with paging(packed, memory="floor", micro_batch=1) as run:
-        reserve = run.pager.floor // 2
-    with paging(packed, memory=1 << 40, micro_batch=1) as run:
-        room = run.pager.whole_length // (LAYERS * EXPERTS)
+    with supervised(packed, memory="floor", micro_batch=1) as run:
+        reserve = run.supervisor.floor // 2
+    with supervised(packed, memory=1 << 40, micro_batch=1) as run:
+        room = run.supervisor.whole_length // (LAYERS * EXPERTS)
     budget = int(share * LAYERS * EXPERTS) * room
-    with paging(packed, memory=budget + reserve, micro_batch=1, policy=policy, records=True) as run:
+    with supervised(
+        packed, memory=budget + reserve, micro_batch=1, policy=policy, records=True
+    ) as run:
         with run.program("--micro-batch", 1, "--tokens", 60) as program:
             for prompt in PROMPTS:
                 assert isinstance(program.ask(prompt), list)
-        usage = run.pager.usage
+        usage = run.supervisor.usage
         keys = [ExpertKey(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
         cache, expected = caching.make(policy, budget, dict.fromkeys(keys, room)), Tally()
         for step in steps(run):

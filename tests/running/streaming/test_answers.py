@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 import moepack
-from moepack.running.pager.usage import PagerUsage
+from moepack.running.streaming.usage import ExpertUsage
 from tests.support.models import REAL_MODELS, keys_of
-from tests.support.pagers import SLOTS, Alone, Answers, Form, answers, paging
 from tests.support.reads import unmappable
+from tests.support.supervised import SLOTS, Alone, Answers, Form, answers, supervised
 
 
-def usage_after(model: Path, expected: list[Answers], **options: Any) -> PagerUsage:
-    with paging(model, **options) as run:
+def usage_after(model: Path, expected: list[Answers], **options: Any) -> ExpertUsage:
+    with supervised(model, **options) as run:
         with run.program(*SLOTS) as program:
             assert answers(program) == expected
         assert not run.failures
-        return run.pager.usage
+        return run.supervisor.usage
 
 
 def test_a_pack_may_lie_on_a_file_system_that_maps_no_files(

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.common.shape import ModelShape
-from moepack.running.pager.control import Selection
+from moepack.running.streaming.control import Selection
 
 Layers = dict[int, NDArray[np.uint16]]
 """By layer, the experts of each token of a call [tokens, experts used].

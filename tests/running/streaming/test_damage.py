@@ -14,7 +14,7 @@ import moepack
 from moepack.common.errors import MachineError, PackError
 from tests.support.models import first_shard, flip, pack_model
 from tests.support.needs import needs_llama
-from tests.support.pagers import PROMPTS, SLOTS, Alone, Form, Program, paging
+from tests.support.supervised import PROMPTS, SLOTS, Alone, Form, Program, supervised
 
 pytestmark = needs_llama
 PROMPT = PROMPTS[1][0]
@@ -51,7 +51,7 @@ def damage(pack_path: Path, folder: Path | None = None) -> None:
 @pytest.mark.parametrize("memory", ["floor", 1 << 30])
 def test_damaged_experts_give_no_tokens(pack_copy: Path, memory: int | str) -> None:
     damage(pack_copy)
-    with paging(pack_copy, memory=memory, micro_batch=32, check="always") as run:
+    with supervised(pack_copy, memory=memory, micro_batch=32, check="always") as run:
         with run.program(*SLOTS) as program:
             assert ask_damaged(program)
             assert ask_damaged(program)  # it is still there, and refuses again
@@ -74,7 +74,7 @@ def test_a_mirror_that_is_damaged_changes_no_answer(
     moepack.mirror_pack(pack_copy, tmp_path / "second")
     (folder,) = (tmp_path / "second").iterdir()
     damage(pack_copy, folder)
-    with paging(pack_copy, memory="floor", micro_batch=32, check="always") as run:
+    with supervised(pack_copy, memory="floor", micro_batch=32, check="always") as run:
         with run.program(*SLOTS) as program:
             assert program.ask(PROMPT) == alone("qwen3moe")[1]
         assert not run.failures
@@ -86,14 +86,14 @@ def test_a_mirror_that_is_no_more_is_warned_of(pack_copy: Path, tmp_path: Path) 
     shutil.rmtree(tmp_path / "second")
     with (
         pytest.warns(moepack.MirrorWarning, match="this mirror is not read: not there"),
-        paging(pack_copy, memory="floor", micro_batch=32),
+        supervised(pack_copy, memory="floor", micro_batch=32),
     ):
         pass
 
 
 def test_damage_that_faults_meet_ends_the_program(pack_copy: Path, preloaded: Preloaded) -> None:
     damage(pack_copy)
-    with paging(pack_copy, memory="floor", micro_batch=32) as run:
+    with supervised(pack_copy, memory="floor", micro_batch=32) as run:
         assert_ends(run.program(*SLOTS, before=preloaded("unwatched")))
         run.settle()
         assert isinstance(run.failures[0], PackError)
@@ -108,7 +108,7 @@ def test_a_drive_that_fails_in_an_answer_ends_that_answer_alone(
         pytest.skip("digests of shards are not known")
     expected, faults = alone("qwen3moe")[1], tmp_path / "faults"
     with (
-        paging(
+        supervised(
             form("qwen3moe", kind),
             memory="floor",
             micro_batch=32,
@@ -140,7 +140,7 @@ def test_reads_that_are_slow_or_come_short_change_no_answer(
     faults = tmp_path / "faults"
     faults.write_text(f"{fault} 0 {1 << 40}")
     with (
-        paging(form("qwen3moe", kind), memory="floor", micro_batch=32, backend="direct") as run,
+        supervised(form("qwen3moe", kind), memory="floor", micro_batch=32, backend="direct") as run,
         run.program(*SLOTS, before=preloaded("faulty_reads"), FAULTY_READS=str(faults)) as program,
     ):
         assert program.ask(PROMPT) == alone("qwen3moe")[1]
@@ -157,7 +157,7 @@ def test_damage_on_pages_that_experts_share_ends_the_program(
     assert {part.length for part in parts} == {mmap.PAGESIZE + 256}
     for part in parts:
         flip(part.path, part.offset + part.length // 2)
-    with paging(tmp_path / "pack", memory="floor", micro_batch=32) as run:
+    with supervised(tmp_path / "pack", memory="floor", micro_batch=32) as run:
         assert_ends(run.program(*SLOTS, before=preloaded("unwatched")))
         run.settle()
         assert isinstance(run.failures[0], PackError)

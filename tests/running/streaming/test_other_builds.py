@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from moepack.running.pager.usage import PagerUsage
+from moepack.running.streaming.usage import ExpertUsage
 from tests.support.models import REAL_MODELS, first_shard
 from tests.support.npm_builds import require_build, require_software_gpu
-from tests.support.pagers import ROOT, Form, Program, paging
+from tests.support.supervised import ROOT, Form, Program, supervised
 
 _NUMBERS = random.Random(1)
 PROMPTS = [[_NUMBERS.randrange(3, 500) for _ in range(count)] for count in (400, 9, 1)]
@@ -51,11 +51,11 @@ def cpu_answers(plain: dict[str, str]) -> Callable[[str], Any]:
 def test_another_version_of_llama_cpp_answers_the_same(
     form: Form, cpu_answers: Callable[[str], Any], model: str, kind: str
 ) -> None:
-    with paging(form(model, kind), memory="floor") as run:
+    with supervised(form(model, kind), memory="floor") as run:
         build = require_build("linux-x64")
         with run.program(build, module="c_api_program") as program:
             assert program.call(*PROMPTS) == cpu_answers(model)
-        usage = run.pager.usage
+        usage = run.supervisor.usage
     assert usage.miss_count > 0
     assert usage.fault_count == 0
 
@@ -87,10 +87,10 @@ def test_a_gpu_computes_the_rest_and_prompts_with_experts_that_are_brought(
     expected = vulkan_answers(plain | gpu, EXPERTS, PROMPTS)
     options = (build, "--gpu-layers", 99, "--on-cpu", EXPERTS)
     settings: Any = {"module": "c_api_program", **gpu}
-    with paging(form("qwen3moe", kind), memory="floor") as run:
+    with supervised(form("qwen3moe", kind), memory="floor") as run:
         start = partial(run.program, *options, **settings)
         assert answers_of(start, PROMPTS) == expected
-        usage = run.pager.usage
+        usage = run.supervisor.usage
     assert usage.miss_count > 0
     assert usage.fault_count == 0 or kind == "pack", "of a pack, pages that experts share"
 
@@ -105,12 +105,12 @@ def test_experts_that_a_gpu_has_for_good_are_not_brought(
     expected = vulkan_answers(plain | gpu, on_cpu, SHORT_PROMPTS)
     options = (build, "--gpu-layers", 99, "--on-cpu", on_cpu)
     settings: Any = {"module": "c_api_program", **gpu}
-    with paging(form("qwen3moe", kind), memory="floor", records=True) as run:
+    with supervised(form("qwen3moe", kind), memory="floor", records=True) as run:
         with run.program(*options, **settings) as program:
-            loaded = run.pager.usage
+            loaded = run.supervisor.usage
             assert program.call(*SHORT_PROMPTS) == expected
-        usage = run.pager.usage
-        calls = run.pager.pop_calls(with_open=True)
+        usage = run.supervisor.usage
+        calls = run.supervisor.pop_calls(with_open=True)
     chosen = [one.layers[layer] for one in calls for layer in range(layers_on_cpu)]
     needed = sum(len(set(rows.flatten().tolist())) for rows in chosen)
     assert bool(needed) == bool(layers_on_cpu)
@@ -119,5 +119,5 @@ def test_experts_that_a_gpu_has_for_good_are_not_brought(
     assert usage.fault_count == loaded.fault_count or (kind == "pack" and layers_on_cpu)
 
 
-def lookups(usage: PagerUsage) -> int:
+def lookups(usage: ExpertUsage) -> int:
     return usage.hit_count + usage.miss_count

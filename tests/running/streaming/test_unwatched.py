@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import REAL_MODELS
-from tests.support.pagers import SLOTS, Alone, Form, answers, paging
+from tests.support.supervised import SLOTS, Alone, Form, answers, supervised
 
 Preloaded = Callable[[str], Path]
 
@@ -17,10 +17,10 @@ Preloaded = Callable[[str], Path]
 def test_an_unwatched_program_reads_experts_of_a_pack_by_faults(
     alone: Alone, form: Form, preloaded: Preloaded, model: str, memory: int | str
 ) -> None:
-    with paging(form(model, "pack"), memory=memory, micro_batch=1) as run:
+    with supervised(form(model, "pack"), memory=memory, micro_batch=1) as run:
         with run.program(*SLOTS, before=preloaded("unwatched")) as program:
             assert answers(program) == alone(model)
-        usage = run.pager.usage
+        usage = run.supervisor.usage
     assert usage.fault_count > 0
     assert usage.resident_length <= usage.budget
     assert not run.failures
@@ -30,8 +30,8 @@ def test_an_unwatched_program_reads_experts_of_a_pack_by_faults(
 def test_an_unwatched_program_reads_experts_of_a_gguf_in_its_file(
     alone: Alone, form: Form, preloaded: Preloaded, memory: int | str
 ) -> None:
-    with paging(form("qwen3moe", "gguf"), memory=memory, micro_batch=1) as run:
+    with supervised(form("qwen3moe", "gguf"), memory=memory, micro_batch=1) as run:
         with run.program(*SLOTS, before=preloaded("unwatched")) as program:
             assert answers(program) == alone("qwen3moe")
-        usage = run.pager.usage
+        usage = run.supervisor.usage
     assert (usage.miss_count, usage.read_length, usage.fault_count) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""Selections reach the pager whole, and in turn, however large they are."""
+"""Selections reach the supervisor whole, and in turn, however large they are."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import Tally
 from tests.support.gguf_builder import moe
 from tests.support.models import first_shard
-from tests.support.pagers import Paging, Program, paging
+from tests.support.supervised import Program, Supervised, supervised
 
 Graph = tuple[int, int, list[list[int]], int]
 EXPERT_COUNT = 16
@@ -23,31 +23,31 @@ LAST: Graph = (0, 0, [[15, 14, 13, 12]], 4)
 
 
 @pytest.fixture
-def run() -> Iterator[Paging]:
-    with paging(MODEL, memory="floor", micro_batch=4) as one:
+def run() -> Iterator[Supervised]:
+    with supervised(MODEL, memory="floor", micro_batch=4) as one:
         yield one
 
 
 @pytest.fixture
-def program(run: Paging, ggml: Path) -> Iterator[Program]:
+def program(run: Supervised, ggml: Path) -> Iterator[Program]:
     with run.chooser(ggml, MODEL) as one:
         yield one
 
 
 def test_a_forked_child_changes_nothing_of_what_its_parent_has(
-    run: Paging, program: Program
+    run: Supervised, program: Program
 ) -> None:
     chosen: Graph = (0, 0, [[0, 1, 2, 3]], 4)
     assert program.call([chosen]) == [[0]]
-    before = run.pager.usage
+    before = run.supervisor.usage
     assert program.call([(0, 1000, [[4, 5, 6, 7]], 4)]) == [[0]]
-    assert run.pager.usage == before
+    assert run.supervisor.usage == before
     assert program.call([LAST]) == [[0]]
 
 
 @pytest.fixture
-def recording() -> Iterator[Paging]:
-    with paging(MODEL, memory="floor", micro_batch=4, records=True) as one:
+def recording() -> Iterator[Supervised]:
+    with supervised(MODEL, memory="floor", micro_batch=4, records=True) as one:
         yield one
 
 
@@ -78,15 +78,15 @@ def test_hits_and_misses_are_those_of_a_simulated_cache(
     ]
     room = 3 * 8192
     count = int(share * 3 * EXPERT_COUNT)
-    with paging(model, memory="floor", micro_batch=1) as run:
-        reserve = run.pager.floor // 2
+    with supervised(model, memory="floor", micro_batch=1) as run:
+        reserve = run.supervisor.floor // 2
     memory = count * room + reserve
     with (
-        paging(model, memory=memory, micro_batch=1, policy=policy) as run,
+        supervised(model, memory=memory, micro_batch=1, policy=policy) as run,
         run.chooser(ggml, model) as program,
     ):
         assert program.call(graphs) == [[0] * len(graphs)]
-        usage = run.pager.usage
+        usage = run.supervisor.usage
     keys = [ExpertKey(layer, expert) for layer in range(3) for expert in range(EXPERT_COUNT)]
     cache, expected = caching.make(policy, count * room, dict.fromkeys(keys, room)), Tally()
     for _, layer, rows, _ in graphs:
@@ -96,45 +96,45 @@ def test_hits_and_misses_are_those_of_a_simulated_cache(
 
 
 def test_each_selection_is_counted_once_however_fast_they_come(
-    run: Paging, program: Program
+    run: Supervised, program: Program
 ) -> None:
     graphs = random_graphs(2000, 90)
     assert program.call(graphs) == [[0] * len(graphs)]
-    usage = run.pager.usage
+    usage = run.supervisor.usage
     lookup_count = sum(len({expert for row in graph[2] for expert in row}) for graph in graphs)
     assert usage.hit_count + usage.miss_count == lookup_count
 
 
 def test_selections_that_nobody_reads_in_time_are_lost_and_counted(
-    ggml: Path, recording: Paging
+    ggml: Path, recording: Supervised
 ) -> None:
     """Nothing waits for whoever reads them, and the experts are brought all the same."""
     rows = [[0, 1, 2, 3]] * (RING_WORDS // 16)
     with recording.chooser(ggml, MODEL) as program:
-        with recording.pager._lock:  # as if it were slow
+        with recording.supervisor._lock:  # as if it were slow
             assert program.call([(0, 0, rows, 4)] * 9) == [[0] * 9]
         recording.settle()
-        assert recording.pager.lost_count == 6
+        assert recording.supervisor.lost_count == 6
         assert program.call([LAST]) == [[0]]
-    assert len(recording.pager.pop_calls(with_open=True)) == 4
-    assert recording.pager.usage.miss_count == 8
+    assert len(recording.supervisor.pop_calls(with_open=True)) == 4
+    assert recording.supervisor.usage.miss_count == 8
 
 
 def test_rows_of_a_view_are_read_without_the_bytes_between_them(
-    run: Paging, program: Program
+    run: Supervised, program: Program
 ) -> None:
     assert program.call([(0, 1, [[3, 1], [1, 7], [3, 3]], EXPERT_COUNT)]) == [[0]]
-    assert run.pager.usage.miss_count == 3
+    assert run.supervisor.usage.miss_count == 3
     assert program.call([(0, 1, [[1, 3, 7]], 3)]) == [[0]]
-    assert run.pager.usage.miss_count == 3
+    assert run.supervisor.usage.miss_count == 3
 
 
-def test_experts_that_a_model_does_not_have_are_nobody_s(run: Paging, program: Program) -> None:
+def test_experts_that_a_model_does_not_have_are_nobody_s(run: Supervised, program: Program) -> None:
     assert program.call([(0, 0, [[3, 1, 2, 16]], 4), (0, 7, [[1, 2, 3, 4]], 4)]) == [[0, 0]]
-    assert run.pager.usage.miss_count == 0
+    assert run.supervisor.usage.miss_count == 0
 
 
-def test_more_contexts_than_rings_get_their_experts(run: Paging, program: Program) -> None:
+def test_more_contexts_than_rings_get_their_experts(run: Supervised, program: Program) -> None:
     order = random.Random(8)
     graphs = [
         [(number, layer % 2, rows_of(order, 2), 4) for layer in range(8)] for number in range(1, 81)
@@ -145,7 +145,7 @@ def test_more_contexts_than_rings_get_their_experts(run: Paging, program: Progra
 
 
 def test_calls_of_several_contexts_and_processes_are_recorded_apart(
-    ggml: Path, recording: Paging
+    ggml: Path, recording: Supervised
 ) -> None:
     """However they are computed at once, and whenever they are popped."""
     order, count = random.Random(5), 100
@@ -160,11 +160,11 @@ def test_calls_of_several_contexts_and_processes_are_recorded_apart(
         for program in programs:
             program.begin(*graphs)
         while any(not program.has_answered for program in programs):
-            calls += recording.pager.pop_calls()
+            calls += recording.supervisor.pop_calls()
         for program in programs:
             assert program.result() == [[0] * 2 * count] * 3
         assert len(calls) <= 6 * count - 6, "the last of each may go on"
-    calls += recording.pager.pop_calls(with_open=True)
+    calls += recording.supervisor.pop_calls(with_open=True)
     recorded = [[call.layers[layer].tolist() for layer in (0, 1)] for call in calls]
     assert all(first == second for first, second in recorded)
     for number in (1, 2, 3):
@@ -172,18 +172,18 @@ def test_calls_of_several_contexts_and_processes_are_recorded_apart(
         assert sorted(ours) == sorted(rows[number] * 2)
 
 
-def test_selections_of_another_model_are_not_recorded(ggml: Path, recording: Paging) -> None:
+def test_selections_of_another_model_are_not_recorded(ggml: Path, recording: Supervised) -> None:
     others = [[[3, 1, 2, 16]], [[1, 1, 2, 3]], [[1, 2, 3, 4, 5]]]
     graphs = [(0, 0, rows, len(rows[0])) for rows in others] + [(0, 7, [[1, 2, 3, 4]], 4)]
     with recording.chooser(ggml, MODEL) as program:
         assert program.call(graphs) == [[0] * 4]
-        assert recording.pager.pop_calls(with_open=True) == []
+        assert recording.supervisor.pop_calls(with_open=True) == []
         assert program.call([LAST]) == [[0]]
-        assert len(recording.pager.pop_calls(with_open=True)) == 1
+        assert len(recording.supervisor.pop_calls(with_open=True)) == 1
 
 
-def test_the_same_selection_again_is_another_call(ggml: Path, recording: Paging) -> None:
+def test_the_same_selection_again_is_another_call(ggml: Path, recording: Supervised) -> None:
     """As of a prompt's tokens one by one: llama.cpp leaves the last layer out."""
     with recording.chooser(ggml, MODEL) as program:
         assert program.call([LAST] * 3) == [[0] * 3]
-        assert len(recording.pager.pop_calls(with_open=True)) == 3
+        assert len(recording.supervisor.pop_calls(with_open=True)) == 3

@@ -1,4 +1,4 @@
-"""The fixture models in the forms that a pager takes, and the answers of programs without one."""
+"""The fixture models in all forms that run, and the answers of programs alone."""
 
 import subprocess
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 from moepack.packing.shard_index import index_model
 from tests.support.models import first_shard
 from tests.support.needs import require_llama
-from tests.support.pagers import ROOT, SLOTS, Alone, Answers, Form, Program, answers
+from tests.support.supervised import ROOT, SLOTS, Alone, Answers, Form, Program, answers
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,16 @@ import pytest
 
 from tests.support.children import wait_until
 from tests.support.needs import needs_llama
-from tests.support.pagers import PROMPTS, SLOTS, Alone, Answers, Command, Form, Paging, paging
+from tests.support.supervised import (
+    PROMPTS,
+    SLOTS,
+    Alone,
+    Answers,
+    Command,
+    Form,
+    Supervised,
+    supervised,
+)
 
 pytestmark = needs_llama
 
@@ -35,9 +44,9 @@ def test_a_program_ends_with_moepack(form: Form, kind: str, through: str) -> Non
 
 
 @pytest.fixture(params=["pack", "gguf"])
-def run(form: Form, request: pytest.FixtureRequest) -> Iterator[Paging]:
+def run(form: Form, request: pytest.FixtureRequest) -> Iterator[Supervised]:
     model = form("qwen3moe", request.param)
-    with paging(model, memory="floor", micro_batch=32, records=True) as one:
+    with supervised(model, memory="floor", micro_batch=32, records=True) as one:
         yield one
 
 
@@ -55,20 +64,20 @@ def open_files() -> list[str]:
     return sorted(name for name in names if not name.startswith(("pipe:", "/proc", "/tmp/#")))
 
 
-def has_none(run: Paging) -> bool:
+def has_none(run: Supervised) -> bool:
     """Return whether no program is known to have the model mapped."""
     run.settle()
-    return run.pager.usage.resident_length == 0
+    return run.supervisor.usage.resident_length == 0
 
 
-def assert_serves(run: Paging, expected: Answers) -> None:
+def assert_serves(run: Supervised, expected: Answers) -> None:
     with run.program(*SLOTS) as program:
         assert program.ask(*PROMPTS[1]) == expected
     wait_until(lambda: has_none(run))
     assert not run.failures
 
 
-def test_programs_that_are_killed_leave_nothing(run: Paging, expected: Answers) -> None:
+def test_programs_that_are_killed_leave_nothing(run: Supervised, expected: Answers) -> None:
     assert_serves(run, expected)
     files = open_files()
     order = random.Random(5)
@@ -84,19 +93,21 @@ def test_programs_that_are_killed_leave_nothing(run: Paging, expected: Answers) 
     assert_serves(run, expected)
 
 
-def test_what_programs_counted_outlives_them(run: Paging, expected: Answers) -> None:
+def test_what_programs_counted_outlives_them(run: Supervised, expected: Answers) -> None:
     """More of them, one after another, than there are places in the control file."""
     assert_serves(run, expected)
-    counts = run.pager.usage
+    counts = run.supervisor.usage
     assert counts.miss_count > 0
-    assert 0 < run.pager.final_usage.resident_length <= run.pager.budget, "as the last one ended"
+    assert 0 < run.supervisor.final_usage.resident_length <= run.supervisor.budget, (
+        "as the last one ended"
+    )
     assert_serves(run, expected)
-    assert run.pager.usage.miss_count == 2 * counts.miss_count
+    assert run.supervisor.usage.miss_count == 2 * counts.miss_count
 
 
 def test_moepack_ends_and_leaves_nothing(form: Form) -> None:
     files = open_files()
-    with paging(form("qwen3moe", "pack"), memory="floor") as one, one.program() as program:
+    with supervised(form("qwen3moe", "pack"), memory="floor") as one, one.program() as program:
         program.ask([1])
         assert Path(one.environment["MOEPACK_TABLE"]).exists()
     assert open_files() == files
@@ -113,12 +124,12 @@ NOISE: tuple[list[int], ...] = (
 @pytest.mark.parametrize(
     "words", NOISE, ids=["too long", "no such layer", "no such expert", "endless"]
 )
-def test_a_ring_of_noise_harms_nobody(run: Paging, expected: Answers, words: list[int]) -> None:
+def test_a_ring_of_noise_harms_nobody(run: Supervised, expected: Answers, words: list[int]) -> None:
     with run.program(*SLOTS) as program:
         assert program.ask(*PROMPTS[1]) == expected
 
-        def write(pager: object) -> None:
-            control = run.pager._control
+        def write(supervisor: object) -> None:
+            control = run.supervisor._control
             (number,) = control.live()
             _, ring = next(iter(control._rings(number)))
             head = control._longs[ring // 8]
@@ -132,12 +143,12 @@ def test_a_ring_of_noise_harms_nobody(run: Paging, expected: Answers, words: lis
     assert not run.failures
 
 
-def test_an_error_of_noise_is_one_of_the_program(run: Paging, expected: Answers) -> None:
+def test_an_error_of_noise_is_one_of_the_program(run: Supervised, expected: Answers) -> None:
     with run.program(*SLOTS) as program:
         assert program.ask(*PROMPTS[1]) == expected
 
-        def write(pager: object) -> None:
-            control = run.pager._control
+        def write(supervisor: object) -> None:
+            control = run.supervisor._control
             (number,) = control.live()
             start = (4096 + number * 3 * 4096) // 4
             control._words[start + 1] = 77  # the kind of reads
@@ -147,6 +158,6 @@ def test_an_error_of_noise_is_one_of_the_program(run: Paging, expected: Answers)
 
         run.do(write)
         run.settle()
-        assert run.pager.backend == "auto"
+        assert run.supervisor.backend == "auto"
         assert program.ask(*PROMPTS[1]) == expected
     assert len(run.failures) == 1

@@ -10,12 +10,12 @@ from moepack.common.shape import ExpertKey
 from moepack.common.sizes import size_text
 from moepack.host.memory_limits import read_memory
 from moepack.pack.opening.open_model import open_model
-from moepack.running.pager.budget import FreeMemory
-from moepack.running.pager.pager import Pager, PagerOptions
+from moepack.running.streaming.budget import FreeMemory
+from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from tests.support.children import wait_until
 from tests.support.gguf_builder import F32, moe
 from tests.support.needs import needs_llama
-from tests.support.pagers import PROMPTS, Form, paging, slot_lengths
+from tests.support.supervised import PROMPTS, Form, slot_lengths, supervised
 
 MIB = 1 << 20
 
@@ -73,8 +73,8 @@ def length_of(file: Path) -> int:
 
 
 def floor_of(model: Path, micro_batch: int) -> int:
-    with paging(model, memory="floor", micro_batch=micro_batch) as run:
-        return run.pager.budget
+    with supervised(model, memory="floor", micro_batch=micro_batch) as run:
+        return run.supervisor.budget
 
 
 @pytest.mark.parametrize("kind", ["pack", "gguf"])
@@ -82,10 +82,10 @@ def test_less_than_the_floor_is_refused_and_both_are_named(form: Form, kind: str
     model = form("qwen3moe", kind)
     floor = floor_of(model, 2)
     with open_model([model]) as pack, pytest.raises(RequestError) as refusal:
-        Pager(pack, PagerOptions(memory=floor - 1, micro_batch=2), lambda error: None)
+        Supervisor(pack, StreamingOptions(memory=floor - 1, micro_batch=2), lambda error: None)
     assert size_text(floor) in str(refusal.value)
     assert size_text(floor - 1) in str(refusal.value)
-    with paging(model, memory=floor, micro_batch=2):
+    with supervised(model, memory=floor, micro_batch=2):
         pass
 
 
@@ -94,9 +94,9 @@ def test_memory_that_programs_are_yet_to_take_is_left_to_them(
     beside: int, is_short: bool, form: Form
 ) -> None:
     """The least for experts is taken nevertheless."""
-    with paging(form("qwen3moe", "pack"), beside=beside) as run:
-        assert run.pager.is_short == is_short
-        assert (run.pager.budget == run.pager.floor) == is_short
+    with supervised(form("qwen3moe", "pack"), beside=beside) as run:
+        assert run.supervisor.is_short == is_short
+        assert (run.supervisor.budget == run.supervisor.floor) == is_short
 
 
 def test_the_floor_grows_with_micro_batches_up_to_a_layer(form: Form) -> None:
@@ -113,17 +113,17 @@ def test_memory_and_pins_are_texts_too(form: Form, ggml: Path) -> None:
         pinned = pack.hottest("25%")
     length = sum(slot_lengths(model)[key] for key in pinned)
     for memory, budget in (("64M", 64 << 20), ("50%", read_memory() // 2), ("floor", None)):
-        with paging(model, memory=memory, pinned="25%", micro_batch=1) as run:
-            assert run.pager.budget == (budget or run.pager.floor)
+        with supervised(model, memory=memory, pinned="25%", micro_batch=1) as run:
+            assert run.supervisor.budget == (budget or run.supervisor.floor)
             with run.chooser(ggml, model) as program:
-                wait_until(lambda: run.pager.usage.expert_length == length)
+                wait_until(lambda: run.supervisor.usage.expert_length == length)
                 every = [(0, layer, [[one]], 1) for layer in (0, 1) for one in range(16)]
                 for graphs in (every, [(0, key.layer, [[key.expert]], 1) for key in pinned]):
-                    before = run.pager.usage.miss_count
+                    before = run.supervisor.usage.miss_count
                     assert program.call(graphs) == [[0] * len(graphs)]
-                assert run.pager.usage.miss_count == before
+                assert run.supervisor.usage.miss_count == before
     with open_model([model]) as pack, pytest.raises(RequestError, match="pin: not a size"):
-        Pager(pack, PagerOptions(pinned="much", micro_batch=1), lambda error: None)
+        Supervisor(pack, StreamingOptions(pinned="much", micro_batch=1), lambda error: None)
 
 
 def test_long_experts_are_in_huge_pages_where_the_system_has_them(
@@ -131,12 +131,12 @@ def test_long_experts_are_in_huge_pages_where_the_system_has_them(
 ) -> None:
     model = moe((0,), 8, ne=(512, 512), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
     with (
-        paging(model, memory=64 * MIB, micro_batch=1) as run,
+        supervised(model, memory=64 * MIB, micro_batch=1) as run,
         run.chooser(ggml, model) as program,
     ):
         assert program.call([(0, 0, [list(range(8))], 8)]) == [[0]]
         maps = Path(f"/proc/{program.process.pid}/smaps").read_text().split("moepack-experts")
-        assert run.pager.usage.resident_length == 8 * slot_lengths(model)[ExpertKey(0, 0)]
+        assert run.supervisor.usage.resident_length == 8 * slot_lengths(model)[ExpertKey(0, 0)]
     if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1):
         pytest.skip("this kernel collapses no shared memory into huge pages")
     huge = sum(int(one.split("ShmemPmdMapped:")[1].split()[0]) for one in maps[1:])
@@ -152,21 +152,21 @@ def test_memory_shrinks_and_grows_while_a_program_runs(
     spare = [1 << 30]
     monkeypatch.setattr(FreeMemory.__init__, "__defaults__", (lambda: spare[0], Path("/nothing")))
     with (
-        paging(form("qwen3moe", kind), micro_batch=1) as run,
+        supervised(form("qwen3moe", kind), micro_batch=1) as run,
         run.program("--micro-batch", 1) as program,
     ):
         slots = slots_of(program.process.pid)
         prompt = PROMPTS[1][0]
         expected = program.ask(prompt)
-        whole = run.pager.usage.resident_length
+        whole = run.supervisor.usage.resident_length
         assert whole > 1_000_000
         spare[0] = -whole * 2
-        wait_until(lambda: length_of(slots) <= run.pager.budget < whole // 2)
-        assert run.pager.usage.resident_length <= run.pager.budget
+        wait_until(lambda: length_of(slots) <= run.supervisor.budget < whole // 2)
+        assert run.supervisor.usage.resident_length <= run.supervisor.budget
         assert program.ask(prompt) == expected
-        assert length_of(slots) <= run.pager.budget
+        assert length_of(slots) <= run.supervisor.budget
         spare[0] = 1 << 30
-        wait_until(lambda: run.pager.budget > whole)
-        wait_until(lambda: run.pager._control.statistics()[-1].memory > whole)
+        wait_until(lambda: run.supervisor.budget > whole)
+        wait_until(lambda: run.supervisor._control.statistics()[-1].memory > whole)
         assert program.ask(prompt) == expected
         assert length_of(slots) > whole // 2

@@ -13,7 +13,7 @@ from moepack.packing.pack_model import pack_model
 from tests.support import architectures
 from tests.support.gguf_builder import F32, Q8_0, add_experts, moe
 from tests.support.needs import needs_llama
-from tests.support.pagers import Form, Program, image_of, paging
+from tests.support.supervised import Form, Program, image_of, supervised
 
 PAGE = mmap.PAGESIZE
 READER = "mapped_reader"
@@ -23,12 +23,12 @@ READER = "mapped_reader"
 def test_an_image_is_read_right_in_any_order(form: Form, model: str, tmp_path: Path) -> None:
     expected = image_of(form(model, "pack"), tmp_path / "expected")
     with (
-        paging(form(model, "pack"), memory="floor", micro_batch=1) as run,
+        supervised(form(model, "pack"), memory="floor", micro_batch=1) as run,
         run.program(expected, module=READER) as program,
     ):
         assert program.call("compare", 1, 1) == 0
         run.settle()  # when it has released what the last fault evicted
-        usage = run.pager.usage
+        usage = run.supervisor.usage
         assert usage.fault_count > 0
         assert usage.resident_length <= usage.budget
         assert program.call("compare", 8, 1) == 0
@@ -41,12 +41,12 @@ def test_experts_for_multi_token_prediction_are_read_right(tmp_path: Path) -> No
     pack_model(gguf, tmp_path / "pack")
     expected = image_of(tmp_path / "pack", tmp_path / "expected")
     with (
-        paging(tmp_path / "pack", memory="floor", micro_batch=1) as run,
+        supervised(tmp_path / "pack", memory="floor", micro_batch=1) as run,
         run.program(expected, module=READER) as program,
     ):
         assert program.call("compare", 4, 1) == 0
         run.settle()
-        assert run.pager.usage.resident_length <= run.pager.usage.budget
+        assert run.supervisor.usage.resident_length <= run.supervisor.usage.budget
 
 
 @pytest.mark.parametrize("mistake", ["signal", "write"])
@@ -55,7 +55,7 @@ def test_threads_that_block_all_signals_read_right_and_mistakes_end_a_program(
 ) -> None:
     expected = image_of(form("qwen3moe", "pack"), tmp_path / "expected")
     with (
-        paging(form("qwen3moe", "pack"), memory="floor", micro_batch=1) as run,
+        supervised(form("qwen3moe", "pack"), memory="floor", micro_batch=1) as run,
         run.program(expected, module=READER) as program,
     ):
         assert program.call("blocked") == 0
@@ -68,7 +68,7 @@ def test_a_forked_child_of_a_program_with_an_image_dies_and_reads_no_zeros(
     form: Form, tmp_path: Path, what: str
 ) -> None:
     pack_path = form("qwen3moe", "pack")
-    with paging(pack_path, memory="floor", micro_batch=1) as run:
+    with supervised(pack_path, memory="floor", micro_batch=1) as run:
         expected = image_of(pack_path, tmp_path / "expected")
         with run.program(expected, module=READER) as program:
             assert program.call(what) < 0
@@ -81,11 +81,11 @@ def test_a_shard_is_read_right_by_a_program_and_by_its_forked_child(form: Form, 
         shard = pack.locate(0, 0, "ffn_gate_exps.weight").path
     arguments = (4, 2) if what == "compare" else ()
     with (
-        paging(form("qwen3moe", "gguf"), memory="floor", micro_batch=1) as run,
+        supervised(form("qwen3moe", "gguf"), memory="floor", micro_batch=1) as run,
         Program(shard, shard, module=READER, **run.environment) as program,
     ):
         assert program.call(what, *arguments) == 0
-        assert run.pager.usage.fault_count == 0
+        assert run.supervisor.usage.fault_count == 0
 
 
 def test_layers_of_whole_pages_and_others_are_read_right_together(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_layers_of_whole_pages_and_others_are_read_right_together(tmp_path: Path
     pack_model(builder.write(tmp_path / "m.gguf"), tmp_path / "pack")
     expected = image_of(tmp_path / "pack", tmp_path / "expected")
     with (
-        paging(tmp_path / "pack", memory="floor", micro_batch=1) as run,
+        supervised(tmp_path / "pack", memory="floor", micro_batch=1) as run,
         run.program(expected, module=READER) as program,
     ):
         assert program.call("compare", 2, 2) == 0
@@ -103,8 +103,8 @@ def test_layers_of_whole_pages_and_others_are_read_right_together(tmp_path: Path
 
 @needs_llama
 def test_an_image_is_refused_without_the_library_and_by_a_program_that_reads_it(form: Form) -> None:
-    with paging(form("qwen3moe", "pack"), memory=1 << 30) as run:
-        path = Path(run.pager.model_path)
+    with supervised(form("qwen3moe", "pack"), memory=1 << 30) as run:
+        path = Path(run.supervisor.model_path)
         with open_model([form("qwen3moe", "pack")]) as pack:
             header = lay_out(pack, mmap.PAGESIZE).header
         assert path.read_bytes() == header + b"\0"
@@ -115,17 +115,17 @@ def test_an_image_is_refused_without_the_library_and_by_a_program_that_reads_it(
 
 @needs_llama
 def test_a_program_that_checks_all_tensors_gets_right_ones(form: Form) -> None:
-    with paging(form("qwen3moe", "pack"), memory="floor", micro_batch=512) as run:
+    with supervised(form("qwen3moe", "pack"), memory="floor", micro_batch=512) as run:
         with run.program("--check-tensors") as program:
             assert isinstance(program.ask([1]), list)
-        assert run.pager.usage.fault_count > 0
+        assert run.supervisor.usage.fault_count > 0
 
 
 @needs_llama
 def test_what_lies_around_an_expert_of_a_gguf_is_not_read_with_it(form: Form) -> None:
     """Pages at its edges are the file's own; dense tensors are read ahead as ever."""
     gguf = form("qwen3moe", "gguf")
-    with paging(gguf, memory="floor", micro_batch=1) as run, run.program() as program:
+    with supervised(gguf, memory="floor", micro_batch=1) as run, run.program() as program:
         is_random = dict(_mapped_pages(program.process.pid))
     with open_model([gguf]) as pack:
         dense = {
