@@ -118,13 +118,13 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
 
 static bool on_tensor(void *tensor, bool is_asked, void *data) {
     struct context *context = data;
-    int layer = seam.table ? layer_of_selection(tensor) : -1; /* a forked child reads the files themselves */
+    int layer = seam.is_attached ? layer_of_selection(tensor) : -1; /* a forked child reads the files themselves */
     if (is_asked) {
         context->asked = context->callback && context->callback(tensor, true, context->data);
         return context->asked || layer >= 0;
     }
     if (layer >= 0 && !context->has_failed) context->has_failed = !bring(context, tensor, (uint32_t)layer);
-    bool has_failed = context->has_failed && seam.table;
+    bool has_failed = context->has_failed && seam.is_attached;
     if (has_failed && !context->is_computing) seam_end("experts could not be brought");
     if (has_failed) return false; /* the graph's status says so as well */
     return context->asked ? context->callback(tensor, false, context->data) : true;
@@ -170,7 +170,7 @@ static bool is_watching(void) {
 EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback callback, void *data) {
     static void (*set_callback)(void *, eval_callback, void *);
     FIND(set_callback, "ggml_backend_sched_set_eval_callback");
-    if (!seam.table) {
+    if (!seam.is_attached) {
         set_callback(scheduler, callback, data);
         return;
     }
@@ -190,7 +190,7 @@ EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback 
 EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) {
     static int (*compute)(void *, void *);
     FIND(compute, "ggml_backend_sched_graph_compute_async");
-    if (!seam.table) return compute(scheduler, graph);
+    if (!seam.is_attached) return compute(scheduler, graph);
     pthread_mutex_lock(&state_lock);
     struct context *context = find_context(scheduler);
     if (context) {
@@ -200,7 +200,7 @@ EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) 
     }
     pthread_mutex_unlock(&state_lock);
     int status = compute(scheduler, graph);
-    if (!context || !seam.table) return status;
+    if (!context || !seam.is_attached) return status;
     cache_release(&seam.cache, context->number);
     pthread_mutex_lock(&state_lock);
     context->is_computing = false;
@@ -211,7 +211,7 @@ EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) 
 
 /* For a server that knows: nothing is read ahead for a prompt that nobody waits for. */
 EXPORT void moepack_set_request_count(unsigned count) {
-    if (!seam.table) return;
+    if (!seam.is_attached) return;
     atomic_store(&seam.cache.is_idle, count == 0);
     if (!count) cache_read_ahead(&seam.cache, NULL, 0);
 }
@@ -290,7 +290,7 @@ EXPORT int ggml_backend_tensor_alloc(void *buffer, void *tensor, void *address) 
     struct region region;
     FIND(allocate, "ggml_backend_tensor_alloc");
     int status = allocate(buffer, tensor, address);
-    if (status || !seam.table || !regions_find(address, &region)) return status;
+    if (status || !seam.is_attached || !regions_find(address, &region)) return status;
     set_functions(__builtin_return_address(0));
     pthread_mutex_lock(&state_lock);
     uint32_t layer, part;

@@ -18,8 +18,8 @@
 #include "seam.h"
 
 /*
- * The program and moepack: the table and the control file, which are mapped when the program first maps a file that may
- * be the model. `attach` runs once; what it fills is only read afterwards, but for the cache.
+ * The program and moepack: the table, which is mapped when the program first maps a file that may be the model, and the
+ * control file, when it is. `attach` runs once; what it fills is only read afterwards, but for the cache.
  */
 
 struct seam seam = {.image = -1, .moepack = -1};
@@ -274,18 +274,23 @@ static void in_child(void) {
     regions_forget_in_child();
     mapping_forget_in_child();
     seam.table = NULL;
+    atomic_store(&seam.is_attached, false);
     after_fork();
 }
 
+static const struct table *table; /* mapped once; seam.table is NULL before the model is mapped, and in a forked child */
 static void *attach_caller;
 
-static void attach(void) {
+static void map_table(void) {
     if (!getenv("MOEPACK_TABLE")) return;
-    if (sysconf(_SC_PAGESIZE) != PAGE) seam_end("the pages of this system are not of 4 KiB: experts cannot be mapped");
     int file = open_shared("MOEPACK_TABLE", O_RDONLY);
-    const struct table *table = map_shared(file, PROT_READ);
+    table = map_shared(file, PROT_READ);
     close(file);
     if (memcmp(table->magic, "MOEPTABL", 8) || table->version != TABLE_VERSION) seam_end("moepack is of another version");
+}
+
+static void attach(void) {
+    if (sysconf(_SC_PAGESIZE) != PAGE) seam_end("the pages of this system are not of 4 KiB: experts cannot be mapped");
     seam.table = table;
     seam.control_file = open_shared("MOEPACK_CONTROL", O_RDWR);
     seam.control = map_shared(seam.control_file, PROT_READ | PROT_WRITE);
@@ -303,17 +308,26 @@ static void attach(void) {
     open_files();
     open_cache();
     pthread_atfork(before_fork, after_fork, in_child);
+    atomic_store(&seam.is_attached, true);
+}
+
+/* The number of a mapped file in the table; -1: it is another. */
+static int number_of(const struct stat *status) {
+    const struct mapped_file *files = (const struct mapped_file *)((const char *)table + table->mapped);
+    for (uint32_t i = 0; i < table->mapped_count; i++)
+        if (files[i].device == status->st_dev && files[i].inode == status->st_ino) return (int)i;
+    return -1;
 }
 
 int seam_find_file(int descriptor, void *caller) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    static pthread_once_t is_mapped = PTHREAD_ONCE_INIT, is_attached = PTHREAD_ONCE_INIT;
     struct stat status;
     if (descriptor < 0 || fstat(descriptor, &status) || !S_ISREG(status.st_mode)) return -1;
+    pthread_once(&is_mapped, map_table);
+    int number = table ? number_of(&status) : -1;
+    if (number < 0) return -1;
     attach_caller = caller;
-    pthread_once(&once, attach);
+    pthread_once(&is_attached, attach);
     if (!seam.table) return -1;
-    const struct mapped_file *files = array_at(seam.table->mapped);
-    for (uint32_t i = 0; i < seam.table->mapped_count; i++)
-        if (files[i].device == status.st_dev && files[i].inode == status.st_ino) return seam.is_image ? 0 : (int)i;
-    return -1;
+    return seam.is_image ? 0 : number;
 }

@@ -29,6 +29,7 @@ enum { EXIT_CODE = 70 /* EX_SOFTWARE of sysexits.h */ };
 
 struct seam {
     const struct table *table; /* NULL: this program has not mapped the model */
+    atomic_bool is_attached;   /* all else is there as well */
     struct control *control;
     int control_file; /* open as long as the process lives, with a lock */
     struct process_page *page;
@@ -50,7 +51,7 @@ void seam_report(const struct cache_error *error);
 /* Find a function of the library that calls. */
 void *seam_find(const char *name, void *caller);
 void *seam_find_optional(const char *name, void *caller);
-/* The mapped file that a descriptor is of; -1: none. Attaches at the first that may be. */
+/* The mapped file that a descriptor is of; -1: none. Attaches at the first. */
 int seam_find_file(int descriptor, void *caller);
 
 /* regions.c: where files of the model are mapped */

@@ -101,6 +101,20 @@ def test_layers_of_whole_pages_and_others_are_read_right_together(tmp_path: Path
         assert program.call("compare", 2, 2) == 0
 
 
+def test_a_program_that_maps_another_file_is_none_that_has_the_model(
+    form: Form, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"0" * 100_000)
+    with (
+        paging(form("qwen3moe", "gguf"), memory="floor", micro_batch=1) as run,
+        Program(other, other, module=READER, **run.environment) as program,
+    ):
+        assert program.call("compare", 1, 1) == 0
+        run.settle()
+        assert not run.pager.has_served
+
+
 @needs_llama
 def test_an_image_is_refused_without_the_library_and_by_a_program_that_reads_it(form: Form) -> None:
     with supervised(form("qwen3moe", "pack"), memory=1 << 30) as run:
