@@ -107,7 +107,7 @@ def test_a_program_that_maps_another_file_is_none_that_has_the_model(
     other = tmp_path / "other"
     other.write_bytes(b"0" * 100_000)
     with (
-        paging(form("qwen3moe", "gguf"), memory="floor", micro_batch=1) as run,
+        supervised(form("qwen3moe", "gguf"), memory="floor", micro_batch=1) as run,
         Program(other, other, module=READER, **run.environment) as program,
     ):
         assert program.call("compare", 1, 1) == 0
