@@ -112,7 +112,7 @@ def test_a_program_that_maps_another_file_is_none_that_has_the_model(
     ):
         assert program.call("compare", 1, 1) == 0
         run.settle()
-        assert not run.pager.has_served
+        assert not run.supervisor.has_served
 
 
 @needs_llama
