@@ -588,7 +588,7 @@ static void begin_warm_up(struct cache *cache) {
 static bool prepare_slot(struct cache *cache) {
     uint64_t *lengths = cache->prepared_lengths, total = 0, offset = 0;
     uint32_t least = 0;
-    if (cache->has_stepped || !cache->options.is_prepared || !has_huge_pages(cache)) return false;
+    if (!cache->options.is_prepared || !has_huge_pages(cache)) return false;
     for (uint32_t i = 0; i < cache->experts->class_count; i++) {
         const struct slot_class *one = &cache->residents.slots.classes[i];
         uint64_t taken = (uint64_t)one->taken_count * one->length;
