@@ -1,5 +1,6 @@
 """The command line: its commands and groups, and the exit codes of errors."""
 
+import atexit
 import contextlib
 import io
 import mmap
@@ -86,7 +87,22 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name that the terminal has no letters for is escaped, not an error.
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
+    _leave(run(sys.argv[1:]))
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit with a code.
+
+    Threads of a store's client may still touch objects of Python: while the interpreter ends, that
+    would abort the process. So it ends at once if there are any, when all is written and closed.
+    """
+    if "obstore" in sys.modules:
+        atexit._run_exitfuncs()
+        with contextlib.suppress(OSError):  # what reads the output has left
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    sys.exit(code)
 
 
 _RESERVE_LENGTH = 4 << 20

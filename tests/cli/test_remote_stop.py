@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     with store_of_packs(store, monkeypatch) as one:
         yield one
+
+
+def test_the_threads_of_a_client_abort_no_command_that_is_done(server: FileServer) -> None:
+    """Without `_leave` one of twenty or so is aborted, on a busy machine."""
+    words = [*MOEPACK, "inspect", f"{server.url}/{Path(shards_of('granite')[0]).name}"]
+    with ThreadPoolExecutor(5) as pool:
+        runs = list(pool.map(lambda _: run_command(*words), range(40)))
+    assert {run.returncode for run in runs} == {0}
 
 
 @pytest.mark.parametrize(
