@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include "../include/moepack.h"
+#include "threads.h"
 
 enum {
     CAPACITY = 4096,      /* reads in flight */
@@ -60,20 +60,14 @@ static void set_place(struct cache_error *error, uint32_t expert, uint32_t part,
 
 /* ---- opening and closing ---- */
 
-static uint32_t most_in_layer(const struct experts *experts) {
-    uint32_t most = 0;
-    for (uint32_t i = 0; i < experts->layer_count; i++)
-        if (experts->layers[i].count > most) most = experts->layers[i].count;
-    return most;
-}
-
 static bool allocate(struct cache *cache) {
     const struct experts *experts = cache->experts;
     uint64_t reserve = cache->options.reserve;
     struct residents_owner owner = {cache, NULL, NULL};
     cache->in_flight = calloc((size_t)experts->count + 1, sizeof *cache->in_flight);
     cache->pending = calloc(CAPACITY, sizeof *cache->pending);
-    cache->counts = calloc(2 * (size_t)MAX_CONTEXTS * (most_in_layer(experts) + 1), sizeof *cache->counts);
+    cache->counts_length = most_in_layer(experts) + 1;
+    cache->counts = calloc(2 * (size_t)MAX_CONTEXTS * cache->counts_length, sizeof *cache->counts);
     bool has_residents = residents_init(&cache->residents, experts, cache->options.policy, cache->options.is_by_layer,
                                         cache->options.memory, reserve, owner);
     bool has_prompts = prompts_init(&cache->prompts, experts);
@@ -122,12 +116,9 @@ int cache_open(struct cache *cache, const struct experts *experts, struct cache_
         release_memory(cache);
         return fail(error, CACHE_SYSTEM, system_error, "the system begins no reads: %s", strerror(system_error));
     }
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&cache->lock, NULL);
-    pthread_cond_init(&cache->changed, NULL);
-    pthread_cond_init(&cache->has_work, &monotonic);
+    init_condition(&cache->changed);
+    init_condition(&cache->has_work);
     set(&cache->statistics->memory, options->memory);
     return CACHE_OK;
 }
@@ -239,27 +230,14 @@ static void queue_expert(struct cache *cache, uint32_t expert) {
     }
 }
 
-/* Read bytes of a place through the page cache; 0, or an errno, ENODATA if it is shorter. */
-static int read_fully(const struct place *place, char *address, uint64_t length, uint64_t offset) {
-    while (length) {
-        ssize_t count = pread(place->cached, address, length, (off_t)offset);
-        if (count < 0 && errno == EINTR) continue;
-        if (count <= 0) return count ? errno : ENODATA;
-        address += count;
-        offset += (uint64_t)count;
-        length -= (uint64_t)count;
-    }
-    return 0;
-}
-
 /* Read once more, by the page cache: after a short read, where O_DIRECT is refused, or from another place. `has_failed`:
  * the place itself. */
 static int read_again(const struct cache *cache, const struct pending *pending, bool *has_failed) {
     const struct cache_file *file = &cache->files[pending->file];
-    int error = read_fully(&file->places[pending->place], pending->address, pending->needed, pending->offset);
+    int error = read_fully(file->places[pending->place].cached, pending->address, pending->needed, pending->offset);
     *has_failed = error != 0;
     if (error && pending->has_mirror)
-        error = read_fully(&file->places[1 - pending->place], pending->address, pending->needed, pending->offset);
+        error = read_fully(file->places[1 - pending->place].cached, pending->address, pending->needed, pending->offset);
     return error;
 }
 
@@ -271,7 +249,7 @@ static bool read_without_mirror(const struct cache *cache, uint32_t expert) {
         if (!part->has_mirror) continue;
         has_mirror = true;
         char *address = cache_address(cache, expert) + part->slot_offset;
-        if (read_fully(&cache->files[part->file].places[0], address, part->length, part->offset)) return false;
+        if (read_fully(cache->files[part->file].places[0].cached, address, part->length, part->offset)) return false;
     }
     return has_mirror;
 }
@@ -303,7 +281,8 @@ static uint32_t part_at(const struct cache *cache, const struct pending *pending
     return 0;
 }
 
-/* Take the end of a read; the lock is held, and left where it is read again. Return its expert if that was the last one of it, else NO_EXPERT. */
+/* Take the end of a read; the lock is held, and left where it is read again. Return its expert if that was the last one
+ * of it, else NO_EXPERT. */
 static uint32_t end_read(struct cache *cache, const struct ended *ended, struct pending *pending) {
     *pending = cache->pending[ended->tag];
     cache->pending[ended->tag].next_free = cache->first_free;
@@ -497,8 +476,7 @@ static int finish_step(struct cache *cache, uint32_t context, struct cache_error
 
 int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32_t *routed, uint32_t rows,
               uint32_t columns, struct cache_error *error) {
-    uint32_t most = most_in_layer(cache->experts) + 1;
-    uint32_t *counts = cache->counts + 2 * (size_t)context * most, *used = counts + most;
+    uint32_t *counts = cache->counts + 2 * (size_t)context * cache->counts_length, *used = counts + cache->counts_length;
     uint32_t used_count = unique(&cache->experts->layers[layer], routed, (size_t)rows * columns, counts, used);
     pthread_mutex_lock(&cache->lock);
     if (!cache->has_stepped) end_warm_up(cache);
@@ -583,10 +561,10 @@ static void begin_warm_up(struct cache *cache) {
     }
 }
 
-/* Make the pages of the next slot ready before it is needed, while the program loads; false if all have some. The lock is
- * held, and left meanwhile. */
+/* Make the pages of the next slot ready before it is needed; false if all have some. The lock is held, and left
+ * meanwhile. */
 static bool prepare_slot(struct cache *cache) {
-    uint64_t *lengths = cache->prepared_lengths, total = 0, offset = 0;
+    uint64_t *lengths = cache->prepared_lengths, total = 0;
     uint32_t least = 0;
     if (!cache->options.is_prepared || !has_huge_pages(cache)) return false;
     for (uint32_t i = 0; i < cache->experts->class_count; i++) {
@@ -596,11 +574,9 @@ static bool prepare_slot(struct cache *cache) {
         total += lengths[i];
         if (lengths[i] < lengths[least]) least = i;
     }
-    uint64_t length = cache->experts->class_length[least];
-    for (uint32_t i = 0; i < least; i++) offset += slots_class_length(&cache->residents.slots, i);
-    if (total + length > cache->residents.memory || lengths[least] + length > slots_class_length(&cache->residents.slots, least))
-        return false;
-    offset += lengths[least];
+    const struct slot_class *of = &cache->residents.slots.classes[least];
+    uint64_t length = of->length, offset = of->first + lengths[least];
+    if (total + length > cache->residents.memory || lengths[least] + length > of->length * of->count) return false;
     lengths[least] += length;
     pthread_mutex_unlock(&cache->lock);
     pool_prepare(&cache->pool, offset, length);
@@ -610,11 +586,7 @@ static bool prepare_slot(struct cache *cache) {
 
 /* Sleep until there is work; the lock is held, and left meanwhile. */
 static void rest(struct cache *cache) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += WAIT * 1000000L;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
+    struct timespec until = time_in(WAIT);
     pthread_cond_timedwait(&cache->has_work, &cache->lock, &until);
 }
 
@@ -643,11 +615,7 @@ static void *read_beside(void *data) {
 }
 
 int cache_start(struct cache *cache) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's own */
-    int error = pthread_create(&cache->thread, NULL, read_beside, cache);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = start_thread(&cache->thread, read_beside, cache);
     cache->has_thread = !error;
     return error;
 }

@@ -93,7 +93,7 @@ struct cache_options {
     int check;
     enum drive_kind reads;
     bool is_cached;   /* through the page cache */
-    bool is_prepared; /* memory is taken before it is needed, while the program loads */
+    bool is_prepared; /* memory is taken before it is needed */
     bool has_edges;   /* programs use the pages that parts share with others where files have them */
 };
 
@@ -118,7 +118,8 @@ struct cache {
     bool is_waiting;          /* a thread waits for the drive */
     uint32_t collecting_count; /* threads that have taken a read which has ended */
     uint32_t turn;            /* the context that takes slots, or NO_CONTEXT */
-    uint32_t *counts;         /* by a layer's experts: tokens of the current step; by context */
+    uint32_t *counts;         /* by a layer's experts: tokens of the current step, then these experts; by context */
+    uint32_t counts_length;   /* of either */
     struct cache_error error; /* of the last read that failed */
     struct cache_statistics *statistics, own_statistics;
     const uint32_t *warm_up; /* experts to read before the first step */

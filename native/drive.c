@@ -4,15 +4,14 @@
 #include <errno.h>
 #include <linux/io_uring.h>
 #include <linux/time_types.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "threads.h"
 
 /*
  * The ring of io_uring is used by plain system calls: of liburing nothing but a few lines would be needed.
@@ -206,23 +205,16 @@ static void close_pool(struct pool *pool) {
 
 static bool open_pool(struct drive *drive) {
     struct pool *pool = &drive->pool;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&pool->lock, NULL);
-    pthread_cond_init(&pool->is_queued, NULL);
-    pthread_cond_init(&pool->has_ended, &monotonic);
+    init_condition(&pool->is_queued);
+    init_condition(&pool->has_ended);
     pool->queue = calloc(drive->capacity, sizeof *pool->queue);
     pool->ended = calloc(drive->capacity, sizeof *pool->ended);
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's own */
     int error = pool->queue && pool->ended ? 0 : ENOMEM;
     while (!error && pool->thread_count < THREAD_COUNT) {
-        error = pthread_create(&pool->threads[pool->thread_count], NULL, read_all, drive);
+        error = start_thread(&pool->threads[pool->thread_count], read_all, drive);
         pool->thread_count += !error;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (pool->thread_count) return true; /* fewer will do */
     close_pool(pool);
     errno = error;
@@ -248,17 +240,25 @@ static uint32_t pool_collect(struct pool *pool, struct ended *ended, uint32_t mo
 }
 
 static void pool_wait(struct pool *pool, uint32_t milliseconds) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    uint64_t nanoseconds = (uint64_t)until.tv_nsec + milliseconds * 1000000ull;
-    until.tv_sec += (time_t)(nanoseconds / 1000000000);
-    until.tv_nsec = (long)(nanoseconds % 1000000000);
+    struct timespec until = time_in(milliseconds);
     pthread_mutex_lock(&pool->lock);
     while (!pool->ended_count && !pthread_cond_timedwait(&pool->has_ended, &pool->lock, &until)) continue;
     pthread_mutex_unlock(&pool->lock);
 }
 
 /* ---- both ---- */
+
+int read_fully(int descriptor, char *to, uint64_t length, uint64_t offset) {
+    while (length) {
+        ssize_t count = pread(descriptor, to, length, (off_t)offset);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return count ? errno : ENODATA;
+        to += count;
+        offset += (uint64_t)count;
+        length -= (uint64_t)count;
+    }
+    return 0;
+}
 
 struct drive *drive_open(enum drive_kind kind, uint32_t capacity) {
     struct drive *drive = calloc(1, sizeof *drive);

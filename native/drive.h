@@ -42,4 +42,7 @@ uint32_t drive_collect(struct drive *drive, struct ended *ended, uint32_t most);
 /* Wait until any read has ended, for `milliseconds` at most. */
 void drive_wait(struct drive *drive, uint32_t milliseconds);
 
+/* Read bytes now, in this thread; 0, or an errno, ENODATA if the file is shorter. By any thread, with or without a lock. */
+int read_fully(int descriptor, char *to, uint64_t length, uint64_t offset);
+
 #endif

@@ -38,6 +38,22 @@ struct experts {
     uint64_t class_length[MAX_CLASSES]; /* bytes of a slot */
 };
 
+static inline uint32_t most_in_layer(const struct experts *experts) {
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < experts->layer_count; i++)
+        if (experts->layers[i].count > most) most = experts->layers[i].count;
+    return most;
+}
+
+/* The class of slots of a length, a new one if there is none; MAX_CLASSES: there are as many as there may be. */
+static inline uint32_t class_for(struct experts *experts, uint64_t length) {
+    for (uint32_t i = 0; i < experts->class_count; i++)
+        if (experts->class_length[i] == length) return i;
+    if (experts->class_count == MAX_CLASSES) return MAX_CLASSES;
+    experts->class_length[experts->class_count] = length;
+    return experts->class_count++;
+}
+
 static inline const struct layer *layer_of(const struct experts *experts, uint32_t expert) {
     return &experts->layers[experts->layer_of[expert]];
 }

@@ -65,7 +65,7 @@ static int compare_places(const void *first, const void *second) {
 }
 
 static bool list_places(void) {
-    const struct table_part *parts = (const struct table_part *)((const char *)seam.table + seam.table->parts);
+    const struct table_part *parts = seam_array(seam.table->parts);
     uint64_t longest = 0;
     places = calloc(((size_t)seam.experts.count + 1) * MAX_PARTS, sizeof *places);
     if (!places) return false;
@@ -81,16 +81,16 @@ static bool list_places(void) {
     return is_right && scratch;
 }
 
-static int read_fully(int descriptor, char *to, uint64_t length, uint64_t offset) {
-    while (length) {
-        ssize_t count = pread(descriptor, to, length, (off_t)offset);
-        if (count < 0 && errno == EINTR) continue;
-        if (count <= 0) return count ? errno : ENODATA;
-        to += count;
-        offset += (uint64_t)count;
-        length -= (uint64_t)count;
+/* The first place that ends behind an offset of the image; `place_count`: there is none. */
+static size_t first_behind(uint64_t offset) {
+    size_t first = 0, count = place_count;
+    while (count) {
+        size_t half = count / 2;
+        bool is_before = places[first + half].start + places[first + half].length <= offset;
+        if (is_before) first += half + 1;
+        count = is_before ? count - half - 1 : half;
     }
-    return 0;
+    return first;
 }
 
 /* Read bytes of a part; the whole part, if it was never compared with its digest. */
@@ -121,38 +121,20 @@ static void read_piece(size_t number, uint64_t start, uint64_t length, char *to)
 
 /* Put bytes of the image together from the parts that lie there. */
 static void assemble(uint64_t start, uint64_t end, char *to) {
-    size_t first = 0, count = place_count;
     memset(to, 0, end - start);
-    while (count) { /* the first place that ends behind `start` */
-        size_t half = count / 2;
-        bool is_before = places[first + half].start + places[first + half].length <= start;
-        if (is_before) first += half + 1;
-        count = is_before ? count - half - 1 : half;
-    }
-    for (size_t i = first; i < place_count && places[i].start < end; i++) {
+    for (size_t i = first_behind(start); i < place_count && places[i].start < end; i++) {
         uint64_t from = places[i].start > start ? places[i].start : start;
         uint64_t part_end = places[i].start + places[i].length, until = part_end < end ? part_end : end;
         if (from < until) read_piece(i, from - places[i].start, until - from, to + (from - start));
     }
 }
 
-static bool map_fixed(char *address, uint64_t length, int descriptor, uint64_t offset) {
-    bool is_file = descriptor >= 0;
-    int flags = MAP_FIXED | MAP_NORESERVE | (is_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
-    return real_mmap(address, length, is_file ? PROT_READ : PROT_NONE, flags, descriptor, (off_t)offset) != MAP_FAILED;
-}
-
 /* The expert that has a whole page of the image to itself, and is mapped there; NO_EXPERT: others share it, or experts are
  * in the strided region. */
 static uint32_t owner_of_page(uint64_t page) {
-    size_t first = 0, count = seam.is_strided ? 0 : place_count;
-    while (count) {
-        size_t half = count / 2;
-        bool is_before = places[first + half].start + places[first + half].length <= page;
-        if (is_before) first += half + 1;
-        count = is_before ? count - half - 1 : half;
-    }
-    bool is_whole = !seam.is_strided && first < place_count && places[first].start <= page && places[first].start + places[first].length >= page + PAGE;
+    if (seam.is_strided) return NO_EXPERT;
+    size_t first = first_behind(page);
+    bool is_whole = first < place_count && places[first].start <= page && places[first].start + places[first].length >= page + PAGE;
     return is_whole ? places[first].expert : NO_EXPERT;
 }
 
@@ -172,7 +154,7 @@ static void find_chunk(const struct region *region, uint64_t page, uint64_t *sta
 /* Give up a chunk: what it had is not there any more. Held: the lock. */
 static void give_up(uint32_t number) {
     if (!taken[number].address) return;
-    if (!map_fixed(taken[number].address, taken[number].length, -1, 0)) seam_end(NO_MORE_MAPS);
+    if (hide_range(taken[number].address, taken[number].length)) seam_end(NO_MORE_MAPS);
     taken[number].address = NULL;
 }
 
@@ -187,7 +169,7 @@ static const char *serve_chunk(char *address, const struct region *region) {
     assemble(start, end, chunks + place);
     taken[number].address = region->address + (start - region->start);
     taken[number].length = end - start;
-    if (!map_fixed(taken[number].address, end - start, chunk_file, place)) seam_end(NO_MORE_MAPS);
+    if (show_range(taken[number].address, end - start, chunk_file, place)) seam_end(NO_MORE_MAPS);
     pthread_mutex_unlock(&lock);
     return region->address + (end - region->start);
 }

@@ -234,7 +234,7 @@ static size_t data_offset(const void *tensor, const void *address) {
 
 /* The layer and part of an expert tensor by its name; false: it is none. */
 static bool find_part(const char *name, uint32_t *layer, uint32_t *part) {
-    const struct table_layer *layers = (const struct table_layer *)((const char *)seam.table + seam.table->layers);
+    const struct table_layer *layers = seam_array(seam.table->layers);
     unsigned number;
     int length = 0;
     if (sscanf(name, "blk.%u.%n", &number, &length) != 1 || !length) return false;

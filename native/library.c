@@ -64,14 +64,6 @@ static moepack_code translate(const struct cache_error *from, moepack_error *err
 
 /* ---- the experts of an index ---- */
 
-static uint32_t slot_class_for(struct experts *experts, uint64_t length) {
-    for (uint32_t i = 0; i < experts->class_count; i++)
-        if (experts->class_length[i] == length) return i;
-    if (experts->class_count == MAX_CLASSES) return MAX_CLASSES;
-    experts->class_length[experts->class_count] = length;
-    return experts->class_count++;
-}
-
 /* Lay the parts of an expert into a slot: as in its blob, or each as far behind a page's start as in its file. */
 static moepack_code lay_out(const moepack *pack, const moepack_family *family, uint32_t expert, struct part *parts,
                             uint64_t *length, moepack_error *error) {
@@ -105,7 +97,7 @@ static moepack_code add_layer(moepack_cache *cache, const moepack_family *family
         if (length > longest) longest = length;
         experts->layer_of[experts->count + e] = experts->layer_count;
     }
-    layer->slot_class = slot_class_for(experts, longest);
+    layer->slot_class = class_for(experts, longest);
     if (longest >= 1u << 31) return refuse(error, MOEPACK_ERR_FEATURE, "layer %u: experts of 2 GiB and more", family->layer);
     if (layer->slot_class == MAX_CLASSES)
         return refuse(error, MOEPACK_ERR_FEATURE, "layer %u: experts of more than %d lengths", family->layer, MAX_CLASSES);

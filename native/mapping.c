@@ -22,8 +22,8 @@ static uint64_t blobs_length;
 static uint64_t *layer_offsets, *strides;
 
 static const struct table_part *table_part(uint32_t expert, uint32_t part) {
-    const char *parts = (const char *)seam.table + seam.table->parts;
-    return (const struct table_part *)parts + (uint64_t)expert * MAX_PARTS + part;
+    const struct table_part *parts = seam_array(seam.table->parts);
+    return parts + (uint64_t)expert * MAX_PARTS + part;
 }
 
 bool mapping_open(void) {
@@ -75,12 +75,11 @@ static int map_slot(void *data, char *address, uint64_t length, uint64_t behind)
 
 static int hide(void *data, char *address, uint64_t length, uint64_t behind) {
     (void)data, (void)behind;
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
-    return real_mmap(address, length, PROT_NONE, flags, -1, 0) == MAP_FAILED ? errno : 0;
+    return hide_range(address, length);
 }
 
 void mapping_forget_in_child(void) {
-    if (blobs && hide(NULL, blobs, blobs_length, 0)) seam_end("the model cannot be mapped in a forked child");
+    if (blobs && hide_range(blobs, blobs_length)) seam_end("the model cannot be mapped in a forked child");
 }
 
 /* Map the shard itself again, in the place of a slot. */
@@ -88,10 +87,9 @@ static int show_file(void *data, char *address, uint64_t length, uint64_t behind
     const struct table_part *part = data;
     uint64_t start = (part->mapped_offset + PAGE - 1) / PAGE * PAGE;
     int descriptor = seam.files[part->file].places[0].cached;
-    void *mapped = real_mmap(address, length, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, (off_t)(start + behind));
-    if (mapped == MAP_FAILED) return errno;
-    madvise(address, length, MADV_RANDOM);
-    return 0;
+    int error = show_range(address, length, descriptor, start + behind);
+    if (!error) madvise(address, length, MADV_RANDOM);
+    return error;
 }
 
 /* Do something to the pages of each part that are its alone, wherever they are mapped. */

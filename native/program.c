@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "seam.h"
+#include "threads.h"
 
 /*
  * The program and moepack: the table, which is mapped when the program first maps a file that may be the model, and the
@@ -89,17 +90,6 @@ static void *map_shared(int descriptor, int protection) {
     return start;
 }
 
-static const void *array_at(uint64_t offset) { return (const char *)seam.table + offset; }
-
-static uint32_t slot_class_for(uint64_t length) {
-    struct experts *experts = &seam.experts;
-    for (uint32_t i = 0; i < experts->class_count; i++)
-        if (experts->class_length[i] == length) return i;
-    if (experts->class_count == MAX_CLASSES) seam_end("experts have more than %d lengths", MAX_CLASSES);
-    experts->class_length[experts->class_count] = length;
-    return experts->class_count++;
-}
-
 /* Lay the parts of an expert into a slot: as in its blob; or each as far behind a page's start as where it is mapped, so
  * that its whole pages can be. */
 static uint64_t lay_out(const struct table_part *from, struct part *parts, uint32_t count) {
@@ -115,8 +105,8 @@ static uint64_t lay_out(const struct table_part *from, struct part *parts, uint3
 
 static void read_experts(void) {
     struct experts *experts = &seam.experts;
-    const struct table_layer *layers = array_at(seam.table->layers);
-    const struct table_part *parts = array_at(seam.table->parts);
+    const struct table_layer *layers = seam_array(seam.table->layers);
+    const struct table_part *parts = seam_array(seam.table->parts);
     uint32_t expert_count = seam.table->expert_count;
     experts->layer_count = seam.table->layer_count;
     experts->layers = calloc((size_t)experts->layer_count + 1, sizeof *experts->layers);
@@ -131,8 +121,10 @@ static void read_experts(void) {
             if (length > longest) longest = length;
             experts->layer_of[experts->count + e] = i;
         }
+        uint32_t slot_class = class_for(experts, longest);
+        if (slot_class == MAX_CLASSES) seam_end("experts have more than %d lengths", MAX_CLASSES);
         experts->layers[i] = (struct layer){layers[i].number, experts->count, layers[i].expert_count, layers[i].part_count,
-                                            slot_class_for(longest), layers[i].is_rare != 0};
+                                            slot_class, layers[i].is_rare != 0};
         experts->count += layers[i].expert_count;
     }
 }
@@ -143,12 +135,12 @@ static void open_place(struct place *place, const char *path) {
 }
 
 static void open_files(void) {
-    const struct table_file *files = array_at(seam.table->files);
+    const struct table_file *files = seam_array(seam.table->files);
     seam.files = calloc((size_t)seam.table->file_count + 1, sizeof *seam.files);
     if (!seam.files) seam_end("no memory");
     for (uint32_t i = 0; i < seam.table->file_count; i++) {
-        open_place(&seam.files[i].places[0], array_at(files[i].path));
-        if (files[i].mirror) open_place(&seam.files[i].places[1], array_at(files[i].mirror));
+        open_place(&seam.files[i].places[0], seam_array(files[i].path));
+        if (files[i].mirror) open_place(&seam.files[i].places[1], seam_array(files[i].mirror));
         seam.files[i].place_count = files[i].mirror ? 2 : 1;
     }
 }
@@ -199,13 +191,8 @@ static void *wait_for_end(void *nothing) {
 }
 
 static bool start_waiting(void) {
-    sigset_t all, before;
     pthread_t thread;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's own */
-    int error = pthread_create(&thread, NULL, wait_for_end, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return !error && !pthread_detach(thread);
+    return !start_thread(&thread, wait_for_end, NULL) && !pthread_detach(thread);
 }
 
 /* A few times a second: follow the memory. */
@@ -250,10 +237,10 @@ static void open_cache(void) {
     if (cache_open(&seam.cache, &seam.experts, seam.files, table->file_count, &options, owner, &seam.page->statistics, &error))
         seam_end("%s", error.message);
     atomic_store(&seam.page->reads, (uint32_t)drive_kind(seam.cache.drive));
-    const uint32_t *pinned = array_at(table->pinned);
+    const uint32_t *pinned = seam_array(table->pinned);
     for (uint32_t i = 0; i < table->pinned_count; i++)
         if (!cache_pin(&seam.cache, pinned[i])) seam_end("the pinned experts are larger than the memory for experts");
-    cache_warm_up(&seam.cache, array_at(table->warm_up), table->warm_up_count, table->favoured_length);
+    cache_warm_up(&seam.cache, seam_array(table->warm_up), table->warm_up_count, table->favoured_length);
     if (!mapping_open() || (seam.is_image && !faults_open())) seam_end("the model cannot be mapped: %s", strerror(errno));
     if (cache_start(&seam.cache) || (seam.moepack >= 0 && !start_waiting())) seam_end("no thread");
 }

@@ -91,6 +91,12 @@ static double independent_tokens(const struct prompts *prompts, uint32_t layer, 
 
 /* ---- room ---- */
 
+/* May an expert be evicted for the step of a layer? Not if the step itself uses it, as `counts` has it. */
+static bool may_go(const struct residents *residents, const struct layer *layer, const uint32_t *counts, uint32_t expert) {
+    bool is_used = expert >= layer->first && expert < layer->first + layer->count && counts[expert - layer->first];
+    return !is_used && residents_is_evictable(residents, expert);
+}
+
 /* Evict until `length` bytes are free, what is used least often first; of those alike the layers behind `layer` first:
  * they are computed last of all. Not the experts of the layer that `counts` has. */
 static void make_room(struct prompts *prompts, struct residents *residents, uint64_t length, uint32_t layer,
@@ -101,8 +107,7 @@ static void make_room(struct prompts *prompts, struct residents *residents, uint
     uint32_t count = 0;
     if (missing <= 0) return;
     for (uint32_t i = 0; i < experts->count; i++) {
-        bool is_kept = i >= of->first && i < of->first + of->count && counts[i - of->first];
-        if (is_kept || !residents_is_evictable(residents, i)) continue;
+        if (!may_go(residents, of, counts, i)) continue;
         uint32_t distance = (layer + experts->layer_count - experts->layer_of[i]) % experts->layer_count;
         prompts->ranked[count++] = (struct ranked){share_of(prompts, i), distance, i};
     }
@@ -134,10 +139,8 @@ static int64_t most_ahead(const struct prompts *prompts, const struct residents 
                           const uint32_t *counts) {
     const struct layer *of = &prompts->experts->layers[layer];
     int64_t length = residents_free_length(residents);
-    for (uint32_t i = 0; i < prompts->experts->count; i++) {
-        bool is_kept = i >= of->first && i < of->first + of->count && counts[i - of->first];
-        if (!is_kept && residents_is_evictable(residents, i)) length += (int64_t)slot_length(prompts->experts, i);
-    }
+    for (uint32_t i = 0; i < prompts->experts->count; i++)
+        if (may_go(residents, of, counts, i)) length += (int64_t)slot_length(prompts->experts, i);
     return length;
 }
 

@@ -34,6 +34,16 @@ void *real_mmap(void *address, size_t length, int protection, int flags, int des
     return (void *)mapped;
 }
 
+int show_range(char *address, uint64_t length, int descriptor, uint64_t offset) {
+    void *mapped = real_mmap(address, length, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, (off_t)offset);
+    return mapped == MAP_FAILED ? errno : 0;
+}
+
+int hide_range(char *address, uint64_t length) {
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
+    return real_mmap(address, length, PROT_NONE, flags, -1, 0) == MAP_FAILED ? errno : 0;
+}
+
 static char *end_of(const struct region *region) { return region->address + (region->end - region->start); }
 
 bool regions_find(const void *address, struct region *region) {
@@ -67,12 +77,10 @@ int regions_each(uint32_t file, uint64_t offset, uint64_t length,
 void regions_forget_in_child(void) {
     for (uint32_t i = 0; i < region_count; i++) {
         const struct region *region = &regions[i];
-        size_t length = region->end - region->start;
-        int flags = MAP_FIXED | (seam.is_image ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED);
-        int descriptor = seam.is_image ? -1 : descriptors[region->file];
-        off_t offset = seam.is_image ? 0 : (off_t)region->start;
-        void *mapped = real_mmap(region->address, length, seam.is_image ? PROT_NONE : PROT_READ, flags, descriptor, offset);
-        if (mapped == MAP_FAILED) seam_end("the model cannot be mapped in a forked child");
+        uint64_t length = region->end - region->start;
+        int error = seam.is_image ? hide_range(region->address, length)
+                                  : show_range(region->address, length, descriptors[region->file], region->start);
+        if (error) seam_end("the model cannot be mapped in a forked child");
     }
     region_count = 0;
 }
@@ -87,13 +95,11 @@ static int map_dense(void *data, char *address, uint64_t length, uint64_t behind
         madvise((void *)start, (uintptr_t)address + length - start, MADV_WILLNEED);
         return 0;
     }
-    int flags = MAP_SHARED | MAP_FIXED, descriptor = seam.files[dense->file].places[0].cached;
-    void *mapped = real_mmap(address, length, PROT_READ, flags, descriptor, (off_t)(dense->offset + behind));
-    return mapped == MAP_FAILED ? errno : 0;
+    return show_range(address, length, seam.files[dense->file].places[0].cached, dense->offset + behind);
 }
 
 static int map_all_dense(uint32_t file) {
-    const struct dense_range *dense = (const struct dense_range *)((const char *)seam.table + seam.table->dense);
+    const struct dense_range *dense = seam_array(seam.table->dense);
     int error = 0;
     for (uint32_t i = 0; i < seam.table->dense_count && !error; i++)
         if (dense[i].mapped_file == file)
@@ -105,10 +111,7 @@ static int map_all_dense(uint32_t file) {
 static int hide_experts(const struct region *region) {
     uint64_t start = seam.table->experts_offset > region->start ? seam.table->experts_offset : region->start;
     uint64_t end = (region->end + PAGE - 1) / PAGE * PAGE;
-    if (start >= end) return 0;
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
-    void *mapped = real_mmap(region->address + (start - region->start), end - start, PROT_NONE, flags, -1, 0);
-    return mapped == MAP_FAILED ? errno : 0;
+    return start < end ? hide_range(region->address + (start - region->start), end - start) : 0;
 }
 
 static int add_region(const struct region *region, int descriptor) {

@@ -18,9 +18,7 @@ static void set_budgets(struct residents *residents, uint64_t memory) {
 }
 
 static bool make_steps(struct residents *residents) {
-    uint32_t most = 0;
-    for (uint32_t i = 0; i < residents->experts->layer_count; i++)
-        if (residents->experts->layers[i].count > most) most = residents->experts->layers[i].count;
+    uint32_t most = most_in_layer(residents->experts);
     for (uint32_t i = 0; i < MAX_CONTEXTS; i++) {
         residents->steps[i].used = calloc((size_t)most + 1, sizeof(uint32_t));
         residents->steps[i].missing = calloc((size_t)most + 1, sizeof(uint32_t));

@@ -44,6 +44,9 @@ struct seam {
 
 extern struct seam seam;
 
+/* An array of the table, by its offset there. */
+static inline const void *seam_array(uint64_t offset) { return (const char *)seam.table + offset; }
+
 /* program.c: end the program with a sentence */
 _Noreturn void seam_end(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Tell moepack of an error. */
@@ -68,6 +71,9 @@ bool regions_find(const void *address, struct region *region);
 /* Call for each mapped piece of a file's range; the first errno ends it. */
 int regions_each(uint32_t file, uint64_t offset, uint64_t length,
                  int (*work)(void *data, char *address, uint64_t length, uint64_t behind), void *data);
+/* Map a range of a file for reading in the place of what is there; or nothing that can be read. 0, or an errno. */
+int show_range(char *address, uint64_t length, int descriptor, uint64_t offset);
+int hide_range(char *address, uint64_t length);
 void *real_mmap(void *address, size_t length, int protection, int flags, int descriptor, off_t offset);
 
 /* mapping.c: experts at the addresses of programs; called with the lock of the cache held */

@@ -9,7 +9,7 @@ bool slots_init(struct slots *slots, const struct experts *experts) {
     for (uint32_t i = 0; i < slots->class_count; i++) {
         struct slot_class *one = &slots->classes[i];
         one->length = experts->class_length[i];
-        one->next = slots->file_length;
+        one->first = one->next = slots->file_length;
         one->count = counts[i];
         slots->file_length += one->length * counts[i];
         one->spare = calloc((size_t)counts[i] + 1, sizeof *one->spare);

@@ -14,7 +14,7 @@
 #define NO_SLOT UINT64_MAX
 
 struct slot_class {
-    uint64_t length, next; /* the next slot that was never taken */
+    uint64_t length, first, next; /* the next slot that was never taken */
     uint64_t *spare;       /* released ones, which have memory */
     uint64_t *empty;       /* those whose memory was given back */
     uint32_t spare_count, empty_count, taken_count, count;
@@ -30,11 +30,6 @@ struct slots {
 /* false without memory */
 bool slots_init(struct slots *slots, const struct experts *experts);
 void slots_free(struct slots *slots);
-
-/* The bytes of all slots of a class: one class lies behind the other. */
-static inline uint64_t slots_class_length(const struct slots *slots, uint32_t slot_class) {
-    return slots->classes[slot_class].length * slots->classes[slot_class].count;
-}
 
 /* Take a spare slot; NO_SLOT if there is none. */
 uint64_t slots_take_spare(struct slots *slots, uint32_t slot_class);

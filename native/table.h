@@ -78,8 +78,8 @@ struct process_page { /* of one process that maps the model */
 
 struct control {
     _Atomic uint64_t memory; /* bytes for experts, of all processes together */
-    _Atomic uint32_t wants_selections, live_count;
-    char rest[PAGE - 16];
+    _Atomic uint32_t wants_selections;
+    char rest[PAGE - 12];
     struct process_page processes[MAX_PROCESSES];
     struct selection_ring rings[MAX_PROCESSES][MAX_CONTEXTS];
 };
