@@ -20,6 +20,7 @@ _RINGS = _PAGE + _MAX_PROCESSES * _PROCESS_LENGTH
 _LENGTH = _RINGS + _MAX_PROCESSES * _MAX_CONTEXTS * _RING_LENGTH
 _LIVE, _ENDED = 1, 2
 _STATISTICS = struct.Struct("<12Q")
+_STATISTICS_END = 8 + _STATISTICS.size
 _ERROR = struct.Struct("<2i4I2Q512s")
 _NO_EXPERT = (1 << 32) - 1
 _LOCK = struct.Struct("hhqqi4x")
@@ -111,7 +112,7 @@ class Control:
     def live(self) -> Iterator[int]:
         """Yield the numbers of live processes; those that have ended are counted, and forgotten."""
         for number in range(_MAX_PROCESSES):
-            start = _PAGE + number * _PROCESS_LENGTH
+            start = _page(number)
             state = self._words[start // 4]
             if state in (_LIVE, _ENDED):
                 self.has_served = True
@@ -122,7 +123,7 @@ class Control:
         """Keep the counts of processes that have ended, and free their places; return those."""
         ended = []
         for number in range(_MAX_PROCESSES):
-            start = _PAGE + number * _PROCESS_LENGTH
+            start = _page(number)
             if self._words[start // 4] == _LIVE and not self._is_locked(number):
                 self._words[start // 4] = _ENDED
             if self._words[start // 4] == _ENDED:
@@ -137,7 +138,7 @@ class Control:
 
     def free(self, number: int) -> None:
         """Free the place of a process that has ended, whose selections were read."""
-        start = _PAGE + number * _PROCESS_LENGTH
+        start = _page(number)
         self.last = self._read_statistics(number)
         self._past.append(self.last.ended())
         for _, ring in self._rings(number):
@@ -148,9 +149,7 @@ class Control:
         self._words[start // 4] = 0
 
     def _read_statistics(self, number: int) -> CacheStatistics:
-        return CacheStatistics(
-            *_STATISTICS.unpack_from(self._memory, _PAGE + number * _PROCESS_LENGTH + 8)
-        )
+        return CacheStatistics(*_STATISTICS.unpack_from(self._memory, _page(number) + 8))
 
     def statistics(self) -> list[CacheStatistics]:
         """Return what all processes have counted so far, those that have ended among them."""
@@ -159,7 +158,7 @@ class Control:
     def errors(self) -> Iterator[ProgramError]:
         """Yield the errors for which processes could not go on, each once."""
         for number in range(_MAX_PROCESSES):
-            start = _PAGE + number * _PROCESS_LENGTH + 8 + _STATISTICS.size
+            start = _page(number) + _STATISTICS_END
             count = self._words[start // 4 + 1]
             if count != self._reported.get(number, 0):
                 self._reported[number] = count
@@ -168,7 +167,7 @@ class Control:
     def reads(self) -> int:
         """Return the kind of reads of any live process, a number of native/drive.h."""
         for number in self.live():
-            return self._words[(_PAGE + number * _PROCESS_LENGTH) // 4 + 1]
+            return self._words[_page(number) // 4 + 1]
         return 0
 
     def selections(self, number: int) -> Iterator[tuple[int, Selection]]:
@@ -184,7 +183,7 @@ class Control:
 
     def _rings(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield the contexts of a process, and the offsets of their rings."""
-        start = _PAGE + number * _PROCESS_LENGTH + 8 + _STATISTICS.size
+        start = _page(number) + _STATISTICS_END
         for context in range(min(self._words[start // 4], _MAX_CONTEXTS)):
             yield context, _RINGS + (number * _MAX_CONTEXTS + context) * _RING_LENGTH
 
@@ -218,6 +217,11 @@ class Control:
         self._longs.release()
         self._memory.close()
         os.close(self.descriptor)
+
+
+def _page(number: int) -> int:
+    """Return the offset of a process's page in the control file."""
+    return _PAGE + number * _PROCESS_LENGTH
 
 
 def _decode_error(

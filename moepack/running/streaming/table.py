@@ -6,7 +6,7 @@ It is made once, before a program starts, in a file of memory that programs map.
 import os
 import struct
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -121,10 +121,12 @@ class ExpertTable:
         """Encode the table. Raises RequestError for unknown names."""
         paths = {path: number for number, path in enumerate(self._pack.file_paths)}
         mirror = None if choices.backend == "buffered" else self._sound_mirror()
+        files = mirror.record.files if mirror is not None and mirror.record is not None else {}
+        mirrored = {name: RangeSet(file.ranges) for name, file in files.items() if file.ranges}
         sections = [
             b"".join(map(self._layer, self._families)),
             b"".join(
-                part for family in self._families for part in self._parts(family, paths, mirror)
+                part for family in self._families for part in self._parts(family, paths, mirrored)
             ),
             b"",  # files: their paths follow everything else
             b"".join(
@@ -143,7 +145,7 @@ class ExpertTable:
         for section in sections:
             offsets.append(end)
             end += align(len(section), 8)
-        sections[2], strings = self._files(list(paths), mirror, end)
+        sections[2], strings = self._files(list(paths), mirror, mirrored, end)
         body = b"".join(section.ljust(align(len(section), 8), b"\0") for section in sections)
         return self._header(choices, sections, offsets) + body + strings
 
@@ -184,15 +186,16 @@ class ExpertTable:
         return _LAYER.pack(family.layer, family.expert_count, count, family in self._rare, *names)
 
     def _parts(
-        self, family: PackedFamily, paths: Mapping[Path, int], mirror: Mirror | None
+        self, family: PackedFamily, paths: Mapping[Path, int], mirrored: Mapping[str, RangeSet]
     ) -> Iterable[bytes]:
         padding = bytes(_PART.size * (_MAX_PARTS - len(family.part_kinds)))
         for expert in range(family.expert_count):
             for span in self._spans[family.name][ExpertKey(family.layer, expert)]:
                 part = self._pack.locate(family.layer, expert, span.part, family=family.name)
                 blob_offset = part.offset if part.blob_offset is None else part.blob_offset
-                is_mirrored = mirror is not None and _covers(
-                    mirror, part.path.name, part.offset, part.length
+                ranges = mirrored.get(part.path.name)
+                is_mirrored = ranges is not None and ranges.covers(
+                    part.offset, part.offset + part.length
                 )
                 yield _PART.pack(
                     part.offset,
@@ -207,18 +210,20 @@ class ExpertTable:
                 )
             yield padding
 
-    def _files(self, paths: Sequence[Path], mirror: Mirror | None, end: int) -> tuple[bytes, bytes]:
+    def _files(
+        self,
+        paths: Sequence[Path],
+        mirror: Mirror | None,
+        mirrored: Container[str],
+        end: int,
+    ) -> tuple[bytes, bytes]:
         records, strings = b"", b""
         for path in paths:
             offsets = [end + len(strings), 0]
             strings += os.fsencode(os.path.abspath(path)) + b"\0"
-            if (
-                mirror is not None
-                and mirror.record is not None
-                and mirror.record.ranges(os.path.basename(path))
-            ):
+            if mirror is not None and path.name in mirrored:
                 offsets[1] = end + len(strings)
-                strings += os.fsencode(mirror.path / os.path.basename(path)) + b"\0"
+                strings += os.fsencode(mirror.path / path.name) + b"\0"
             records += _PAIR.pack(*offsets)
         return records, strings
 
@@ -233,11 +238,6 @@ class ExpertTable:
     def _encode_keys(self, keys: Iterable[ExpertKey]) -> bytes:
         numbers = [self._numbers[key] for key in keys]
         return struct.pack(f"<{len(numbers)}I", *numbers)
-
-
-def _covers(mirror: Mirror, name: str, offset: int, length: int) -> bool:
-    assert mirror.record is not None
-    return RangeSet(mirror.record.ranges(name)).covers(offset, offset + length)
 
 
 def _look_up(what: str, values: Mapping[str, _Value], name: str) -> _Value:
