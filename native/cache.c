@@ -104,7 +104,7 @@ int cache_open(struct cache *cache, const struct experts *experts, struct cache_
         return fail(error, CACHE_SYSTEM, ENOMEM, "no memory for the tables of %" PRIu32 " experts", experts->count);
     }
     cache->residents.owner = (struct residents_owner){cache, unmap, punch};
-    if (!pool_open(&cache->pool, cache->residents.slots.file_length)) {
+    if (!pool_open(&cache->pool, cache->residents.slots.file_length, experts->is_aligned)) {
         int system_error = errno;
         release_memory(cache);
         return fail(error, CACHE_SYSTEM, system_error, "no memory for experts: %s", strerror(system_error));
@@ -575,7 +575,7 @@ static bool prepare_slot(struct cache *cache) {
         if (lengths[i] < lengths[least]) least = i;
     }
     const struct slot_class *of = &cache->residents.slots.classes[least];
-    uint64_t length = of->length, offset = of->first + lengths[least];
+    uint64_t length = of->length, offset = of->first + lengths[least] / length * of->stride;
     if (total + length > cache->residents.memory || lengths[least] + length > of->length * of->count) return false;
     lengths[least] += length;
     pthread_mutex_unlock(&cache->lock);

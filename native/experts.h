@@ -3,6 +3,9 @@
  *
  * Filled once and never changed, so any thread may read it. Experts are numbered over all layers:
  * those of layer 0 first. A slot is the memory of one expert, in whole pages.
+ *
+ * Slots that hold whole blobs begin with a huge page if they are as long as one: then it can be mapped as one. What
+ * follows such a slot up to the next huge page has no memory.
  */
 #ifndef EXPERTS_H
 #define EXPERTS_H
@@ -10,7 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { PAGE = 4096, MAX_PARTS = 16, MAX_CLASSES = 64 };
+enum { PAGE = 4096, HUGE_PAGE = 2 << 20, MAX_PARTS = 16, MAX_CLASSES = 64 };
 
 #define NO_EXPERT UINT32_MAX
 
@@ -36,6 +39,7 @@ struct experts {
     uint32_t *layer_of;   /* by expert, an index of `layers` */
     uint32_t layer_count, count, class_count;
     uint64_t class_length[MAX_CLASSES]; /* bytes of a slot */
+    bool is_aligned;                    /* to huge pages */
 };
 
 static inline uint32_t most_in_layer(const struct experts *experts) {
@@ -64,6 +68,16 @@ static inline uint32_t class_of(const struct experts *experts, uint32_t expert) 
 
 static inline uint64_t slot_length(const struct experts *experts, uint32_t expert) {
     return experts->class_length[class_of(experts, expert)];
+}
+
+static inline bool is_aligned_class(const struct experts *experts, uint32_t slot_class) {
+    return experts->is_aligned && experts->class_length[slot_class] >= HUGE_PAGE;
+}
+
+/* Bytes from the start of one slot to that of the next. */
+static inline uint64_t slot_stride(const struct experts *experts, uint32_t slot_class) {
+    uint64_t length = experts->class_length[slot_class];
+    return is_aligned_class(experts, slot_class) ? (length + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE : length;
 }
 
 static inline const struct part *part_of(const struct experts *experts, uint32_t expert, uint32_t part) {

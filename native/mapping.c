@@ -14,6 +14,10 @@
  * `is_mapped` is guarded by the lock of the cache; the strided region is made once.
  */
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* of Linux 5.14 */
+#endif
+
 enum { LEAST_POPULATED = 1 << 20 }; /* of a slot: the pages of larger ones are put into the tables at once */
 
 static bool *is_mapped;
@@ -35,11 +39,13 @@ bool mapping_open(void) {
     if (!seam.is_strided) return true;
     for (uint32_t i = 0; i < experts->layer_count; i++) {
         layer_offsets[i] = blobs_length;
-        strides[i] = experts->class_length[experts->layers[i].slot_class];
-        blobs_length += strides[i] * experts->layers[i].count + PAGE; /* kernels may read a little beyond the last */
+        strides[i] = slot_stride(experts, experts->layers[i].slot_class);
+        /* Kernels may read a little beyond the last. */
+        blobs_length = (blobs_length + strides[i] * experts->layers[i].count + PAGE + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     }
-    blobs = real_mmap(NULL, blobs_length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    blobs = real_mmap(NULL, blobs_length + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (blobs == MAP_FAILED) return false;
+    blobs = (char *)(((uintptr_t)blobs + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
     for (uint32_t i = 0; i < experts->layer_count; i++)
         if (mprotect(blobs + layer_offsets[i] + strides[i] * experts->layers[i].count, PAGE, PROT_READ)) return false;
     return true;
@@ -111,12 +117,22 @@ static int each_part(uint32_t expert, bool is_slot) {
     return error;
 }
 
+/* Map a blob; where nothing follows it, with a page that has no memory as long as no kernel reads beyond the blob. */
+static int map_blob(uint32_t expert, char *address, uint64_t length, uint64_t whole) {
+    uint64_t slot = seam.cache.residents.states[expert].slot;
+    int flags = MAP_SHARED | MAP_FIXED;
+    void *mapped = real_mmap(address, whole, PROT_READ, flags, seam.cache.pool.descriptor, (off_t)slot);
+    if (mapped == MAP_FAILED) return errno;
+    if (length >= LEAST_POPULATED) madvise(address, length, MADV_POPULATE_READ);
+    return 0;
+}
+
 static int change(uint32_t expert, bool is_slot) {
     if (!seam.is_strided) return each_part(expert, is_slot);
     uint32_t layer = seam.experts.layer_of[expert];
     char *address = mapping_blob(layer) + strides[layer] * (expert - seam.experts.layers[layer].first);
-    uint64_t slot = seam.cache.residents.states[expert].slot;
-    return is_slot ? map_slot(&slot, address, strides[layer], 0) : hide(NULL, address, strides[layer], 0);
+    uint64_t length = slot_length(&seam.experts, expert), whole = strides[layer] > length ? length + PAGE : length;
+    return is_slot ? map_blob(expert, address, length, whole) : hide_range(address, whole);
 }
 
 void mapping_map(void *data, uint32_t expert) {

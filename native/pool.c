@@ -9,8 +9,6 @@
 
 #include "experts.h"
 
-enum { HUGE_PAGE = 2 << 20 };
-
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* of Linux 5.14 */
 #endif
@@ -33,9 +31,9 @@ static char *map_aligned(int descriptor, uint64_t length) {
     return NULL;
 }
 
-bool pool_open(struct pool_memory *pool, uint64_t length) {
+bool pool_open(struct pool_memory *pool, uint64_t length, bool is_aligned) {
     length = (length + HUGE_PAGE) / HUGE_PAGE * HUGE_PAGE;
-    *pool = (struct pool_memory){.descriptor = memfd_create("moepack-experts", MFD_CLOEXEC), .length = length};
+    *pool = (struct pool_memory){.descriptor = memfd_create("moepack-experts", MFD_CLOEXEC), .length = length, .is_aligned = is_aligned};
     if (pool->descriptor < 0) return false;
     pool->is_prepared = calloc(length / HUGE_PAGE, sizeof *pool->is_prepared);
     if (pool->is_prepared && !ftruncate(pool->descriptor, (off_t)length)) pool->start = map_aligned(pool->descriptor, length);
@@ -54,11 +52,16 @@ void pool_close(struct pool_memory *pool) {
 }
 
 bool pool_prepare(struct pool_memory *pool, uint64_t offset, uint64_t length) {
-    bool is_new = false;
+    bool is_new = false, is_alone = pool->is_aligned && length >= HUGE_PAGE;
     for (uint64_t page = offset / HUGE_PAGE; page <= (offset + length - 1) / HUGE_PAGE; page++) {
         if (atomic_exchange(&pool->is_prepared[page], 1)) continue;
         is_new = true;
         char *start = pool->start + page * HUGE_PAGE;
+        uint64_t rest = offset + length - page * HUGE_PAGE;
+        if (is_alone && rest < HUGE_PAGE) {
+            madvise(start, rest, MADV_POPULATE_WRITE); /* nothing follows that would use the rest of a huge page */
+            continue;
+        }
         /* A range without any page is not collapsed. Nothing is written to it: its start may be of another slot, into
          * which is being read. */
         if (!madvise(start, PAGE, MADV_POPULATE_WRITE)) madvise(start, HUGE_PAGE, MADV_COLLAPSE);

@@ -14,13 +14,14 @@ struct pool_memory {
     int descriptor;
     char *start; /* on a huge page */
     uint64_t length;
+    bool is_aligned;           /* slots of a huge page and more begin with one */
     atomic_uchar *is_prepared; /* by huge page */
 };
 
 /* false with errno */
-bool pool_open(struct pool_memory *pool, uint64_t length);
+bool pool_open(struct pool_memory *pool, uint64_t length, bool is_aligned);
 void pool_close(struct pool_memory *pool);
-/* Get huge pages for bytes that were never written; false if they are there. Without them, small ones come when they are
+/* Get huge pages for a slot that was never written; false if they are there. Without them, small ones come when they are
  * written. */
 bool pool_prepare(struct pool_memory *pool, uint64_t offset, uint64_t length);
 /* Give the memory of bytes back to the system. */

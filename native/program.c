@@ -108,6 +108,7 @@ static void read_experts(void) {
     const struct table_layer *layers = seam_array(seam.table->layers);
     const struct table_part *parts = seam_array(seam.table->parts);
     uint32_t expert_count = seam.table->expert_count;
+    experts->is_aligned = seam.is_strided;
     experts->layer_count = seam.table->layer_count;
     experts->layers = calloc((size_t)experts->layer_count + 1, sizeof *experts->layers);
     experts->parts = calloc(((size_t)expert_count + 1) * MAX_PARTS, sizeof *experts->parts);

@@ -9,9 +9,11 @@ bool slots_init(struct slots *slots, const struct experts *experts) {
     for (uint32_t i = 0; i < slots->class_count; i++) {
         struct slot_class *one = &slots->classes[i];
         one->length = experts->class_length[i];
+        one->stride = slot_stride(experts, i);
+        if (is_aligned_class(experts, i)) slots->file_length = (slots->file_length + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
         one->first = one->next = slots->file_length;
         one->count = counts[i];
-        slots->file_length += one->length * counts[i];
+        slots->file_length += one->stride * counts[i];
         one->spare = calloc((size_t)counts[i] + 1, sizeof *one->spare);
         one->empty = calloc((size_t)counts[i] + 1, sizeof *one->empty);
         if (!one->spare || !one->empty) return false;
@@ -39,7 +41,7 @@ uint64_t slots_take_new(struct slots *slots, uint32_t slot_class) {
     one->taken_count++;
     if (one->empty_count) return one->empty[--one->empty_count];
     uint64_t slot = one->next;
-    one->next += one->length;
+    one->next += one->stride;
     return slot;
 }
 

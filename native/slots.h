@@ -14,7 +14,8 @@
 #define NO_SLOT UINT64_MAX
 
 struct slot_class {
-    uint64_t length, first, next; /* the next slot that was never taken */
+    uint64_t length, stride;
+    uint64_t first, next; /* the next slot that was never taken */
     uint64_t *spare;       /* released ones, which have memory */
     uint64_t *empty;       /* those whose memory was given back */
     uint32_t spare_count, empty_count, taken_count, count;

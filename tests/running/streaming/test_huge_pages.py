@@ -1,0 +1,48 @@
+"""Experts of more than two MiB: programs map their blobs in huge pages, and nothing beside them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import moepack
+from benchmarks.runnable import write_runnable
+from tests.running.streaming.test_memory import length_of, slots_of
+from tests.support.needs import require_llama
+from tests.support.supervised import Program, supervised
+
+MIB = 1 << 20
+PROMPT = [(7 * number + 3) % 500 for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def long_experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a model of one layer with 128 experts of 2.8 MiB, and its pack."""
+    require_llama()
+    folder = tmp_path_factory.mktemp("long")
+    model = write_runnable(folder / "m.gguf", 1)
+    moepack.pack_model(model, folder / "m.moepack")
+    return model, folder / "m.moepack"
+
+
+def test_blobs_are_mapped_in_huge_pages_and_what_follows_them_has_no_memory(
+    long_experts: tuple[Path, Path],
+) -> None:
+    """More experts are used than fit."""
+    model, pack = long_experts
+    with Program(model, "--slots", 1, "--micro-batch", 1) as program:
+        expected = program.ask(PROMPT)
+    with (
+        supervised(pack, memory=64 * MIB, micro_batch=1) as run,
+        run.program("--slots", 1, "--micro-batch", 1) as program,
+    ):
+        assert program.ask(PROMPT) == expected
+        slots = slots_of(program.process.pid)
+        mappings = Path(f"/proc/{program.process.pid}/smaps").read_text().split("moepack-experts")
+        usage = run.supervisor.usage
+        assert 32 * MIB < usage.resident_length <= 64 * MIB < usage.read_length
+        assert length_of(slots) <= 64 * MIB + 2 * MIB, "what is behind a slot"
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1):
+        pytest.skip("this kernel collapses no shared memory into huge pages")
+    huge = [int(one.split("ShmemPmdMapped:")[1].split()[0]) for one in mappings[1:]]
+    assert sum(huge) - max(huge) >= 16 * 1024, "KiB, beside the library's own mapping of all slots"
