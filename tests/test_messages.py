@@ -37,7 +37,7 @@ OTHER_WORDS = {
     "planning/placing/engines.py": "the command line of `moepack run`, and llama.cpp's",
     "planning/forecasting/calibration.py": "a command line",
     "planning/forecasting/measured_runs.py": "a command line",
-    "running/programs/gate.py": "what is typed for llama-server, whose options it parses itself",
+    "running/programs/access.py": "what is typed for llama-server, whose options it parses itself",
     "running/programs/server_options.py": "llama.cpp's command line",
     "running/programs/command.py": "llama.cpp's command line",
     "running/programs/executable.py": "options of env(1)",

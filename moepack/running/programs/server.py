@@ -20,7 +20,8 @@ from typing import Any
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.common.escaping import one_line
-from moepack.running.programs.gate import THIS_MACHINE, Access, Connection, Gate, GateLimits
+from moepack.running.programs.access import THIS_MACHINE, Access
+from moepack.running.programs.gate import Connection, Gate, GateLimits
 from moepack.running.programs.llama_server_options import parse_options
 from moepack.storage.regular_file import open_regular
 
