@@ -45,8 +45,9 @@ engines: $(BIN)/python
 	    || echo "no sglang for this machine: the tests against it are skipped"
 
 # Fails where a limit is not met; JSON=1 prints one JSON object, and the table to standard error.
+# TRACE=FILE has a model repeat its routing, in place of one that is made up.
 bench: $(VENV)/developing
-	@$(BIN)/python -m benchmarks $(if $(JSON),--json)
+	@$(BIN)/python -m benchmarks $(if $(JSON),--json) $(if $(TRACE),--trace $(TRACE))
 
 # The files are committed: other implementations are tested with them.
 conformance: $(VENV)/developing

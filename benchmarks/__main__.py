@@ -30,7 +30,7 @@ def main() -> int:
     print(_heading(machine), cells(HEADING), sep="\n\n", file=table)
     rows = []
     with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=options.folder) as folder:
-        for row in everything.rows(Path(folder), options.layers, options.rounds):
+        for row in everything.rows(Path(folder), options.layers, options.rounds, options.trace):
             print(line(row), file=table, flush=True)
             rows.append(row)
     busy = others.processor_count(sum(os.times()[2:4]))
@@ -48,6 +48,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"
     )
+    parser.add_argument("--trace", type=Path, help="of the routing that a model repeats")
     parser.add_argument("--json", action="store_true", help="print one JSON object as well")
     return parser.parse_args()
 

@@ -13,6 +13,7 @@ from benchmarks import (
     models,
     opening,
     reading,
+    routed,
     running,
     tracing,
     two_drives,
@@ -26,8 +27,11 @@ FRESH_ROUNDS = 15
 TRACE_LENGTH = 100_000_000
 
 
-def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
-    """Measure one thing after another, with files in `folder`, and yield what was found."""
+def rows(folder: Path, layers: int, rounds: int, trace: Path | None) -> Iterator[Row]:
+    """Measure one thing after another, with files in `folder`, and yield what was found.
+
+    A model repeats the routing of `trace`, or one that is made up.
+    """
     yield from opening.starting(FRESH_ROUNDS)
     yield from opening.sources(folder, FRESH_ROUNDS)
     yield from opening.packs(folder, FRESH_ROUNDS)
@@ -49,7 +53,8 @@ def rows(folder: Path, layers: int, rounds: int) -> Iterator[Row]:
     yield from elsewhere.rows(folder, shards, rounds)
     yield from _on_tmpfs(shards, hotness, rounds)
     yield from two_drives.mirrored(folder, rounds)
-    yield from running.models(folder, 2)
+    yield from running.model(folder, 2)
+    yield from routed.models(folder, 2, trace)
 
 
 def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:

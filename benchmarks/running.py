@@ -1,4 +1,4 @@
-"""Running models that are larger than their memory, against llama.cpp alone and the drive."""
+"""Running a model that is larger than its memory, against llama.cpp alone and the drive."""
 
 import math
 import subprocess
@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 
 import moepack
-from benchmarks import fio, resuming, several_texts
+from benchmarks import fio, resuming
 from benchmarks.measure import MOEPACK, Side, against, limit_row
-from benchmarks.runnable import STEADY, write_runnable
+from benchmarks.runnable import Dimensions, write_runnable
 from benchmarks.table import Row
 from moepack.bench.engine_runs import DEFAULTS, MAPPED, PROGRAM_LENGTH, READ
 from moepack.bench.engine_speed import EngineSpeed, SideFacts, bench_run
@@ -39,42 +39,31 @@ _OPTIONS = ("-c", "1024", "-np", "1", "--cache-ram", "0")
 _LISTENING = "listening on "
 
 
-_MODELS: Mapping[str, Mapping[str, float]] = {
-    "even": {},
-    "skewed": {"skew": 1.0},
-    "steady": {"skew": 0.5, "steadiness": STEADY},
-}
-"""Routers that choose all experts alike, some more often, and what the layer before lets guess."""
-
-
-def models(folder: Path, rounds: int) -> Iterator[Row]:
-    """Run models with random weights of several kinds."""
-    for name, options in _MODELS.items():
-        source = write_runnable(folder / f"{name}.gguf", _LAYERS, **options)
-        pack = folder / f"{name}.moepack"
-        moepack.pack_model(source, pack)
-        length = source.stat().st_size
-        for share in _SHARES:
-            memory = int(share * length) + PROGRAM_LENGTH
-            speed = bench_run(pack, source=source, memory=memory, tokens=_TOKENS, rounds=rounds)
-            yield from _rows(f"run, {name}, {share:.0%} of it", speed, {MAPPED: _LEAST_GAIN})
-        speed = bench_run(
-            pack,
-            source=source,
-            memory=length + _ROOM + PROGRAM_LENGTH,
-            pinned=length,
-            tokens=_TOKENS,
-            rounds=rounds,
-        )
-        peers = {READ: _LEAST_SHARE, MAPPED: _LEAST_SHARE, DEFAULTS: None}
-        yield from _rows(f"run, {name}, all of it", speed, peers)
-        if not options:
-            yield _reading(pack, rounds)
-            yield from several_texts.rows(name, pack, source, rounds)
-            yield from resuming.rows(name, pack, rounds)
-            yield _starting_a_program(pack, rounds)
-            yield _starting_the_server(pack, source, rounds)
-        source.unlink()
+def model(folder: Path, rounds: int) -> Iterator[Row]:
+    """Run a model with random weights, whose routers select all experts alike."""
+    source = write_runnable(folder / "even.gguf", Dimensions(_LAYERS))
+    pack = folder / "even.moepack"
+    moepack.pack_model(source, pack)
+    length = source.stat().st_size
+    for share in _SHARES:
+        memory = int(share * length) + PROGRAM_LENGTH
+        speed = bench_run(pack, source=source, memory=memory, tokens=_TOKENS, rounds=rounds)
+        yield from _rows(f"run, even, {share:.0%} of it", speed, {MAPPED: _LEAST_GAIN})
+    speed = bench_run(
+        pack,
+        source=source,
+        memory=length + _ROOM + PROGRAM_LENGTH,
+        pinned=length,
+        tokens=_TOKENS,
+        rounds=rounds,
+    )
+    peers = {READ: _LEAST_SHARE, MAPPED: _LEAST_SHARE, DEFAULTS: None}
+    yield from _rows("run, even, all of it", speed, peers)
+    yield _reading(pack, rounds)
+    yield from resuming.rows("even", pack, rounds)
+    yield _starting_a_program(pack, rounds)
+    yield _starting_the_server(pack, source, rounds)
+    source.unlink()
 
 
 def _reading(pack: Path, rounds: int) -> Row:

@@ -9,10 +9,8 @@ import pytest
 
 from benchmarks import everything, header
 from benchmarks.measure import Run, limit_row, ratio_row
-from benchmarks.several_texts import Moment, summarise
 from benchmarks.table import HEADING, Machine, Outcome, Row, cells, ending, line
 from moepack.bench.measuring import Spread
-from moepack.running.streaming.usage import ExpertUsage
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,23 +77,3 @@ def test_without_a_c_compiler_its_row_says_so(
     monkeypatch.setenv("PATH", str(tmp_path))
     (row,) = header.digests(tmp_path, 1)
     assert (row.moepack, row.met) == ("there is no C compiler", None)
-
-
-def usage(hits: int, misses: int, length: int) -> ExpertUsage:
-    return ExpertUsage(hits, misses, length, 0.0, 0, 0, 0, False, 0, 0)
-
-
-def test_texts_are_compared_while_all_of_them_decode() -> None:
-    """The first computes tokens before the second's prompt is done, which do not count."""
-    first = [
-        Moment(0, 1, usage(0, 10, 100)),
-        Moment(2, 5, usage(4, 16, 160)),
-        Moment(4, 9, usage(10, 20, 200)),
-        Moment(6, 13, usage(20, 30, 300)),
-    ]
-    second = [Moment(2, 1, usage(4, 16, 160)), Moment(6, 5, usage(20, 30, 300))]
-    decoding = summarise([first, second])
-    assert decoding.tokens_per_second == (8 + 4) / 4
-    assert decoding.evenness == 4 / 8
-    assert decoding.hit_rate == 16 / 30
-    assert decoding.length_per_token == 140 / 12

@@ -1,0 +1,67 @@
+"""The benchmark of routing that a model repeats: its model, its tokens, its routing."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import routed
+from benchmarks.routing import Routing, made_up_routing, read_routing
+from benchmarks.tracing import WRITERS
+
+_SIZE = (512, 256)
+
+
+@pytest.mark.parametrize("name", ["route-csv", "expert-log", "call-csv"])
+def test_routing_is_read_from_traces(tmp_path: Path, name: str) -> None:
+    tokens = [[[0, 5], [3, 1]], [[2, 4], [1, 6]], [[7, 0], [2, 3]]]
+    path = tmp_path / "trace.txt"
+    path.write_text("".join(WRITERS[name](tokens)))
+    assert read_routing(path)[:2] == (tokens, 8)
+
+
+def test_routing_that_is_made_up_is_like_that_of_a_real_model() -> None:
+    """As measured of Qwen3-30B-A3B's; of uniform routers 6 of 128 are 5 %."""
+    made_up, uniform = made_up_routing(layers=8), made_up_routing(layers=8, is_uniform=True)
+    assert _share_of_likeliest(made_up, 8) == pytest.approx(0.40, abs=0.05)
+    assert _share_of_likeliest(made_up, 32) == pytest.approx(0.82, abs=0.05)
+    assert _repeated(made_up, 1) == pytest.approx(0.37, abs=0.03)
+    assert _repeated(made_up, 32) == pytest.approx(0.21, abs=0.03)
+    assert _repeated(uniform, 1) == pytest.approx(6 / 128, abs=0.01)
+
+
+def _share_of_likeliest(routing: Routing, count: int) -> float:
+    shares = []
+    for layer in range(routing.layer_count):
+        counts = [0] * routing.expert_count
+        for token in routing.tokens:
+            for expert in token[layer]:
+                counts[expert] += 1
+        shares.append(sum(sorted(counts)[-count:]) / sum(counts))
+    return sum(shares) / len(shares)
+
+
+def _repeated(routing: Routing, distance: int) -> float:
+    pairs = [
+        (set(before), set(after))
+        for one, other in zip(routing.tokens, routing.tokens[distance:], strict=False)
+        for before, after in zip(one, other, strict=True)
+    ]
+    return sum(len(before & after) for before, after in pairs) / sum(len(one) for one, _ in pairs)
+
+
+def test_a_model_repeats_its_routing(tmp_path: Path) -> None:
+    """llama.cpp says the tokens that are expected, and reads what LRU reads.
+
+    But for what the server routed when it tried the model.
+    """
+    pytest.importorskip("xllamacpp")
+    routing = made_up_routing(layers=3, experts=16, used=4)
+    model = routed.Model(tmp_path, routing, _SIZE, noise=1.0)
+    assert "4 of 16 experts of 228.0 KiB" in model.describe(routing)
+    assert "made up" in model.describe(routing)
+    texts = routed.Texts(routing, prompt_count=9, token_count=20)
+    speed, first, reads = routed.rows(model, texts, rounds=1, shares=[0.5])
+    assert speed.value is not None
+    assert first.value is not None
+    assert reads.value is not None
+    assert reads.value.median == pytest.approx(1.0, abs=0.1)
