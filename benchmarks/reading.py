@@ -18,7 +18,6 @@ from moepack.storage import probe
 LENGTHS = (256 << 10, 1 << 20, 16 << 20)
 DEPTHS = (4, 32)
 SECONDS = 1.0
-BACKENDS = ("uring", "direct")
 
 _FIRST_EXPERT = """
 import sys, time
@@ -43,12 +42,11 @@ def against_fio(path: Path, rounds: int) -> Iterator[Row]:
     for length in LENGTHS:
         for depth in DEPTHS:
             sides: dict[str, Callable[[], Usage]] = {
-                name: partial(_ours, name, path, length, depth) for name in BACKENDS
+                "direct": partial(_ours, path, length, depth),
+                "fio": partial(_fio, path, length, depth),
             }
-            sides["fio"] = partial(_fio, path, length, depth)
             usages = in_turns(sides, rounds)
-            for name in BACKENDS:
-                yield from _compare(f"raw {name}, {length >> 10} KiB, depth {depth}", usages, name)
+            yield from _compare(f"raw direct, {length >> 10} KiB, depth {depth}", usages, "direct")
 
 
 def packs_against_shards(pack_path: Path, shards: list[Path], rounds: int) -> Iterator[Row]:
@@ -73,8 +71,8 @@ def first_expert(pack_path: Path, rounds: int) -> Iterator[Row]:
     yield limit_row("first expert after opening, warm", times, "ms", 2)
 
 
-def _ours(name: str, path: Path, length: int, depth: int) -> Usage:
-    backend, _ = probe.choose(name, [path], depth)
+def _ours(path: Path, length: int, depth: int) -> Usage:
+    backend, _ = probe.choose("direct", [path])
     ranges = drive.read_ranges([(path, path.stat().st_size)], length, "random")
     usage = in_flight(backend, ranges, depth, length, SECONDS)
     backend.close()

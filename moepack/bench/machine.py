@@ -161,7 +161,7 @@ def _measure_drive(
         if depth == 1 or length * depth <= MAX_IN_FLIGHT
     ]
     sequential = Point(max(lengths), SEQUENTIAL_DEPTH, "sequential")
-    backend, why = probe.choose("auto", paths, max(DEPTHS))
+    backend, why = probe.choose("auto", paths)
     notes = []
     with closing(backend):
         if backend.name == "buffered":

@@ -139,7 +139,7 @@ def bench_pack(
         reads = _local(pack, _choose_workload(pack, shards, trace, hotness, experts_used))
         files = _whole_files(pack)
         sides = _sides(pack, shards, fit(pack, reads.layers, length))
-        chosen, why = probe.choose(backend, pack.file_paths, max(depths))
+        chosen, why = probe.choose(backend, pack.file_paths)
         grid = drive.grid(files) if point_seconds else []
         comparison_seconds = (1 + WARM_UP_SHARE) * seconds
         meter = Meter(len(grid) * point_seconds + comparison_seconds, progress)

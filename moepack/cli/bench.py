@@ -38,7 +38,12 @@ _RUN_SETTINGS = (
 @number_option(
     "--experts-used", least=1, most=1024, help="Number of experts to draw per token and layer."
 )
-@options.backend_option
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "direct", "buffered"]),
+    default="auto",
+    help="Method for reading experts: past the page cache, or through it.",
+)
 @click.option(
     "--depths",
     type=Numbers(),

@@ -72,19 +72,17 @@ def writable_bytes(buffer: Any, length: int) -> memoryview:
 class BufferPool:
     """`count` reusable buffers of `length` bytes each, in one mapping.
 
-    Buffers start on a page, in huge pages if the system has them. With `register` a reader's
-    `uring` backend lets the kernel pin all of it once, instead of some of it for each read; other
-    backends ignore that. A pool may be used from several threads and by several readers.
+    Buffers start on a page, in huge pages if the system has them. A pool may be used from several
+    threads and by several readers.
     """
 
-    def __init__(self, count: int, length: int, *, register: bool = False) -> None:
+    def __init__(self, count: int, length: int) -> None:
         if count < 1 or length < 1:
             expected = "at least 1 buffer of 1 byte"
             raise RequestError("not a pool", expected=expected, found=(count, length))
         self.count, self.length = count, length
         stride = align(length, mmap.PAGESIZE)
         memory = memoryview(allocate_huge(count * stride))
-        self.fixed = memory if register else None
         self._free = [memory[n * stride :][:length] for n in reversed(range(count))]
         self._in_use: dict[int, tuple[memoryview, memoryview]] = {}
         # A finaliser of the caller's may give a buffer back, wherever the interpreter runs it.

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import threading
+import warnings
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
 
@@ -24,15 +25,22 @@ _MAX_CACHED = 1 << 20
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _PATIENCE = 5.0
 """Seconds for a thread that has nothing to do to end: a finaliser must not wait for ever."""
+_REFUSALS = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 
 class ThreadedBackend:
-    """Reads with `os.preadv`: through the page cache, or past it if `direct`."""
+    """Reads with `os.preadv`: through the page cache, or past it if `direct`.
 
-    def __init__(self, *, direct: bool) -> None:
+    One that `falls_back` reads through the page cache from the first refusal on, with a warning:
+    some network and FUSE file systems open files for direct reads, do the first, and refuse others.
+    """
+
+    def __init__(self, *, direct: bool, falls_back: bool = False) -> None:
         self.name = "direct" if direct else "buffered"
-        self._is_direct = direct
         self._files = OpenFiles(open_direct if direct else open_buffered)
+        self._plain_files = OpenFiles(open_buffered) if falls_back else self._files
+        self._all_files = self._files, self._plain_files
+        self._warning: str | None = None
         self._work: SimpleQueue[_Started | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._unfinished = 0
@@ -40,11 +48,36 @@ class ThreadedBackend:
 
     def read(self, request: ReadRequest) -> Completion:
         """Do one request now, in this thread."""
-        return self.do(0, request)
+        completion = self.do(0, request)
+        self.warn()
+        return completion
 
     def do(self, number: int, request: ReadRequest) -> Completion:
-        """Do the request `number` now, in this thread."""
-        return aligned_read.read(self._files, number, request)
+        """Do the request `number` now, in this thread; a thread of ours, which must not warn."""
+        files, plain = self._files, self._plain_files
+        completion = aligned_read.read(files, number, request)
+        error = completion.error
+        if error is None or files is plain or error.errno not in _REFUSALS:
+            return completion
+        again = aligned_read.read(plain, number, request)
+        if again.error is None:
+            self._fall_back(request, error)
+        return again
+
+    def _fall_back(self, request: ReadRequest, error: OSError) -> None:
+        with self._lock:
+            if self._files is self._plain_files:
+                return
+            problem = f"{request.path}: the backend {self.name} was refused a read"
+            self.name = "buffered"
+            self._warning = f"{problem} ({error.strerror}); buffered reads from now on"
+            self._files = self._plain_files
+
+    def warn(self) -> None:
+        """Warn once if the backend has fallen back."""
+        if self._warning is not None:
+            warning, self._warning = self._warning, None
+            warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
     def queue(self, depth: int) -> "ThreadedQueue":
         """Make a queue; more than MAX_THREADS requests are never read at a time."""
@@ -58,13 +91,14 @@ class ThreadedBackend:
             with contextlib.suppress(RuntimeError):
                 thread.join(_PATIENCE)
         self._threads.clear()
-        self._files.close()
+        for files in self._all_files:
+            files.close()
 
     def read_cached(self, number: int, request: ReadRequest) -> Completion | None:
         """Do a request in this thread if that needs no waiting; return None if it would wait."""
         path, offset, buffer, more = request
         length = request.length if more else len(buffer)
-        if self._is_direct or length > _MAX_CACHED:
+        if self.name != "buffered" or length > _MAX_CACHED:
             return None
         try:
             file = self._files.get(path)
@@ -183,6 +217,7 @@ class ThreadedQueue:
                 completions.append(self._ended.get(block=wait and not completions))
                 self._in_flight -= 1
         except Empty:
+            self._backend.warn()
             return completions
 
     def begin(self) -> bool:

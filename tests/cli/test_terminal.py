@@ -108,7 +108,7 @@ def test_nobody_has_to_give_a_program_its_streams(packs: dict[str, Path], tmp_pa
         (("pack", "/models/qw"), ["file,/models/qw"]),
         (("pack", "x", "-o", "mo"), ["file,mo"]),
         (("trace", "stats", "--format", "np"), ["plain,npy", "plain,npz"]),
-        (("bench", "p", "--backend", "ur"), ["plain,uring"]),
+        (("run", "p", "--backend", "ur"), ["plain,uring"]),
     ],
 )  # fmt: skip
 def test_words_are_completed(

@@ -26,15 +26,12 @@ from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address
 from moepack.storage.backend import Backend, ReadQueue, ReadRequest
 from moepack.storage.buffers import allocate
 from moepack.storage.open_files import ANY, Alignment, open_direct
-from moepack.storage.routed_backend import FallbackBackend
 from moepack.storage.threaded import MAX_THREADS, ThreadedBackend
 
 if sys.platform != "linux":
     pytest.skip("io_uring, FUSE and /proc are Linux's", allow_module_level=True)
 
-from moepack.storage.io_uring import UringBackend
 from tests.support.children import PATIENCE
-from tests.support.needs import require_locked_memory
 from tests.support.reads import (
     ALIGNED_DATA,
     ARENA,
@@ -59,9 +56,7 @@ CANARY = 0xA5
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "buffered": lambda: ThreadedBackend(direct=False),
     "direct": lambda: ThreadedBackend(direct=True),
-    "uring": UringBackend,
-    "uring with registered memory": lambda: UringBackend(ARENA),
-    "uring that may fall back": lambda: FallbackBackend(UringBackend()),
+    "direct that may fall back": lambda: ThreadedBackend(direct=True, falls_back=True),
 }
 
 
@@ -73,16 +68,8 @@ def backend(request: pytest.FixtureRequest, files: Files) -> Iterator[Backend]:
             os.close(open_direct(files.ragged).descriptor)
         except OSError:
             pytest.skip("no O_DIRECT where temporary files are")
-    if "registered" in request.param:
-        # Each queue locks all of it, and workers share what their user may lock.
-        require_locked_memory(64 * len(ARENA))
     with nothing_left():
         made = BACKENDS[request.param]()
-        try:
-            made.queue(1).close()
-        except OSError as error:
-            made.close()
-            pytest.skip(f"not to be had here: {error.strerror}")
         yield made
         made.close()
 

@@ -1,34 +1,28 @@
 """Which backend is chosen, and why: on real file systems, under real limits and filters."""
 
-import errno
 import itertools
 import os
 import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from moepack.common.errors import MachineError, MoepackError
+from moepack.common.errors import MachineError, MoepackError, RequestError
 from moepack.storage.backend import Completion, ReadRequest
 from moepack.storage.open_files import lies_in_memory, open_direct
 from moepack.storage.probe import choose
-from moepack.storage.threaded import ThreadedQueue
+from moepack.storage.threaded import ThreadedBackend
 from tests.support.file_systems import mounted
-from tests.support.interruptions import before_each
-from tests.support.seccomp import IO_URING_SETUP, OPENAT, forbid, forbid_direct
+from tests.support.seccomp import OPENAT, forbid_direct
 
 if sys.platform != "linux":
-    pytest.skip("seccomp, mounts and io_uring are Linux's", allow_module_level=True)
+    pytest.skip("seccomp and mounts are Linux's", allow_module_level=True)
 
-from moepack.storage.io_uring import UringQueue
-from moepack.storage.ring import Ring
 from tests.support.reads import ALIGNED_DATA, ARENA, DATA, in_child, nothing_left
 
-DEPTH = 4
-BACKENDS = ("uring", "direct", "buffered")
+BACKENDS = ("direct", "buffered")
 
 
 @pytest.fixture
@@ -38,9 +32,8 @@ def on_disk(tmp_path: Path) -> Path:
     path.write_bytes(DATA[:10_000])
     try:
         os.close(open_direct(path).descriptor)
-        Ring(1).close()
     except OSError as error:
-        pytest.skip(f"neither io_uring nor O_DIRECT here: {error}")
+        pytest.skip(f"no O_DIRECT here: {error}")
     if lies_in_memory(path):
         pytest.skip("temporary files are in memory here")
     return path
@@ -61,7 +54,7 @@ def in_memory() -> Iterator[Path]:
 def chosen(name: str, path: Path) -> tuple[str, str]:
     """Choose by the first file that is there, read with the backend, and close it."""
     with nothing_left():
-        backend, why = choose(name, [path.parent / "none", path], DEPTH)
+        backend, why = choose(name, [path.parent / "none", path])
         completion = backend.read(ReadRequest(path, 1, ARENA[:100]))
         assert completion == (0, 100, None)
         assert ARENA[:100] == path.read_bytes()[1:101]
@@ -72,7 +65,7 @@ def chosen(name: str, path: Path) -> tuple[str, str]:
 def refused(name: str, path: Path) -> MachineError:
     """Ask for a backend that does not work; give the error."""
     with nothing_left(), pytest.raises(MachineError) as caught:
-        choose(name, [path], DEPTH)
+        choose(name, [path])
     error = caught.value
     assert f"the backend {name} does not work here" in error.problem
     assert error.path == str(path)
@@ -80,31 +73,20 @@ def refused(name: str, path: Path) -> MachineError:
     return error
 
 
-def test_a_disk_is_read_through_a_ring(on_disk: Path) -> None:
-    assert chosen("auto", on_disk) == ("uring", "uring reads data.bin right")
+def test_a_disk_is_read_past_the_page_cache(on_disk: Path) -> None:
+    assert chosen("auto", on_disk) == ("direct", "direct reads data.bin right")
+
+
+def test_io_uring_is_refused_with_what_has_it(on_disk: Path) -> None:
+    with pytest.raises(RequestError, match="no such backend") as caught:
+        choose("uring", [on_disk])
+    assert "`direct`" in (caught.value.hint or "")
+    assert "moepack.ExpertCache" in (caught.value.hint or "")
 
 
 def test_memory_is_read_plainly(in_memory: Path) -> None:
     name, why = chosen("auto", in_memory)
     assert (name, why) == ("buffered", "the files lie in memory")
-
-
-@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS])
-def test_where_io_uring_is_forbidden_direct_reads_are_taken(on_disk: Path, code: int) -> None:
-    def work() -> None:
-        forbid(IO_URING_SETUP, code)
-        with pytest.raises(OSError, match=os.strerror(code)):
-            Ring(1)
-        name, why = chosen("auto", on_disk)
-        assert name == "direct"
-        assert f"uring does not work here ({os.strerror(code)})" in why
-        assert "direct reads data.bin right" in why
-        error = refused("uring", on_disk)
-        assert "`direct`" in (error.hint or "")
-        assert ("seccomp" in (error.hint or "")) == (code == errno.EPERM)
-        assert chosen("direct", on_disk)[0] == "direct"
-
-    in_child(work)
 
 
 @pytest.mark.skipif(platform.machine() not in OPENAT, reason="the number of openat is not known")
@@ -113,10 +95,8 @@ def test_where_opening_directly_is_refused_reads_are_plain(on_disk: Path) -> Non
         forbid_direct()
         name, why = chosen("auto", on_disk)
         assert name == "buffered"
-        assert "uring does not work here" in why
         assert "direct does not work here" in why
-        for one in ("uring", "direct"):
-            assert "refuses O_DIRECT" in (refused(one, on_disk).hint or "")
+        assert "refuses O_DIRECT" in (refused("direct", on_disk).hint or "")
         assert chosen("buffered", on_disk)[0] == "buffered"
 
     in_child(work)
@@ -126,10 +106,10 @@ def test_where_opening_directly_is_refused_reads_are_plain(on_disk: Path) -> Non
     ("kind", "options", "expected"),
     [
         ("ramfs", "", "buffered"),
-        ("ext4", "loop", "uring"),
+        ("ext4", "loop", "direct"),
         ("ext4", "loop,data=journal", "buffered"),
-        ("xfs", "loop", "uring"),
-        ("btrfs", "loop", "uring"),
+        ("xfs", "loop", "direct"),
+        ("btrfs", "loop", "direct"),
     ],
 )
 def test_each_file_system_is_read_as_it_allows(
@@ -145,40 +125,30 @@ def test_each_file_system_is_read_as_it_allows(
         if kind == "ramfs":
             assert why == "the files lie in memory"
         elif expected == "buffered":
-            assert "uring does not work here" in why
-            for one in ("uring", "direct"):
-                assert "refuses O_DIRECT" in (refused(one, path).hint or "")
+            assert "direct does not work here" in why
+            assert "refuses O_DIRECT" in (refused("direct", path).hint or "")
 
 
-@pytest.mark.parametrize("both", [False, True])
 def test_a_backend_that_reads_other_bytes_is_not_chosen(
-    on_disk: Path, monkeypatch: pytest.MonkeyPatch, both: bool
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its queue flips a bit of what it was given to fill."""
+    """It flips a bit of what it was given to fill."""
+    read = ThreadedBackend.read
 
-    def spoil(kind: type[UringQueue] | type[ThreadedQueue]) -> None:
-        buffers: list[memoryview] = []
-        finished = kind.finished
+    def flipping(backend: ThreadedBackend, request: ReadRequest) -> Completion:
+        completion = read(backend, request)
+        request.buffer[77] ^= 1
+        return completion
 
-        def note(_: str, queue: Any, requests: list[tuple[int, ReadRequest]]) -> None:
-            buffers.extend(request.buffer for _, request in requests)
-
-        def flipping(queue: Any, *, wait: bool) -> list[Completion]:
-            completions = finished(queue, wait=wait)
-            buffers.pop()[77] ^= 1
-            return completions
-
-        before_each(monkeypatch, note, (kind, "start"))
-        monkeypatch.setattr(kind, "finished", flipping)
-
-    spoil(UringQueue)
-    if both:
-        spoil(ThreadedQueue)
-    name, why = chosen("auto", on_disk)
-    assert name == ("buffered" if both else "direct")
-    assert "uring does not work here (it reads other bytes than a plain read)" in why
-    assert why.count("it reads other bytes") == 1 + both
-    assert "`auto`" in (refused("uring", on_disk).hint or "")
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadedBackend, "read", flipping)
+        backend, why = choose("auto", [on_disk])
+        assert "`auto`" in (refused("direct", on_disk).hint or "")
+    assert (backend.name, why) == (
+        "buffered",
+        "direct does not work here (it reads other bytes than a plain read)",
+    )
+    backend.close()
 
 
 def test_who_asks_for_a_backend_gets_it_for_short_files_as_well(on_disk: Path) -> None:
@@ -187,11 +157,11 @@ def test_who_asks_for_a_backend_gets_it_for_short_files_as_well(on_disk: Path) -
         assert chosen(name, on_disk) == (name, f"asked for; {name} reads data.bin right")
 
 
-@pytest.mark.parametrize("name", ["auto", "uring", "direct", "buffered"])
+@pytest.mark.parametrize("name", ["auto", "direct", "buffered"])
 def test_without_a_data_file_there_is_nothing_to_try(tmp_path: Path, name: str) -> None:
     for paths in ([], [tmp_path / "none", tmp_path / "neither"]):
         with nothing_left():
-            backend, why = choose(name, paths, DEPTH)
+            backend, why = choose(name, paths)
             assert backend.name == ("buffered" if name == "auto" else name)
             assert "there is no data file to try" in why
             backend.close()

@@ -6,7 +6,6 @@ request that is forgotten, no file closed under a queue; and it measures what is
 
 import os
 import select
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -24,14 +23,11 @@ from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
 from moepack.storage.threaded import ThreadedBackend
 from tests.support.children import PATIENCE
 
-if sys.platform == "linux":
-    from moepack.storage.io_uring import UringBackend
-
-NAMES = ("buffered", "direct", "uring")
+NAMES = ("buffered", "direct")
 
 
 def make(name: str) -> Backend:
-    return UringBackend() if name == "uring" else ThreadedBackend(direct=name == "direct")
+    return ThreadedBackend(direct=name == "direct")
 
 
 def require(name: str, pack_path: Path) -> str:

@@ -1,16 +1,13 @@
 """Parts of a machine that tests need: without them a test is skipped by name."""
 
-import resource
 from pathlib import Path
 
 import pytest
 
-from moepack.common.sizes import size_text
 from moepack.storage.open_files import lies_in_memory
 from tests.support import llama_cpp
 
 _STATUS = Path("/proc/self/status")
-_CAP_IPC_LOCK = 14
 _NO_LLAMA_CPP = f"no llama.cpp: {llama_cpp.why_not()}"
 
 needs_llama = pytest.mark.skipif(llama_cpp.why_not() is not None, reason=_NO_LLAMA_CPP)
@@ -33,10 +30,3 @@ def has_capability(number: int) -> bool:
     if not _STATUS.exists():
         return False
     return bool(int(_STATUS.read_text().partition("CapEff:")[2].split()[0], 16) >> number & 1)
-
-
-def require_locked_memory(length: int) -> None:
-    """Skip the test if a user's processes may not lock so many bytes together."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if 0 <= limit < length and not has_capability(_CAP_IPC_LOCK):
-        pytest.skip(f"this user may lock {size_text(limit)}, not {size_text(length)} (ulimit -l)")

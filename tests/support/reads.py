@@ -62,18 +62,12 @@ def descriptors() -> set[str]:
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """Check that the block leaves no descriptor, thread or ring behind."""
+    """Check that the block leaves no descriptor and no thread behind."""
     gc.collect()  # what earlier tests left is not to go meanwhile
-    before, threads, rings = descriptors(), threading.active_count(), rings_mapped()
+    before, threads = descriptors(), threading.active_count()
     yield
     assert descriptors() == before
     assert threading.active_count() == threads
-    assert rings_mapped() == rings
-
-
-def rings_mapped() -> int:
-    """Count the areas of this process's memory that belong to an io_uring."""
-    return Path("/proc/self/maps").read_text().count("anon_inode:[io_uring]")
 
 
 def in_child(work: Callable[[], None]) -> None:

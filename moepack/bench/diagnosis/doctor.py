@@ -130,7 +130,6 @@ def doctor(
         system.check_huge_pages(),
         system.check_mappings(expert_count),
         system.check_open_files(shard_count),
-        system.check_locked_memory(),
     ]
     outlook = None
     if model is not None:

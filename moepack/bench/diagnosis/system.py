@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
 import os
 import platform
@@ -14,8 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from moepack.common.sizes import count_text, size_text
-from moepack.storage import probe
+from moepack.storage import libc
 from moepack.storage.open_files import lies_in_memory
+from moepack.storage.probe import problem_with_direct_reads
 
 MAPPINGS_AN_EXPERT = 3
 """One for each of gate, up and down in memory."""
@@ -23,8 +26,14 @@ _MAPPINGS = Path("/proc/sys/vm/max_map_count")
 _OTHER_MAPPINGS = 2000
 """Those of a program and its libraries."""
 _LEAST_OPEN_FILES = 512
-_LEAST_LOCKED = 8 << 20
-_DEPTH = 4
+_RING_SETUP, _RING_PARAMS_LENGTH = 425, 120
+"""io_uring_setup(2), on every architecture, and its struct io_uring_params."""
+_RING_REMEDIES = {
+    errno.EPERM: "a container's seccomp profile, or the sysctl kernel.io_uring_disabled, forbids "
+    "io_uring: allow it",
+    errno.ENOSYS: "boot a kernel with io_uring",
+    errno.ENOMEM: "raise the limit of locked memory (ulimit -l)",
+}
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _COLLAPSES = (6, 1)
 """The first Linux with MADV_COLLAPSE."""
@@ -57,26 +66,30 @@ def judged(
 
 
 def check_reading(path: Path) -> list[CheckResult]:
-    """Try the ways to read a file: io_uring, and past the page cache."""
+    """Try to read a file past the page cache, and io_uring."""
     if lies_in_memory(path):
         measured = "the files lie in memory (tmpfs)"
         hint = "their pages take memory twice: keep models on a drive"
         return [CheckResult("direct reads", measured, "limit", hint)]
-    return [_way("direct reads", "direct", path), _way("io_uring", "uring", path)]
+    problem = problem_with_direct_reads(path)
+    hint = (
+        "experts are read through the page cache, which takes memory from them: move the model to "
+        "a local file system"
+    )
+    return [judged("direct reads", problem or "works", problem and hint), check_io_uring()]
 
 
-def _way(name: str, backend: str, path: Path) -> CheckResult:
-    problem = probe.problem_with(backend, path, _DEPTH)
-    if problem is None:
-        return CheckResult(name, "works", "fine")
-    reason, remedy = problem
-    hint = "; ".join(filter(None, (remedy, "threads read meanwhile")))
-    if backend == "direct":
-        hint = (
-            "experts are read through the page cache, which takes memory from them: move the model "
-            "to a local file system"
-        )
-    return CheckResult(name, reason, "limit", hint)
+def check_io_uring() -> CheckResult:
+    """Check that a ring can be made, by which experts of `run` and `serve` are read."""
+    system_call = libc.function("syscall", ctypes.c_long, ctypes.c_long, ctypes.c_void_p)
+    params = ctypes.create_string_buffer(_RING_PARAMS_LENGTH)
+    descriptor = -1 if system_call is None else system_call(_RING_SETUP, 1, params)
+    if descriptor >= 0:
+        os.close(descriptor)
+        return CheckResult("io_uring", "works", "fine")
+    error = libc.last_error()
+    hints = _RING_REMEDIES.get(error.errno or 0), "threads read meanwhile"
+    return CheckResult("io_uring", error.strerror, "limit", "; ".join(filter(None, hints)))
 
 
 def check_huge_pages(folder: Path = _HUGE_PAGES, release: str | None = None) -> CheckResult:
@@ -99,15 +112,6 @@ def check_open_files(shard_count: int = 0) -> CheckResult:
         return CheckResult("open files", "no limit", "fine")
     hint = f"ulimit -n {least}" if limit < least else None
     return judged("open files", f"{limit:,}", hint, "problem")
-
-
-def check_locked_memory() -> CheckResult:
-    """Compare the limit of locked memory with the need of io_uring."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if limit == resource.RLIM_INFINITY:
-        return CheckResult("locked memory", "no limit", "fine")
-    hint = f"ulimit -l {_LEAST_LOCKED >> 10}: io_uring may be refused without it"
-    return judged("locked memory", size_text(limit), hint if limit < _LEAST_LOCKED else None)
 
 
 def check_mappings(expert_count: int | None = None, path: Path = _MAPPINGS) -> CheckResult:

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from moepack.cli.shared.options import (
-    backend_option,
     micro_batch_option,
     number_option,
     options,
@@ -35,7 +34,12 @@ streaming_options = options(
         share_of="experts",
         help="Amount of the hottest experts to pin: 2GiB, 10%.  [default: as earlier runs suggest]",
     ),
-    backend_option,
+    click.option(
+        "--backend",
+        type=click.Choice(["auto", "uring", "direct", "buffered"]),
+        default="auto",
+        help="Method for reading experts from the drive.",
+    ),
     click.option(
         "--check",
         type=click.Choice(["always", "first", "never"]),

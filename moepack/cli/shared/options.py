@@ -140,12 +140,6 @@ layout_option = click.option(
     help="Order of blobs in files: layers, hot-first, natural, or a file of your own.",
 )
 layers_option = click.option("--layers", metavar="LIST", help="Only these layers, such as 0-3,7.")
-backend_option = click.option(
-    "--backend",
-    type=click.Choice(["auto", "uring", "direct", "buffered"]),
-    default="auto",
-    help="Method for reading experts from the drive.",
-)
 seconds_option = float_option(
     "--seconds", most=3600, default=20, help="Time for measuring; more gives narrower ranges."
 )

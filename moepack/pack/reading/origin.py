@@ -13,10 +13,10 @@ from moepack.common.errors import MoepackError, PackError
 from moepack.common.paths import RemotePath
 from moepack.pack.format import manifest
 from moepack.pack.reading.second_source import SecondSource
-from moepack.storage.backend import Completion, ReadRequest
+from moepack.storage.backend import Backend, Completion, ReadRequest
 from moepack.storage.remote.store import RemoteError
 from moepack.storage.remote.stores import store_of
-from moepack.storage.threaded import RemoteBackend
+from moepack.storage.threaded import RemoteBackend, ThreadedBackend
 
 if TYPE_CHECKING:
     from moepack.pack.reading.copies import Partial
@@ -24,16 +24,23 @@ if TYPE_CHECKING:
 
 
 class OriginBackend(RemoteBackend):
-    """Reads the files of the pack that a partial pack came from, as long as it is that pack."""
+    """Reads files that are here by `local`, and others where a partial pack came from.
 
-    def __init__(self, partial: Partial) -> None:
+    As long as the pack there is the same.
+    """
+
+    def __init__(self, partial: Partial, local: Backend) -> None:
         super().__init__()
+        self.name = local.name
+        self._local = local
         self._partial = partial
         self._is_checked = False
         self._checking = threading.Lock()
 
     def do(self, number: int, request: ReadRequest) -> Completion:
         """Do one request now, in this thread."""
+        if not isinstance(request.path, RemotePath):
+            return self._read_here(number, request)
         try:
             with self._checking:
                 if not self._is_checked:
@@ -42,6 +49,23 @@ class OriginBackend(RemoteBackend):
         except OSError as error:
             return Completion(number, 0, error)
         return super().do(number, request)
+
+    def _read_here(self, number: int, request: ReadRequest) -> Completion:
+        if not isinstance(self._local, ThreadedBackend):  # the caller's
+            return self._local.read(request)._replace(number=number)
+        completion = self._local.do(number, request)
+        self.name = self._local.name
+        return completion
+
+    def warn(self) -> None:
+        """Warn once if files that are here are not read as they were any more."""
+        if isinstance(self._local, ThreadedBackend):
+            self._local.warn()
+
+    def close(self) -> None:
+        """End the threads, and close all files."""
+        super().close()
+        self._local.close()
 
     def _check(self) -> None:
         """Raise RemoteError if the pack is not there any more, or another one."""

@@ -51,7 +51,7 @@ MAX_DEPTH = 4096
 class Reader(Closing):
     """Reads blobs and parts of one pack; `pack.reader()` makes it, `close` or `with` ends it.
 
-    `backend` is `auto`, `uring`, `direct`, `buffered`, or an implementation of
+    `backend` is `auto`, `direct`, `buffered`, or an implementation of
     `moepack.storage.backend`. At most `depth` reads and `max_in_flight` bytes are in flight at a
     time, over all batches; a single read, and the first of a batch, is never held back. With
     `pool`, batches are read into its buffers. `check` is when a part is compared with its digest:
@@ -101,7 +101,7 @@ class Reader(Closing):
             if not is_remote(catalog.path):
                 # A missing file is an error of the pack, when it is read.
                 files = (path for path in files if path.is_file())
-            self._backend, self.why = choose(backend, files, depth, pool.fixed if pool else None)
+            self._backend, self.why = choose(backend, files)
         else:
             self._backend, self.why = backend, "given by the caller"
         second = self._open_second(is_mirror_read=mirror)
@@ -121,9 +121,8 @@ class Reader(Closing):
         # Here, since few packs have one.
         if self._catalog.partial is not None:
             from moepack.pack.reading.origin import OriginBackend, OriginUse
-            from moepack.storage.routed_backend import RoutedBackend
 
-            self._backend = RoutedBackend(self._backend, OriginBackend(self._catalog.partial))
+            self._backend = OriginBackend(self._catalog.partial, self._backend)
             return OriginUse(self._catalog.partial)
         mirror = self._catalog.mirror if is_mirror_read and self.backend != "buffered" else None
         if mirror is None:

@@ -32,7 +32,7 @@ def part(server: FileServer, tmp_path: Path) -> Path:
     return tmp_path / "part"
 
 
-@pytest.mark.parametrize("backend", ["auto", "uring", "direct", "buffered"])
+@pytest.mark.parametrize("backend", ["auto", "direct", "buffered"])
 def test_every_expert_is_read_wherever_it_is(backend: str, part: Path, hot_pack: Path) -> None:
     with moepack.Pack(part) as pack, moepack.Pack(hot_pack) as whole:
         keys = keys_of(pack)

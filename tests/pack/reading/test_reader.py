@@ -200,10 +200,9 @@ def test_a_callers_buffer_is_free_after_the_read(pack: Pack) -> None:
         buffer.clear()
 
 
-@pytest.mark.parametrize("register", [False, True])
-def test_a_pools_buffers_are_used_and_given_back(pack: Pack, name: str, register: bool) -> None:
+def test_a_pools_buffers_are_used_and_given_back(pack: Pack, name: str) -> None:
     keys = keys_of(pack)
-    pool = moepack.BufferPool(4, max(pack.locate(*key).length for key in keys), register=register)
+    pool = moepack.BufferPool(4, max(pack.locate(*key).length for key in keys))
     with pack.reader(backend=name, pool=pool, depth=3) as reader:
         addresses = set()
         for number, one in enumerate(reader.read_many(keys)):
@@ -219,15 +218,12 @@ def test_a_pools_buffers_are_used_and_given_back(pack: Pack, name: str, register
         assert pool.free_count == 4
 
 
-@pytest.mark.parametrize("direct", ["direct", "uring"])
-def test_nothing_is_copied_that_need_not_be(
-    pack: Pack, direct: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    require(direct, pack.path)
+def test_nothing_is_copied_that_need_not_be(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("direct", pack.path)
     lengths: list[int] = []
     copying = (aligned_read.RoundedRead, "_copied")
     before_each(monkeypatch, lambda *place: lengths.append(place[-1]), copying)
-    with pack.reader(backend=direct, pool=moepack.BufferPool(4, 1 << 17)) as reader:
+    with pack.reader(backend="direct", pool=moepack.BufferPool(4, 1 << 17)) as reader:
         reader.read(0, 0)
         reader.read(0, 0, "up")
         reader.read_into(mmap.mmap(-1, 1 << 17), 0, 1)
