@@ -69,7 +69,6 @@ LIBRARIES = {
 
 EXTRAS = {
     "distributed": ("cli.pack",),
-    "hf_xet": ("storage.remote.xet",),
     "huggingface_hub": ("storage.remote.hub",),
     "jinja2": ("report.html.report",),
     "obstore": ("storage.remote.store", "storage.remote.stores"),

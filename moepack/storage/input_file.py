@@ -73,13 +73,13 @@ class _RemoteFile(InputFile):
     stamp: "RemoteStamp"
 
     def __init__(self, path: RemotePath) -> None:
-        from moepack.storage.remote.stores import store_of, streams_of  # here: few files are remote
+        from moepack.storage.remote.stores import check_length, store_of  # here: few are remote
 
         self.descriptor = None
         self._store = store_of(path)
         self._key = path.key
         self.stamp = self._store.stamp(path.key)
-        self._streams = streams_of(path, self.stamp)
+        check_length(path, self.stamp)
         self._window = threading.local()
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
@@ -96,7 +96,7 @@ class _RemoteFile(InputFile):
 
     def stream(self, offset: int, length: int) -> Iterator[bytes]:
         length = max(0, min(length, self.stamp.length - offset))
-        return self._streams.stream(self._key, offset, length, self.stamp)
+        return self._store.stream(self._key, offset, length, self.stamp)
 
     def current_stamp(self) -> Stamp:
         return self._store.stamp(self._key)

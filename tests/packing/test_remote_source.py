@@ -17,8 +17,8 @@ from moepack.source.shards import open_source
 from moepack.storage import inputs
 from moepack.storage.input_file import open_input
 from moepack.storage.remote import store as remote_store
-from moepack.storage.remote.store import RemoteError
-from moepack.storage.remote.stores import forget_stores, resolve, store_of
+from moepack.storage.remote.store import RemoteError, RemoteStamp
+from moepack.storage.remote.stores import check_length, forget_stores, resolve, store_of
 from tests.support import odd_models
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.models import FIXTURES, contents, first_shard, shards_of
@@ -63,6 +63,15 @@ def test_a_model_of_the_hub_becomes_the_same_pack_and_is_never_stored(
     report = verify(tmp_path / "pack", f"hf://{REPOSITORY}/UD-Q4_K_XL", sha256=True)
     assert report.passed
     assert report.compared_length == verify(local, shards_of(MODEL)).compared_length
+
+
+def test_a_file_that_only_the_hub_s_client_reads_is_refused_with_its_command(hub: FakeHub) -> None:
+    path = resolve(f"hf://{REPOSITORY}/mmproj-F16.gguf")
+    check_length(path, RemoteStamp(400 * 10**9))
+    with pytest.raises(SourceError, match="only the hub's own client") as refusal:
+        check_length(path, RemoteStamp(401 * 10**9))
+    command = f"`hf download {REPOSITORY} mmproj-F16.gguf --revision {hub.commit}`"
+    assert command in str(refusal.value.hint)
 
 
 def test_a_token_goes_to_the_hub_and_nowhere_else(

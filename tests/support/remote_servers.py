@@ -137,7 +137,6 @@ class FakeHub(Server):
     """A hub with one repository per folder `OWNER/NAME`; its files are sent by another host.
 
     `tokens` may read what is private; `gated` are repositories that nobody was let into yet.
-    `xet_hashes` are those of files, by name, that lie in the store `xet_store` as well.
     """
 
     host = "localhost"
@@ -148,8 +147,6 @@ class FakeHub(Server):
         self.tokens: set[str] = set()
         self.private: set[str] = set()
         self.gated: set[str] = set()
-        self.xet_hashes: dict[str, str] = {}
-        self.xet_store = ""
         self.content = FileServer(folder, signed=True, tls=tls)
         super().__init__(tls)
 
@@ -163,12 +160,6 @@ class FakeHub(Server):
         self._note(request, path)
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
             return self._list(request, match[1], match[2] or "main")
-        pattern = rf"/api/models/([^/]+/[^/]+)/(tree|xet-read-token)/{self.commit}"
-        match = re.fullmatch(pattern, path)
-        if match is not None and self._may_read(request, match[1]):
-            tokens = {"accessToken": "for Xet", "exp": 1 << 33, "casUrl": self.xet_store}
-            content = self._tree(match[1]) if match[2] == "tree" else tokens
-            return _answer(request, 200, json.dumps(content).encode())
         match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         if match is None or not self._may_read(request, match[1]):
             return _answer(request, 404, b"none")
@@ -188,20 +179,6 @@ class FakeHub(Server):
     def _may_read(self, request: BaseHTTPRequestHandler, name: str) -> bool:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         return name not in self.gated and (name not in self.private or token in self.tokens)
-
-    def _tree(self, name: str) -> list[dict[str, object]]:
-        folder = self.folder / name
-        names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-        return [
-            {
-                "type": "file",
-                "path": name,
-                "size": (folder / name).stat().st_size,
-                "oid": "0" * 40,
-                **({"xetHash": self.xet_hashes[name]} if name in self.xet_hashes else {}),
-            }
-            for name in names
-        ]
 
     def _list(self, request: BaseHTTPRequestHandler, name: str, revision: str) -> None:
         folder = self.folder / name

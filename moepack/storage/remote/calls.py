@@ -1,12 +1,11 @@
 """Calls of a store's client that a thread can stop waiting for, at a signal or with its pool.
 
 A client's blocking calls hear of no signal until they return, which may take minutes. So its calls
-are futures: asynchronous ones of an event loop, blocking ones of a thread that is left behind.
+are futures of an event loop.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -81,33 +80,6 @@ def wait_for(call: Callable[[], Awaitable[T]]) -> T:
         return await call()
 
     return _thread.group.wait(asyncio.run_coroutine_threadsafe(run(), _loop(os.getpid())))
-
-
-def wait_for_blocking(call: Callable[[], T], cancel: Callable[[], object]) -> T:
-    """Make a blocking call in a thread of its own, and return its result.
-
-    `cancel` is called if nobody waits for it any more; it should end soon then.
-    """
-    from concurrent.futures import Future
-
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result = call()
-        except BaseException as error:
-            with contextlib.suppress(Exception):  # it was cancelled
-                future.set_exception(error)
-        else:
-            with contextlib.suppress(Exception):
-                future.set_result(result)
-
-    threading.Thread(target=run, name="moepack-call", daemon=True).start()
-    try:
-        return _thread.group.wait(future)
-    finally:
-        if future.cancelled():
-            cancel()
 
 
 def pause(seconds: float) -> None:

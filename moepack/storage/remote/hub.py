@@ -110,24 +110,6 @@ def _translated(address: str, revision: str) -> Iterator[None]:
         raise MachineError(problem, path=address, hint=hint) from None
 
 
-def xet_hashes(root: str) -> dict[str, str]:
-    """Return the Xet hashes of the files of a root that have one, by name. Raises as above."""
-    from huggingface_hub import HfApi
-
-    name, commit = _split(root)
-    with _translated(f"hf://{name}", commit):
-        entries = list(HfApi().list_repo_tree(name, recursive=True, revision=commit))
-    pairs = ((entry.path, getattr(entry, "xet_hash", None)) for entry in entries)
-    return {path: xet_hash for path, xet_hash in pairs if xet_hash}
-
-
-def is_xet_disabled() -> bool:
-    """Return whether the user does not want Xet's client (HF_HUB_DISABLE_XET)."""
-    from huggingface_hub import constants
-
-    return constants.HF_HUB_DISABLE_XET
-
-
 def _split(root: str) -> tuple[str, str]:
     name, _, commit = root.removeprefix("hf://").rpartition("@")
     return name, commit
@@ -149,19 +131,9 @@ def cache_folder(name: str) -> Path | None:
 
 def files_request(root: str) -> tuple[str, dict[str, str]]:
     """Return the address that the files of a root are below, and the headers."""
-    name, commit = _split(root)
-    return _request(f"{name}/resolve/{commit}")
-
-
-def xet_token_request(root: str) -> tuple[str, dict[str, str]]:
-    """Return the address of tokens for reading a root's files in Xet, and the headers."""
-    name, commit = _split(root)
-    return _request(f"api/models/{name}/xet-read-token/{commit}")
-
-
-def _request(path: str) -> tuple[str, dict[str, str]]:
     from huggingface_hub import constants, get_token
 
+    name, commit = _split(root)
     token = get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return f"{constants.ENDPOINT}/{path}", headers
+    return f"{constants.ENDPOINT}/{name}/resolve/{commit}", headers

@@ -76,7 +76,7 @@ class Store:
         """Return the length and the identity of an object."""
         if self._stamps is not None:
             if key not in self._stamps:
-                raise failure_of(errno.ENOENT, "no such object")
+                raise _failure_of(errno.ENOENT, "no such object")
             return self._stamps[key]
         import obstore
 
@@ -125,12 +125,12 @@ class Store:
                     offset, attempt = offset + len(piece), 0
                     yield piece
             except Exception as error:
-                wait_after(self._failure(error, key), attempt, self._retried)
+                _wait_after(self._failure(error, key), attempt, self._retried)
                 attempt += 1
 
     def _body(self, key: str, offset: int, end: int, stamp: RemoteStamp) -> Iterator[bytes]:
         """Yield the body of one answer. Raises if it has other bytes than were asked for."""
-        check_process(self._process)
+        _check_process(self._process)
         answer = self._get(key, offset, end)
         _check_unchanged(RemoteStamp(answer.meta["size"], answer.meta["e_tag"]), stamp)
         length = 0
@@ -184,18 +184,18 @@ class Store:
                     raise
                 # Its last answer was lost: the client asks again, and the upload is gone.
                 problem = "the end of an upload got no answer that says how it went"
-                raise failure_of(errno.ECONNRESET, problem, _NETWORK_HINT) from None
+                raise _failure_of(errno.ECONNRESET, problem, _NETWORK_HINT) from None
 
         self._call(request)
         stamp, length = self.stamp(key), path.stat().st_size
         if stamp.length != length:
-            raise failure_of(errno.EIO, f"stored {stamp.length:,} of {length:,} bytes")
+            raise _failure_of(errno.EIO, f"stored {stamp.length:,} of {length:,} bytes")
         if (stamp.etag or "").strip('"') != md5_etag(path):
             with open(path, "rb") as file:
                 pieces = self.stream(key, 0, stamp.length, stamp)
                 if not all(file.read(len(piece)) == piece for piece in pieces):
                     problem = "the store has other bytes than were sent"
-                    raise failure_of(errno.EIO, problem, "the store or the memory is failing")
+                    raise _failure_of(errno.EIO, problem, "the store or the memory is failing")
         return stamp
 
     def delete(self, key: str) -> None:
@@ -206,13 +206,13 @@ class Store:
             self._call(lambda: obstore.delete(self._client, key))
 
     def _call(self, request: Callable[[], _T], key: str | None = None) -> _T:
-        check_process(self._process)
+        _check_process(self._process)
         attempt = 0
         while True:
             try:
                 return request()
             except Exception as error:
-                wait_after(self._failure(error, key), attempt, self._retried)
+                _wait_after(self._failure(error, key), attempt, self._retried)
                 attempt += 1
 
     def _failure(self, error: Exception, key: str | None) -> OSError:
@@ -237,14 +237,14 @@ def md5_etag(path: Path) -> str:
     return f"{whole.hexdigest()}-{len(parts)}"
 
 
-def check_process(process: int) -> None:
+def _check_process(process: int) -> None:
     """Raise RemoteError in a forked child of a process: a client's threads are not there."""
     if os.getpid() != process:
         problem, hint = "stores cannot be used in a forked process", "start workers by `spawn`"
-        raise failure_of(errno.ENOTSUP, problem, f"{hint}, not by `fork`")
+        raise _failure_of(errno.ENOTSUP, problem, f"{hint}, not by `fork`")
 
 
-def wait_after(failure: OSError, attempt: int, retried: Sequence[str]) -> None:
+def _wait_after(failure: OSError, attempt: int, retried: Sequence[str]) -> None:
     """Wait before another attempt; raise a failure but for cut connections and those `retried`."""
     status = str(failure.strerror).partition(" ")[0]
     is_passing = failure.errno == errno.ECONNRESET or status in retried
@@ -263,9 +263,9 @@ def _pieces(answer: GetResult) -> Iterator[bytes]:
 def _check_length(length: int, expected: int) -> None:
     """Raise RemoteError if a body is shorter than its range, as if it was cut off, or longer."""
     if length < expected:
-        raise failure_of(errno.ECONNRESET, _INTERRUPTED, _NETWORK_HINT)
+        raise _failure_of(errno.ECONNRESET, _INTERRUPTED, _NETWORK_HINT)
     if length > expected:
-        raise failure_of(errno.EPROTO, "the server sends more bytes than were asked for")
+        raise _failure_of(errno.EPROTO, "the server sends more bytes than were asked for")
 
 
 def _fill(buffers: Sequence[memoryview], pieces: Iterable[bytes]) -> int:
@@ -289,7 +289,7 @@ def _check_unchanged(current: RemoteStamp, stamp: RemoteStamp) -> None:
     """Raise RemoteError for an object with another stamp; ETags count if both sides state one."""
     is_other = stamp.etag and current.etag and stamp.etag != current.etag
     if is_other or stamp.length != current.length:
-        raise failure_of(errno.ESTALE, "the file changed while it was being read")
+        raise _failure_of(errno.ESTALE, "the file changed while it was being read")
 
 
 def _translated(error: Exception) -> OSError:
@@ -299,36 +299,36 @@ def _translated(error: Exception) -> OSError:
     if isinstance(error, RemoteError):
         return error
     if isinstance(error, FileNotFoundError):
-        return failure_of(errno.ENOENT, "no such object")
+        return _failure_of(errno.ENOENT, "no such object")
     if isinstance(error, kinds.AlreadyExistsError):
-        return failure_of(errno.EEXIST, "there is one already")
+        return _failure_of(errno.EEXIST, "there is one already")
     if not isinstance(error, OSError | kinds.BaseError):
         raise error
     text = _QUERY.sub(r"\1?…", str(error).partition("\n")[0])
     if status := _STATUS.search(text):
-        return status_failure(status[1])
+        return _status_failure(status[1])
     if certificate := _CERTIFICATE.search(str(error)):
         problem = f"the certificate of the server is not trusted: {certificate[1]}"
-        return failure_of(errno.EACCES, problem, CERTIFICATE_HINT)
+        return _failure_of(errno.EACCES, problem, CERTIFICATE_HINT)
     if _CUT_OFF.search(str(error)):
-        return failure_of(errno.ECONNRESET, _INTERRUPTED, _NETWORK_HINT)
+        return _failure_of(errno.ECONNRESET, _INTERRUPTED, _NETWORK_HINT)
     if _NO_RANGE.search(str(error)):
         problem = "the server answers 200 OK with something else than the range asked for"
         hint = "it has no ranges, or the answer is the text of an error: open the address to see"
-        return failure_of(errno.EIO, problem, hint)
+        return _failure_of(errno.EIO, problem, hint)
     if inner := _INNER_ERROR.search(str(error)):
-        return failure_of(errno.EIO, f"200 OK with an error inside: {inner[1]}")
+        return _failure_of(errno.EIO, f"200 OK with an error inside: {inner[1]}")
     reason = _REASON.search(text)
-    return failure_of(errno.EIO, reason[1] if reason else text, _NETWORK_HINT)
+    return _failure_of(errno.EIO, reason[1] if reason else text, _NETWORK_HINT)
 
 
-def status_failure(status: str) -> OSError:
+def _status_failure(status: str) -> OSError:
     """Return the error for an HTTP status: `403 Forbidden`."""
     number = errno.EACCES if status[:3] in ("401", "403") else errno.EIO
-    return failure_of(number, status, _HINTS.get(status[:3]))
+    return _failure_of(number, status, _HINTS.get(status[:3]))
 
 
-def failure_of(number: int, problem: str, hint: str | None = None) -> OSError:
+def _failure_of(number: int, problem: str, hint: str | None = None) -> OSError:
     """Return the error of this room for an errno, with the next step."""
     if number == errno.ENOENT:
         return FileNotFoundError(number, problem)

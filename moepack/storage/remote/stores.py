@@ -12,9 +12,8 @@ from moepack.common.errors import MachineError, SourceError
 from moepack.common.path_hints import hub_address
 from moepack.common.paths import AnyPath, RemotePath, parse_address
 from moepack.common.sizes import size_text
-from moepack.storage.remote import hub, xet
+from moepack.storage.remote import hub
 from moepack.storage.remote.store import RemoteStamp, Store
-from moepack.storage.remote.xet import XetFiles
 from moepack.version import __version__
 
 if TYPE_CHECKING:
@@ -90,28 +89,16 @@ def store_of(path: RemotePath) -> Store:
     return _store(path.store)
 
 
-def streams_of(path: RemotePath, stamp: RemoteStamp) -> Store | XetFiles:
-    """Return what reads long ranges of a file: its store, or Xet's client for files in Xet.
-
-    Raises SourceError for a file that the hub sends to Xet's client alone, if that is not here.
-    """
-    if path.store.startswith("hf:") and stamp.sha256 is not None:
-        if (missing := xet.what_is_missing()) is None:
-            if path.key in (files := _xet_files(path.store)):
-                return files
-        elif stamp.length > _MAX_PLAIN_LENGTH:
-            problem = f"a file of {size_text(stamp.length)}, which only hf_xet can read"
-            raise SourceError(problem, path=path, hint=missing)
-    return store_of(path)
-
-
-@lru_cache(maxsize=64)
-def _xet_files(root: str) -> XetFiles:
-    return XetFiles(hub.xet_hashes(root), *hub.xet_token_request(root))
+def check_length(path: RemotePath, stamp: RemoteStamp) -> None:
+    """Raise SourceError for a file that the hub sends to no client but its own."""
+    if path.store.startswith("hf:") and stamp.length > _MAX_PLAIN_LENGTH:
+        problem = f"a file of {size_text(stamp.length)}, which only the hub's own client reads"
+        name, _, commit = path.store.removeprefix("hf://").rpartition("@")
+        hint = f"`hf download {name} {path.key} --revision {commit}`, and name the file there"
+        raise SourceError(problem, path=path, hint=hint)
 
 
 def forget_stores() -> None:
     """Forget all stores and lists of files, and so the credentials that they were made with."""
     _store.cache_clear()
-    _xet_files.cache_clear()
     hub.forget_repositories()
