@@ -107,7 +107,7 @@ def test_nobody_has_to_give_a_program_its_streams(packs: dict[str, Path], tmp_pa
         (("pack", "--layout", "./my"), ["file,./my"]),
         (("pack", "/models/qw"), ["file,/models/qw"]),
         (("pack", "x", "-o", "mo"), ["file,mo"]),
-        (("trace", "stats", "--format", "np"), ["plain,npy", "plain,npz"]),
+        (("trace", "stats", "--format", "c"), ["plain,call-csv", "plain,counts"]),
         (("run", "p", "--backend", "ur"), ["plain,uring"]),
     ],
 )  # fmt: skip

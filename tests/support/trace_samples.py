@@ -7,7 +7,6 @@ experts in each.
 
 import bz2
 import gzip
-import io
 import lzma
 import random
 from collections import Counter
@@ -21,7 +20,6 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from conformance import make_traces
 from moepack.common.errors import TraceError
@@ -331,21 +329,8 @@ def pieces_of(length: int) -> Iterator[None]:
     """Let files be read in tiny pieces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moepack.traces.formats.number_text.PIECE_LENGTH", length)
-        patch.setattr("moepack.traces.formats.arrays._PIECE_SELECTIONS", length)
         patch.setattr("moepack.traces.formats.number_text._HEAD_LENGTH", 1 << 12)
         yield
-
-
-def npy(array: NDArray[Any]) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def npz(**arrays: NDArray[Any]) -> bytes:
-    file = io.BytesIO()
-    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    return file.getvalue()
 
 
 def refused(path: Path, **options: Any) -> TraceError:

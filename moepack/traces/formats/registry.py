@@ -12,10 +12,17 @@ from moepack.common.errors import RequestError, TraceError
 from moepack.common.shape import ModelShape
 from moepack.traces import file
 from moepack.traces.compressed import TraceStream
-from moepack.traces.formats import arrays, counts, imatrix, logs, tables
+from moepack.traces.formats import counts, imatrix, logs, tables
 from moepack.traces.formats.number_text import FileHead, refuse_utf16
 from moepack.traces.model import Counts, Items, Origin
 from moepack.traces.validation import Checks
+
+_ARRAYS = re.compile(rb"\x93NUMPY|PK\x03\x04|\x80[\x02-\x05]|\s*[\[{]")
+"""Of numpy, an archive of them or of torch, a pickle, JSON."""
+_CONVERTER = (
+    "write the experts of tokens as `call-csv`, one row for each token and layer: "
+    "docs/commands.md has the lines of Python"
+)
 
 
 class Format(NamedTuple):
@@ -83,9 +90,9 @@ def format_of(stream: TraceStream, name: str | None = None) -> Format:
     """
     if name is None:
         head = FileHead(stream)
-        if head.data.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
-            problem = "a Python pickle: it could run any program"
-            raise TraceError(problem, path=stream.path, hint=arrays.CONVERTER)
+        if _ARRAYS.match(head.data):
+            problem = "an array, an archive, a pickle or JSON, and no format of traces"
+            raise TraceError(problem, path=stream.path, hint=_CONVERTER)
         refuse_utf16(stream)
         fitting = [one for one in FORMATS if one.recognise(head)]
     else:
@@ -124,12 +131,6 @@ _COUNT_HEADING = re.compile(rb"layer,expert(,count(,held_out)?)?")
 _COUNT_ROW = re.compile(_COUNT_HEADING.pattern + rb"|\d+,\d+(,\d+){0,2}")
 
 
-def _is_array_json(head: FileHead) -> bool:
-    start = re.match(rb"\s*[\[{]", head.text)
-    lines = re.match(rb'\s*\{\s*"(seq|token|layer)"', head.text)
-    return start is not None and lines is None
-
-
 FORMATS = (
     Format("moepack", lambda head: head.data.startswith(file.MAGIC), file.read),
     Format("expert-log", _any_line(rb"^layer \d+ expert \d+$"), logs.read),
@@ -137,8 +138,5 @@ FORMATS = (
     Format("call-csv", _first_row(re.escape(tables.CALL_HEADING)), tables.read_calls),
     Format("counts", _is_counts, counts.read),
     Format("imatrix", lambda head: imatrix.is_imatrix(head.data), imatrix.read),
-    Format("npy", lambda head: head.data.startswith(b"\x93NUMPY"), arrays.read_npy),
-    Format("npz", lambda head: head.data.startswith(b"PK\x03\x04"), arrays.read_npz),
-    Format("json", _is_array_json, arrays.read_json),
 )
 NAMES = tuple(one.name for one in FORMATS)

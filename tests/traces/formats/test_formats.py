@@ -1,19 +1,14 @@
 """Reading every format of traces, selection by selection."""
 
 import gzip
-import json
 import os
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 import moepack
 from moepack.common.errors import RequestError, TraceError
@@ -28,9 +23,6 @@ from tests.support.trace_samples import (
     SMALL,
     TEXTS,
     UNKNOWN,
-    Selections,
-    npy,
-    npz,
     packed,
     pieces_of,
     read,
@@ -49,7 +41,7 @@ def test_what_is_written_is_read(
     sample = ALL[name]
     trace = data.draw(traces(sample.numbered))
     shape = shape_of(trace) if data.draw(st.booleans()) else None
-    path = tmp_path / f"trace.gguf{packing}.npy"
+    path = tmp_path / f"trace.gguf{packing}.npz"
     written = sample.write(trace)
     if name in TEXTS and data.draw(st.booleans()):
         written = written.replace(b"\n", b"\r\n")
@@ -78,8 +70,7 @@ def test_pipes_are_read_as_files_are(name: str, tmp_path: Path) -> None:
 
 
 def test_each_format_has_a_sample() -> None:
-    others = {"npy", "npz", "json", "imatrix"}
-    assert {sample.form for sample in ALL.values()} | others == {*registry.NAMES}
+    assert {sample.form for sample in ALL.values()} | {"imatrix"} == {*registry.NAMES}
 
 
 # Logs.
@@ -163,118 +154,6 @@ def test_a_phase_that_is_not_known_is_unknown(tmp_path: Path) -> None:
     assert moepack.import_trace([str(path)], tmp_path / "other").unknown == ()
 
 
-# Arrays.
-
-
-@st.composite
-def arrays(draw: st.DrawFn) -> NDArray[np.int64]:
-    """Draw experts [tokens, layers, used], below 9, padded with -1."""
-    rng = np.random.default_rng(draw(st.integers(0, 999)))
-    tokens, layers, used = draw(st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 8)))
-    experts = np.argsort(rng.random((tokens, layers, 9)), axis=2)[:, :, :used]
-    experts[:, :, 1:][rng.random((tokens, layers, used - 1)) < 0.2] = -1
-    return experts
-
-
-LAYERS = (3, 5, 8, 9)
-"""Those with experts of a model."""
-
-
-def rows(experts: NDArray[np.int64], layers: Sequence[int] = range(4)) -> list[Selections]:
-    """Return the selections of each token."""
-    return [
-        [(layers[n], one) for n, row in enumerate(token) for one in row if one >= 0]
-        for token in experts.tolist()
-    ]
-
-
-@FEW
-@given(experts=arrays(), packing=st.sampled_from(PACKINGS), has_shape=st.booleans())
-def test_arrays_without_names(
-    experts: NDArray[np.int64], packing: str, has_shape: bool, tmp_path: Path
-) -> None:
-    count = experts.shape[1]
-    shape = dict.fromkeys(LAYERS[:count], 9) if has_shape else None
-    expected = rows(experts, LAYERS if has_shape else range(4))
-    path = tmp_path / "trace"
-    for data in (npy(experts), npy(experts.astype(np.int16)), npz(a=experts),
-                 json.dumps(experts.tolist()).encode(), npz(a=experts, b=experts)):  # fmt: skip
-        path.write_bytes(packed(data, packing))
-        with pieces_of(20):
-            origins, content, _ = read(path, shape)
-        assert origins[0].unknown == {"phases", *([] if has_shape else ["layers"])}
-        assert content.tokens[: len(expected)] == [(0, UNKNOWN, one) for one in expected]
-    assert content.tokens[len(expected) :] == [(1, UNKNOWN, one) for one in expected]
-
-
-@FEW
-@given(prompt=arrays(), decoded=arrays())
-def test_requests_of_vllm(
-    prompt: NDArray[np.int64], decoded: NDArray[np.int64], tmp_path: Path
-) -> None:
-    path = tmp_path / "trace"
-    request = {"prompt_routed_experts": prompt.tolist(), "routed_experts": decoded.tolist()}
-    expected = [
-        *((PREFILL, one) for one in rows(prompt)),
-        *((DECODE, one) for one in rows(decoded)),
-    ]
-    for text in (json.dumps([request] * 2, indent=1), f"{json.dumps(request)}\n" * 2):
-        path.write_text(text)
-        origins, content, _ = read(path)
-        assert content.tokens == [(n, *one) for n in (0, 1) for one in expected]
-        assert [origin.unknown for origin in origins] == [{"layers"}]
-    path.write_bytes(npz(prompt_routed_experts=prompt, routed_experts=decoded))
-    assert read(path)[1].tokens == [(0, *one) for one in expected]
-
-
-@FEW
-@given(experts=arrays())
-def test_records_of_sglang(experts: NDArray[np.int64], tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    by_layer = experts.swapaxes(0, 1)
-    halves = (by_layer[:, : len(experts) // 2], by_layer[:, len(experts) // 2 :])
-    records = [{"forward_pass_id": 1, "topk_ids_of_layer": half.tolist()} for half in halves]
-    for data in (json.dumps({"records": records}).encode(), npz(topk_ids_of_layer=by_layer)):
-        path.write_bytes(data)
-        origins, content, _ = read(path)
-        assert content.tokens == [(0, UNKNOWN, one) for one in rows(experts)]
-        assert origins[0].unknown == {"phases", "requests"}
-
-
-def test_counts_in_arrays(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    counts = np.random.default_rng(0).integers(0, 9, (2, 4, 30))
-    path.write_bytes(npz(logical_count=counts))
-    origins, content, _ = read(path)
-    total = np.ndenumerate(counts.sum(axis=0))
-    assert content.counts == {(UNKNOWN, *at): count for at, count in total if count}
-    assert origins[0].unknown == {"tokens", "phases", "requests"}
-    assert origins[0].expert_count == 30
-
-
-@pytest.mark.parametrize("names", [("topk_ids_of_layer",), ("routed_experts",), ("a", "b")])
-def test_counts_beside_tokens_are_left_out(names: tuple[str, ...], tmp_path: Path) -> None:
-    """They would count the same selections again."""
-    path = tmp_path / "trace"
-    counts = np.array([[[1, 1]]])
-    arrays: dict[str, NDArray[Any]] = {name: np.array([[[0]], [[1]]]) for name in names}
-    documents = [npz(**arrays, logical_count=counts)]
-    if names != ("a", "b"):
-        record = {name: array.tolist() for name, array in arrays.items()}
-        documents.append(json.dumps(record | {"logical_count": counts.tolist()}).encode())
-    for data in documents:
-        path.write_bytes(data)
-        origins, content, warnings = read(path)
-        assert not content.counts
-        assert sum(len(one[2]) for one in content.tokens) == 2 * len(names)
-        assert "tokens" not in origins[0].unknown
-        assert warnings == {"arrays that count the selections of the others again": 1}
-    path.write_bytes(
-        npz(**{name: array[:0] for name, array in arrays.items()}, logical_count=counts)
-    )
-    assert sum(read(path)[1].counts.values()) == 2
-
-
 # Recognition.
 
 
@@ -282,7 +161,6 @@ def test_counts_beside_tokens_are_left_out(names: tuple[str, ...], tmp_path: Pat
     ("data", "problem"),
     [
         (b"layer,expert\nlayer 1 expert 2\n", "fits expert-log or counts"),
-        (b'{"token":0,"layer":1,"experts":[2]}\n', "not a trace of a format"),
         (b"hello\nworld\n", "not a trace of a format"),
         (b"1\n2\n", "not a trace of a format"),
         (b"", "empty"),
