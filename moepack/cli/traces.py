@@ -263,23 +263,8 @@ _MIB = 1 << 20
     metavar="LIST",
     help="Memory for experts: 500MiB,2GiB,25%.  [default: a dozen budgets]",
 )
-@click.option(
-    "--slots",
-    type=Numbers(),
-    default=[],
-    metavar="LIST",
-    help="LRU caches with this number of experts per layer: 32,64,96.",
-)
 @click.option("--policies", metavar="LIST", help="Cache policies: lru,lfu,…  [default: all]")
 @number_option("--batch", "batch_count", least=1, help="Prompt tokens computed at once.")
-@number_option(
-    "--sessions", least=1, default=1, help="Number of requests that run at a time, in turns."
-)
-@number_option(
-    "--prefetch",
-    least=1,
-    help="Number of experts to prefetch per layer, the most recently used ones.",
-)
 @options.plot_options("hit rates by budget")
 @options.format_option
 @options.lenient_option

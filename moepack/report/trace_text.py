@@ -159,9 +159,8 @@ _TOP_RANKS = {25: 0, 50: 1, 10: 4}
 def simulation(facts: Simulation) -> Page:
     """Write the size of a trace, tables of budgets and policies, and notes."""
     totals = _totals(facts.token_count, facts.request_count)
-    turns = f"; {facts.session_count} requests run in turns" if facts.session_count > 1 else ""
     lines = [
-        f"{totals}, {facts.decode_token_count:,} of them decoded{turns}",
+        f"{totals}, {facts.decode_token_count:,} of them decoded",
         f"experts: {size_text(facts.expert_length)}; a decoded token uses "
         f"{length_text(facts.step_length)}: with less, LRU seldom hits",
     ]
@@ -172,9 +171,7 @@ def simulation(facts: Simulation) -> Page:
             f"with {size_text(facts.enough_length)} LRU has all but 1 % of the hits that it has "
             "with everything in memory"
         )
-    tables = (_hit_rates(facts), _slots(facts), _prefetches(facts))
-    blocks = [block for table in tables if table.rows for block in ("", table)]
-    return Page(*lines, *blocks, "", *_notes(facts))
+    return Page(*lines, "", _hit_rates(facts), "", *_notes(facts))
 
 
 _NOTES = {
@@ -193,12 +190,11 @@ _RANKS: Sequence[str] = (
 
 def _hit_rates(facts: Simulation) -> Table:
     """Write the decode hit rates: a row for each budget, a column for each policy."""
-    policies = list(dict.fromkeys(one.policy for one in facts.results if one.slots is None))
+    policies = list(dict.fromkeys(one.policy for one in facts.results))
     even = {point.budget_length: point.even_hit_rate for point in facts.curve}
     by_budget: dict[int, dict[str, CacheFacts]] = {}
     for one in facts.results:
-        if one.slots is None:
-            by_budget.setdefault(one.budget_length, {})[one.policy] = one
+        by_budget.setdefault(one.budget_length, {})[one.policy] = one
     rows = []
     for budget, caches in sorted(by_budget.items()):
         share = next(iter(caches.values())).budget_share
@@ -210,38 +206,6 @@ def _hit_rates(facts: Simulation) -> Table:
     ranks = (_RANKS.index(name) if name in _RANKS else len(_RANKS) for name in names)
     ranked = (Column(name, rank=rank) for name, rank in zip(names, ranks, strict=True))
     return Table([Column("budget"), *ranked], rows)
-
-
-def _slots(facts: Simulation) -> Table:
-    """Write the hit rates of caches by the number of experts per layer."""
-    rows = [
-        [
-            str(one.slots),
-            size_text(one.budget_length),
-            f"{one.budget_share:.0%}",
-            share_text(one.decode_hit_rate),
-            length_text(one.bytes_per_token),
-        ]
-        for one in facts.results
-        if one.slots is not None
-    ]
-    columns = (Column("slots a layer"), Column("bytes", rank=2), Column("of all", rank=3))
-    return Table((*columns, Column("hits"), Column("read a token", rank=1)), rows)
-
-
-def _prefetches(facts: Simulation) -> Table:
-    rows = [
-        [
-            size_text(one.budget_length),
-            str(one.guessed_count),
-            share_text(one.useful_share),
-            length_text(one.useful_bytes_per_token),
-            length_text(one.wasted_bytes_per_token),
-        ]
-        for one in facts.prefetches
-    ]
-    columns = (Column("budget"), Column("ahead", rank=1), Column("of misses"))
-    return Table((*columns, Column("useful a token", rank=2), Column("in vain a token")), rows)
 
 
 def _notes(facts: Simulation) -> list[str]:

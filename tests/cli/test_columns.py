@@ -80,7 +80,7 @@ COMMANDS = {
     "stats": f"trace stats t.csv --model {SHORT}",
     "concentration": f"trace concentration t.csv --model {SHORT}",
     "hotness": f"hotness t.csv --model {SHORT} -o new.csv",
-    "simulate": f"simulate t.csv --model {SHORT} --slots 4,8 --prefetch 2",
+    "simulate": f"simulate t.csv --model {SHORT}",
     "forecast": f"forecast {SHORT} --machine gpu.toml --n-cpu-moe 1",
     "forecast all": f"forecast {SHORT} --machine gpu.toml --all",
     "forecast budgets": f"forecast {SHORT} --machine cpu.toml --all --trace t.csv",

@@ -230,7 +230,7 @@ def _hit_rates(simulation: Simulation, budget: int | None, sentence: str) -> Pic
         rates = sorted(
             (one.budget_length, one.decode_hit_rate)
             for one in simulation.results
-            if one.policy == policy and one.slots is None and one.decode_hit_rate is not None
+            if one.policy == policy and one.decode_hit_rate is not None
         )
         if rates:
             points[key] = [*rates]

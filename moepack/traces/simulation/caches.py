@@ -1,10 +1,9 @@
 """The simulated caches: from miss-ratio curves, by replays, or with experts held for good."""
 
 import operator
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 
@@ -16,19 +15,16 @@ from moepack.traces.expert_places import values_before
 from moepack.traces.hotness.counter import hottest_within
 from moepack.traces.model import Ints
 from moepack.traces.simulation.curves import LruCurves
-from moepack.traces.simulation.facts import CacheFacts, PrefetchFacts
+from moepack.traces.simulation.facts import CacheFacts
 from moepack.traces.simulation.lookups import Lookups, LookupStream
 from moepack.traces.spool import Arrays, Spool
 
 BELADY, STATIC = "belady", "static"
-_LRU, _LAYER, _SLOTS = "lru", "layer", "slots"
+_LRU, _LAYER = "lru", "layer"
 
 
 class Caches:
-    """Evaluates caches on the lookups of a trace.
-
-    `curves` and `spool` are of the lookups in the order in which sessions take turns.
-    """
+    """Evaluates caches on the lookups of a trace, by their `curves` and the lookups in `spool`."""
 
     def __init__(
         self, shape: ModelShape, stream: LookupStream, curves: LruCurves, spool: Spool
@@ -48,32 +44,6 @@ class Caches:
         else:
             for budget in budgets:
                 yield self._facts(policy, budget, *self._online(policy, budget))
-
-    def evaluate_slots(self, count: int) -> CacheFacts:
-        """Return the result of LRU caches of so many experts of each layer."""
-        length = sum(min(count, f.expert_count) * f.expert_length for f in self._routed.values())
-        tallies = self._layer_tallies(dict.fromkeys(self._routed, count))
-        return self._facts(_SLOTS, length, *tallies, slots=count)
-
-    def evaluate_prefetching(self, count: int, budgets: Sequence[int]) -> Iterator[PrefetchFacts]:
-        """Yield the worth of prefetching `count` experts of a layer under LRU, for each budget."""
-        for budget in budgets:
-            cache = caching.make(_LRU, budget, self._key_lengths)
-            steps = replay_prefetching(self._spool, self._keys, cache, count)
-            useful_count = miss_count = useful_length = wasted_length = 0
-            for prefetched, misses in steps:
-                useful = prefetched.intersection(misses)
-                useful_count += len(useful)
-                miss_count += len(misses)
-                useful_length += sum(self._key_lengths[key] for key in useful)
-                wasted_length += sum(self._key_lengths[key] for key in prefetched - useful)
-            yield PrefetchFacts(
-                budget_length=budget,
-                guessed_count=count,
-                useful_share=_ratio(useful_count, miss_count),
-                useful_bytes_per_token=_ratio(useful_length, self._token_count),
-                wasted_bytes_per_token=_ratio(wasted_length, self._token_count),
-            )
 
     def _online(self, policy: str, budget: int) -> tuple[Tally, Tally]:
         if policy == _LRU:
@@ -122,7 +92,6 @@ class Caches:
         prefill: Tally | None,
         decode: Tally,
         *,
-        slots: int | None = None,
         token_count: int | None = None,
     ) -> CacheFacts:
         """Return the facts of a cache; those of a part of the trace have no `prefill`."""
@@ -139,7 +108,6 @@ class Caches:
             policy=policy,
             budget_length=budget,
             budget_share=budget / self._expert_length,
-            slots=slots,
             decode_hit_rate=decode.hit_rate,
             warm_hit_rate=warm_hit_rate,
             hit_rate=hit_rate,
@@ -216,26 +184,6 @@ def _steps(spool: Spool, keys: Sequence[ExpertKey]) -> Iterator[tuple[bool, list
         is_decode = lookups.is_decode[starts].tolist()
         for start, end, decodes in zip(starts.tolist(), ends, is_decode, strict=True):
             yield decodes, routed[start:end]
-
-
-def replay_prefetching(
-    spool: Spool, keys: Sequence[ExpertKey], cache: SimulatedCache, count: int
-) -> Iterator[tuple[set[ExpertKey], list[ExpertKey]]]:
-    """Replay a spool, and prefetch before each step the `count` experts its layer used last.
-
-    Yield the prefetched experts of each decode step, and its misses. As when a model runs, wrong
-    guesses never enter the cache, so hits are the same.
-    """
-    used: dict[int, OrderedDict[ExpertKey, None]] = {}
-    for is_decode, routed in _steps(spool, keys):
-        recent = used.setdefault(routed[0].layer, OrderedDict())
-        prefetched = {key for key in islice(reversed(recent), count) if key not in cache}
-        misses = cache.step(routed, Tally())
-        if is_decode:
-            yield prefetched, misses
-        for key in routed:
-            recent[key] = None
-            recent.move_to_end(key)
 
 
 class Belady:

@@ -6,7 +6,7 @@ import numpy as np
 
 from moepack.common.shape import FamilyShape
 from moepack.traces.caching.cache import Tally
-from moepack.traces.expert_places import lengths_by_layer, padded, values_before
+from moepack.traces.expert_places import lengths_by_layer
 from moepack.traces.model import Ints, Item, Phase, Tokens, repeated, selected
 from moepack.traces.simulation.lookups import Lookups, LookupStream
 from moepack.traces.simulation.stack import COLD, LruStack
@@ -90,8 +90,7 @@ class LruCurves:
     """Miss-ratio curves of LRU caches for the experts of `routed` layers.
 
     `whole` is by the bytes of one cache, and so is `uniform`, with a router that routes as often in
-    each step, to all experts alike. `layers` has the caches of single layers. `shared` has the
-    decode lookups of experts that another request used last, by the bytes of one cache.
+    each step, to all experts alike. `layers` has the caches of single layers.
     """
 
     def __init__(self, routed: Mapping[int, FamilyShape]) -> None:
@@ -102,10 +101,7 @@ class LruCurves:
         self._uniform_router = UniformRouter(expert_counts)
         self.whole, self.uniform = PhaseCurves(), PhaseCurves()
         self.layers = LayerCurves()
-        self.shared = MissRatioCurve()
         self._stacks = LruStack(), LruStack()
-        self._last_request = np.zeros(0, np.int64)
-        """By place, the request that used the expert last; -1 for none."""
 
     def add(self, lookups: Lookups) -> None:
         """Add the next lookups."""
@@ -114,10 +110,6 @@ class LruCurves:
         zeros = np.zeros_like(lengths)
         distances = whole.distances(zeros, lookups.place, lengths, lookups.step)
         self.whole.add(lookups, distances, lengths)
-        self._last_request = padded(self._last_request, int(lookups.place.max()) + 1, -1)
-        before = values_before(lookups.request, lookups.place, self._last_request)
-        is_shared = (before != lookups.request) & lookups.is_decode
-        self.shared.add(distances[is_shared], lengths[is_shared])
         places = self._uniform_router.places(lookups)
         distances = uniform.distances(zeros, places, lengths, lookups.step)
         self.uniform.add(lookups, distances, lengths)

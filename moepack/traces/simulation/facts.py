@@ -11,16 +11,15 @@ LEAST_SELECTIONS = 10
 class CacheFacts:
     """The hits and misses of one cache.
 
-    `budget_length` is in bytes; `slots` is its number of experts of each layer, if that was asked
-    for. Rates are shares of lookups: of decode, of decode without each expert's first lookup, and
-    of prefill and decode. A decoded token misses `bytes_per_token`; `read_length` is all missed
-    bytes, those of prefill too. None is unknown: static caches see a part of the trace alone.
+    `budget_length` is in bytes. Rates are shares of lookups: of decode, of decode without each
+    expert's first lookup, and of prefill and decode. A decoded token misses `bytes_per_token`;
+    `read_length` is all missed bytes, those of prefill too. None is unknown: static caches see a
+    part of the trace alone.
     """
 
     policy: str
     budget_length: int
     budget_share: float
-    slots: int | None
     decode_hit_rate: float | None
     warm_hit_rate: float | None
     hit_rate: float | None
@@ -29,31 +28,12 @@ class CacheFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefetchFacts:
-    """The worth of prefetching the experts each layer used last, under LRU at a budget.
-
-    `useful_share` is the prefetched share of decode's misses; bytes are those prefetched for a
-    decoded token, usefully and in vain. None if no token was decoded, or no expert missing.
-    """
-
-    budget_length: int
-    guessed_count: int
-    useful_share: float | None
-    useful_bytes_per_token: float | None
-    wasted_bytes_per_token: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """LRU's decode hit rate at a budget, and the same with a uniform router (`even_hit_rate`).
-
-    `shared_hit_rate` is the part of the hits on experts that another request used last.
-    """
+    """LRU's decode hit rate at a budget, and the same with a uniform router (`even_hit_rate`)."""
 
     budget_length: int
     decode_hit_rate: float | None
     even_hit_rate: float | None
-    shared_hit_rate: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +53,6 @@ class Simulation:
     decode_token_count: int
     request_count: int
     batch_count: int | None
-    session_count: int
     expert_length: int
     step_length: int | None
     enough_length: int | None
@@ -81,7 +60,6 @@ class Simulation:
     lookups_per_expert: float
     is_long_enough: bool
     results: tuple[CacheFacts, ...]
-    prefetches: tuple[PrefetchFacts, ...]
     curve: tuple[CurvePoint, ...]
     unknown: tuple[str, ...]
     warnings: Counter[str]

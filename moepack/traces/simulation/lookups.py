@@ -1,20 +1,17 @@
 """Lookups: the experts that each step of a trace needs from a cache, in order.
 
 A call of the model computes layer after layer, all its tokens at once: each layer is a step, which
-looks up each expert it is routed to once, in the order of their last routing. Requests can take
-turns, as if several ran at once.
+looks up each expert it is routed to once, in the order of their last routing.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import islice, pairwise
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from moepack.traces.expert_places import ExpertPlaces
 from moepack.traces.model import MAX_NUMBER, Counts, Ints, Item, Origin, Phase, Unknown, changes
-from moepack.traces.spool import Spool
 from moepack.traces.steps import ALL_PHASES, Steps, StepStream, Truths
 
 _GROUP_COUNT = 1 << 17
@@ -24,13 +21,12 @@ _GROUP_COUNT = 1 << 17
 class Lookups(NamedTuple):
     """Lookups of whole steps, in their order.
 
-    `step` [lookups] numbers the steps of a trace, `call` their calls, `request` the requests; none
-    of them ever falls. `layer` and `place` are the expert's: places are below the `count` of the
-    ExpertPlaces that gave them. `is_decode` says whether the call computed one token, or may have,
-    if the trace does not tell phases.
+    `step` [lookups] numbers the steps of a trace, `call` their calls; neither ever falls. `layer`
+    and `place` are the expert's: places are below the `count` of the ExpertPlaces that gave them.
+    `is_decode` says whether the call computed one token, or may have, if the trace does not tell
+    phases.
     """
 
-    request: Ints
     call: Ints
     step: Ints
     layer: Ints
@@ -46,12 +42,6 @@ class Lookups(NamedTuple):
     def step_starts(self) -> Ints:
         """The index at which each step begins."""
         return np.flatnonzero(np.diff(self.step, prepend=-1))
-
-    def divided(self, *columns: Ints | Truths) -> Iterator["Lookups"]:
-        """Yield parts of the lookups, a new one wherever one of `columns` changes."""
-        starts = np.flatnonzero(changes(*columns)).tolist()
-        for start, end in pairwise([*starts, self.lookup_count]):
-            yield self.part(slice(start, end))
 
     def part(self, rows: Truths | Ints | slice) -> "Lookups":
         """Return some of the lookups."""
@@ -117,7 +107,6 @@ class LookupStream:
         is_decode = steps.phase != Phase.PREFILL
         self.decode_token_count += int(np.count_nonzero(is_decode))
         lookups = Lookups(
-            steps.of_selections(steps.request),
             steps.of_selections(call),
             np.zeros(len(steps.layer), np.int64),
             steps.layer.astype(np.int64),
@@ -125,7 +114,7 @@ class LookupStream:
             steps.of_selections(is_decode),
         )
         if self._open is not None:
-            lookups = joined([self._open, lookups])
+            lookups = _joined([self._open, lookups])
         lookups = self._without_others(lookups)
         if not lookups.lookup_count:
             return
@@ -162,8 +151,8 @@ class LookupStream:
 
     def _flush(self) -> None:
         if self._waiting_count:
-            lookups = joined(self._waiting)
-            lookups = lookups._replace(step=steps_of(lookups, self._step_count))
+            lookups = _joined(self._waiting)
+            lookups = lookups._replace(step=_steps_of(lookups, self._step_count))
             self._step_count = int(lookups.step[-1]) + 1
             decoded = lookups.part(lookups.is_decode)
             starts = decoded.step_starts
@@ -173,12 +162,12 @@ class LookupStream:
         self._waiting, self._waiting_count = [], 0
 
 
-def joined(parts: Sequence[Lookups]) -> Lookups:
+def _joined(parts: Sequence[Lookups]) -> Lookups:
     """Concatenate lookups."""
     return Lookups._make(map(np.concatenate, zip(*parts, strict=True)))
 
 
-def steps_of(lookups: Lookups, first: int) -> Ints:
+def _steps_of(lookups: Lookups, first: int) -> Ints:
     """Return the step of each lookup, numbered from `first`: each layer of a call is one."""
     steps: Ints = first - 1 + np.cumsum(changes(lookups.call, lookups.layer))
     return steps
@@ -191,52 +180,3 @@ def _distinct(lookups: Lookups) -> Lookups:
     keys = lookups.call * (int(lookups.place.max()) + 1) + lookups.place
     _, from_end = np.unique(keys[::-1], return_index=True)
     return lookups.part(np.sort(len(keys) - 1 - from_end))
-
-
-_CALL_COUNT = 1024
-"""Calls that are passed on at once."""
-
-
-def interleaved(spool: Spool, session_count: int) -> Iterator[Lookups]:
-    """Yield the lookups of a spool, `session_count` requests at a time in turns.
-
-    When one ends, the next of the trace takes its turn. Calls and steps are numbered anew. Memory
-    is for the requests that run.
-    """
-    waiting = (request.divided(request.call) for request in _requests(spool))
-    running = deque(islice(waiting, session_count))
-    calls: list[Lookups] = []
-    call_count = step_count = 0
-    while running:
-        session = running.popleft()
-        call = next(session, None)
-        if call is not None:
-            running.append(session)
-            calls.append(call)
-        else:
-            running.extendleft(islice(waiting, 1))
-        if len(calls) == _CALL_COUNT or (calls and not running):
-            numbered = _numbered(calls, call_count, step_count)
-            call_count, step_count = call_count + len(calls), int(numbered.step[-1]) + 1
-            calls = []
-            yield numbered
-
-
-def _requests(spool: Spool) -> Iterator[Lookups]:
-    """Yield the lookups of one request after another."""
-    parts: list[Lookups] = []
-    for lookups in map(Lookups._make, spool):
-        for part in lookups.divided(lookups.request):
-            if parts and parts[0].request[0] != part.request[0]:
-                yield joined(parts)
-                parts = []
-            parts.append(part)
-    if parts:
-        yield joined(parts)
-
-
-def _numbered(calls: Sequence[Lookups], first_call: int, first_step: int) -> Lookups:
-    numbers = np.arange(first_call, first_call + len(calls))
-    call = np.repeat(numbers, [one.lookup_count for one in calls])
-    lookups = joined(calls)._replace(call=call)
-    return lookups._replace(step=steps_of(lookups, first_step))

@@ -73,7 +73,7 @@ def test_of_a_long_trace_as_many_decoded_tokens_are_looked_at(piece_length: int)
 
 @settings(max_examples=20)
 @given(calls=routing())
-def test_the_gate_shows_the_rate_of_as_many_slots(calls: list[RoutedCall]) -> None:
+def test_the_gate_shows_the_rate_of_as_many_experts(calls: list[RoutedCall]) -> None:
     sample = RoutingSample(shape_of_counts(dict.fromkeys(range(LAYERS), EXPERTS)))
     for item in items_of(calls, 7):
         sample.add(item)

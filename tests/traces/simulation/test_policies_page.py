@@ -38,9 +38,8 @@ class Token(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step: its request, its call, whether it decodes, and its experts."""
+    """A step: its call, whether it decodes, and its experts."""
 
-    request: int
     call: int
     is_decode: bool
     experts: list[Expert]
@@ -96,23 +95,12 @@ def calls_of(tokens: Sequence[Token], batch: int | None) -> list[list[Token]]:
     return calls
 
 
-def in_turns(trace: Sequence[Sequence[Token]], batch: int | None, sessions: int) -> list[Step]:
-    waiting = [(number, calls_of(tokens, batch)) for number, tokens in enumerate(trace)]
-    row, waiting = waiting[:sessions], waiting[sessions:]
-    steps: list[Step] = []
-    call_count = 0
-    while row:
-        number, calls = row.pop(0)
-        if calls:
-            steps += steps_of(number, call_count, calls[0])
-            row.append((number, calls[1:]))
-            call_count += 1
-        elif waiting:
-            row.insert(0, waiting.pop(0))
-    return steps
+def all_steps(trace: Sequence[Sequence[Token]], batch: int | None) -> list[Step]:
+    calls = [call for tokens in trace for call in calls_of(tokens, batch)]
+    return [step for number, call in enumerate(calls) for step in steps_of(number, call)]
 
 
-def steps_of(request: int, number: int, call: Sequence[Token]) -> Iterator[Step]:
+def steps_of(number: int, call: Sequence[Token]) -> Iterator[Step]:
     for layer in LENGTHS:
         experts: list[Expert] = []
         for token in call:
@@ -122,7 +110,7 @@ def steps_of(request: int, number: int, call: Sequence[Token]) -> Iterator[Step]
                         experts.remove(expert)
                     experts.append(expert)
         if experts:
-            yield Step(request, number, call[0].phase != PREFILL, experts)
+            yield Step(number, call[0].phase != PREFILL, experts)
 
 
 # What is counted.
@@ -155,18 +143,6 @@ def counted(steps: Sequence[Step], token_count: int, caches: dict[int, Cache] | 
         ratio(lengths[1], token_count),
         sum(lengths),
     )
-
-
-def shared_rate(steps: Sequence[Step]) -> float | None:
-    """Return the share of decode's lookups that another request used last."""
-    last: dict[Expert, int] = {}
-    shared = count = 0
-    for step in steps:
-        for expert in step.experts:
-            shared += step.is_decode and last.get(expert, step.request) != step.request
-            count += step.is_decode
-            last[expert] = step.request
-    return ratio(shared, count)
 
 
 def hottest(counts: Counter[Expert], budget: int) -> set[Expert]:
@@ -222,13 +198,10 @@ def test_caches_that_are_written_after_the_page_hit_the_same(examples: int, tmp_
     @given(
         trace=requests(),
         batch=st.sampled_from([None, None, 1, 3]),
-        sessions=st.integers(1, 3),
         budgets=st.lists(st.integers(36, TOTAL + 1), min_size=1, max_size=3),
     )
-    def hit_the_same(
-        trace: list[list[Token]], batch: int | None, sessions: int, budgets: list[int]
-    ) -> None:
-        compare(tmp_path / "trace.csv", trace, batch, min(sessions, len(trace)), budgets)
+    def hit_the_same(trace: list[list[Token]], batch: int | None, budgets: list[int]) -> None:
+        compare(tmp_path / "trace.csv", trace, batch, budgets)
 
     hit_the_same()
 
@@ -237,7 +210,6 @@ def compare(
     path: Path,
     trace: Sequence[Sequence[Token]],
     batch: int | None,
-    sessions: int,
     budgets: Sequence[int],
 ) -> None:
     write(path, trace)
@@ -251,23 +223,16 @@ def compare(
         facts = simulate(
             [str(path)],
             budgets=budgets,
-            slots=[3, 4],
             batch_count=batch,
-            sessions=sessions,
             options=ReadOptions(shape=ModelShape(tuple(families), mtp_layers=(MTP,))),
         )
-    steps = in_turns(trace, batch, sessions)
+    steps = all_steps(trace, batch)
     token_count = sum(token.phase != PREFILL for tokens in trace for token in tokens)
     assert facts.decode_token_count == token_count
-    assert facts.curve[-1].shared_hit_rate == shared_rate(steps)
     for one in facts.results:
-        if one.slots is not None:
-            caches = {layer: Cache(one.slots, plain.Lru(), lambda _: 1) for layer in LENGTHS}
-            right = counted(steps, token_count, caches)
-        else:
-            right = expected(one.policy, one.budget_length, steps, token_count)
+        right = expected(one.policy, one.budget_length, steps, token_count)
         assert tuple(getattr(one, name) for name in NAMES) == right, one
-    assert {one.policy for one in facts.results} == {*POLICIES, "slots"}
+    assert {one.policy for one in facts.results} == {*POLICIES}
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,4 +1,4 @@
-"""Simulations: options, errors, prefetching, and the facts beside hit rates."""
+"""Simulations: options, errors, and the facts beside hit rates."""
 
 import json
 import os
@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.shape import ROUTED_FAMILY, ExpertKey, FamilyShape, ModelShape
 from moepack.report import chart, trace_text
-from moepack.traces.caching import cache as caching
-from moepack.traces.caching.cache import Tally
 from moepack.traces.formats import reading
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.model import Phase
@@ -25,7 +21,7 @@ from moepack.traces.simulation import simulate as simulation
 from moepack.traces.simulation.facts import CurvePoint, Simulation
 from moepack.traces.simulation.simulate import simulate
 from tests.support import warm_command
-from tests.support.routing import EXPERTS, LAYERS, RoutedCall, items_of, routing, steps_of
+from tests.support.routing import EXPERTS, LAYERS, RoutedCall, items_of
 from tests.support.shapes import shape_of_counts
 
 SHAPE = ModelShape(
@@ -80,16 +76,8 @@ def test_options_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         ({"budgets": ["much"]}, "budgets: not a size"),
         ({"budgets": ["10%"]}, "less than one token's experts in a layer"),
         *(({"budgets": [wrong]}, "not a size|more than all") for wrong in WRONG_SHARES),
-        (
-            {"slots": [2]},
-            "slots for fewer experts than a token uses in a layer, expected at least 3",
-        ),
         ({"budgets": [47]}, "less than one token's experts in a layer, expected at least 48 B"),
-        ({"slots": [32, 0]}, "slots: not a count, expected 1 or more, found 0"),
-        ({"sessions": 0}, "sessions: not a count"),
-        ({"sessions": 2}, "fewer requests than sessions.*up to 1, found 2"),
         ({"batch_count": 0}, "batch_count: not a count"),
-        ({"prefetch": -1}, "prefetch: not a count"),
         ({"policies": ["mru"]}, "no such policy, expected belady.*found mru"),
     ]
     for wrong, words in wrongs:
@@ -111,34 +99,6 @@ def test_where_no_lengths_are_known_the_model_is_asked_for(tmp_path: Path) -> No
     other = write_route(tmp_path / "u.csv", lines.replace("=100", "=96"))
     with pytest.raises(RequestError, match=r"u\.csv: traces of different models, expected as"):
         simulate([path, other])
-
-
-@given(calls=routing(), guessed_count=st.integers(1, 4))
-@settings(max_examples=30)
-def test_guesses_are_what_a_layer_used_last_and_change_no_hits(
-    calls: list[RoutedCall], guessed_count: int
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        budgets = [TOTAL // 3]
-        facts = run(calls, patch, prefetch=guessed_count, policies=["lru"], budgets=budgets)
-    cache = caching.make("lru", TOTAL // 3, LENGTHS)
-    last: list[list[ExpertKey]] = [[] for _ in range(LAYERS)]
-    useful = wasted = useful_count = miss_count = 0
-    for call, keys in steps_of(calls):
-        recent: list[ExpertKey] = last[keys[0].layer]
-        guessed = [key for key in recent[:guessed_count] if key not in cache]
-        misses = cache.step(keys, Tally())
-        if call.phase is Phase.DECODE:
-            miss_count += len(misses)
-            useful_count += len(set(guessed) & set(misses))
-            useful += sum(LENGTHS[key] for key in guessed if key in misses)
-            wasted += sum(LENGTHS[key] for key in guessed if key not in misses)
-        recent[:] = list(dict.fromkeys([*reversed(keys), *recent]))
-    (one,) = facts.prefetches
-    token_count = facts.decode_token_count
-    assert one.useful_share == (useful_count / miss_count if miss_count else None)
-    assert one.useful_bytes_per_token == useful / token_count
-    assert one.wasted_bytes_per_token == wasted / token_count
 
 
 def write_route(path: Path, lines: str = "", rows: Sequence[tuple[int, int, int]] = ()) -> str:
@@ -207,19 +167,19 @@ def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = write_route(tmp_path / "t.csv")
     options = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 1 << 20))
-    facts = simulate([path], budgets=["50%", "100%"], slots=[2], prefetch=1, options=options)
+    facts = simulate([path], budgets=["50%", "100%"], options=options)
     text = str(trace_text.simulation(facts))
     assert "20 tokens in 1 request, 20 of them decoded" in text
     assert "experts: 8.0 MiB; a decoded token uses 2.0 MiB" in text
     line = next(line for line in text.splitlines() if line.strip().startswith("8.0 MiB"))
-    rates = [o.decode_hit_rate for o in facts.results if o.budget_share == 1 and o.slots is None]
+    rates = [o.decode_hit_rate for o in facts.results if o.budget_share == 1]
     assert line.split()[3:12] == ["–" if rate is None else f"{rate:.1%}" for rate in rates]
     assert "too short to tell experts apart" in text
     chart.hit_rates(facts, "a title", str(tmp_path / "t.svg"))
     assert (tmp_path / "t.svg").read_text().startswith("<?xml")
     chart.hit_rates(facts, "a title", str(tmp_path / "again.svg"))
     assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "t.svg").read_bytes()
-    none = replace(facts, step_length=None, curve=(CurvePoint(1 << 20, None, None, None),))
+    none = replace(facts, step_length=None, curve=(CurvePoint(1 << 20, None, None),))
     assert "a decoded token uses –" in str(trace_text.simulation(none))
     chart.hit_rates(none, "a title", str(tmp_path / "none.png"))
     assert (tmp_path / "none.png").read_bytes().startswith(b"\x89PNG")
@@ -228,12 +188,12 @@ def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
 def test_the_command_prints_what_the_call_returns(tmp_path: Path) -> None:
     lines = MODEL + "# layer=3 expert_bytes=9\n# layer=5 expert_bytes=9\n"
     path = write_route(tmp_path / "t.csv", lines)
-    words = ["--json", "--budgets", "18B,50%", "--slots", "1,2", "--policies", "lru,layer+lfu"]
+    words = ["--json", "--budgets", "18B,50%", "--policies", "lru,layer+lfu"]
     printed = json.loads(warm_command.run(["simulate", path, *words]).stdout)
-    facts = simulate([path], budgets=["18B", "50%"], slots=[1, 2], policies=["lru", "layer+lfu"])
+    facts = simulate([path], budgets=["18B", "50%"], policies=["lru", "layer+lfu"])
     assert printed["results"] == [asdict(one) for one in facts.results]
-    assert len(printed["results"]) == 6
-    for wrong in (["--slots", "9" * 5000], ["--budgets", "x"], ["--policies", "mru"]):
+    assert len(printed["results"]) == 4
+    for wrong in (["--batch", "9" * 5000], ["--budgets", "x"], ["--policies", "mru"]):
         refused = warm_command.run(["simulate", path, *wrong])
         assert refused.returncode == 2, refused.stderr
         assert "mistake" not in refused.stderr
@@ -269,9 +229,9 @@ def test_progress_counts_all_caches_and_ends_at_their_number(tmp_path: Path) -> 
 
     def note(count: int, total: int) -> None:
         done.append(count)
-        assert sum(done) <= total == len(simulation.POLICIES) * 2 + 2
+        assert sum(done) <= total == len(simulation.POLICIES) * 2
 
     path = write_route(tmp_path / "t.csv")
     options = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 1 << 20))
-    simulate([path], budgets=["50%", "100%"], prefetch=1, options=options, progress=note)
-    assert sum(done) == len(simulation.POLICIES) * 2 + 2
+    simulate([path], budgets=["50%", "100%"], options=options, progress=note)
+    assert sum(done) == len(simulation.POLICIES) * 2
