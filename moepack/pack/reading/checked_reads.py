@@ -34,7 +34,7 @@ class CheckedReads:
 
     def fill(self, read: ExpertRead, memory: AnyMemory) -> None:
         """Read into `memory`, in this thread, and check the bytes; raise their error."""
-        is_second = self._second is not None and bool(self._second.takes(read))
+        is_second = self._second is not None and self._second.takes(read)
         self._end(read, memory, self._read(read, memory, is_second), is_second)
 
     def finish(self, pending: PendingRead) -> None:
@@ -113,5 +113,3 @@ class CheckedReads:
             return problem
         finally:
             in_flight.end(owner, length, received, is_second=is_second, failed=failed)
-            if second is not None:
-                second.measure(unseen=0.0)

@@ -7,7 +7,6 @@ here blocks but `collect` and `close`, and only while something is in flight.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from moepack.pack.reading.expert_read import AnyMemory, ExpertRead, FileRead, ReadMemory
     from moepack.pack.reading.in_flight import InFlight
-    from moepack.storage.backend import Completion, ReadQueue, ReadRequest
+    from moepack.storage.backend import ReadQueue, ReadRequest
 
 
 class PendingRead:
@@ -57,7 +56,6 @@ class Scheduler(Closing):
         self._started: dict[int, tuple[PendingRead, FileRead, AnyMemory]] = {}
         self._finished: list[PendingRead] = []
         self._next_number = 0
-        self._looked_at = time.perf_counter()
 
     def add(self, pending: Iterable[PendingRead]) -> None:
         """Queue reads until it is their turn."""
@@ -91,10 +89,7 @@ class Scheduler(Closing):
         Before the first of them, choose between both sources.
         """
         if self._second is not None and not pending.begun_count:
-            is_second = self._second.takes(pending.read)
-            pending.is_second = bool(is_second)
-            if is_second is None and self._started:
-                return False
+            pending.is_second = self._second.takes(pending.read)
         length = pending.read.file_reads[pending.begun_count].length
         return self._in_flight.begin(
             self, length, is_second=pending.is_second, force=not self._started
@@ -161,20 +156,7 @@ class Scheduler(Closing):
 
     def _end_some(self, *, wait: bool) -> None:
         """End reads as the queue reports them; with `wait` at least one."""
-        if self._second is None:
-            self._end(self.queue.finished(wait=wait))
-            return
-        looked_at, self._looked_at = self._looked_at, time.perf_counter()
-        unseen = self._looked_at - looked_at
-        completions = self.queue.finished(wait=False)
-        if wait and not completions:
-            completions = self.queue.finished(wait=True)
-            self._looked_at, unseen = time.perf_counter(), 0.0  # who waits sees it at once
-        self._end(completions)
-        self._second.measure(unseen)
-
-    def _end(self, completions: list[Completion]) -> None:
-        for number, request_length, error in completions:
+        for number, request_length, error in self.queue.finished(wait=wait):
             pending, file_read, memory = self._started.pop(number)
             received = pending.read.received(file_read, memory, request_length)
             problem = pending.read.problem(file_read, received, error)

@@ -1,9 +1,8 @@
 """A second source of a pack's bytes: a mirror, or the pack that a partial one came from.
 
-Reads are spread over a pack and its mirror: each goes to the drive expected to finish first. That
-is the one with less in flight, measured by its recent speed: the bytes that came while it had
-anything in flight, divided by the seconds of that. A drive of unknown speed gets one read, and no
-more until that has ended. The policy of a partial pack is in `origin`.
+Reads are spread over a pack and its mirror: each goes to the drive expected to finish first, by the
+bytes that it has in flight and its recent speed, as native/cache.c does. A drive that was never
+read, or not for long, gets a read for its speed. The policy of a partial pack is in `origin`.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from moepack.storage.backend import ReadRequest
 
 _MEMORY_SECONDS = 0.5
-"""Seconds with reads in flight after which earlier measurements count half."""
-_MAX_UNSEEN = 0.25
-"""The share of a measured time in which nobody looked, since the last read ended, at most."""
+"""Seconds of a drive's work after which earlier bytes count half."""
+_UNKNOWN_SPEED = 1e6
+"""Bytes a second, less than any drive's: one of unknown speed gets no second read meanwhile."""
 _PATIENCE = 100
 """A drive is tried again after an idle time of so many of its reads.
 
@@ -45,37 +44,27 @@ class MirrorUsage(NamedTuple):
 
 
 class _Drive:
-    """The bytes in flight on one of the two drives, by owner, and its recent speed."""
+    """The bytes in flight on one of the two drives, by owner, and its speed while it is busy."""
 
     def __init__(self) -> None:
         self._owned: dict[Hashable, int] = {}
-        self._length = self._seconds = 0.0
-        self._came = 0
+        self._speed = self._length = 0.0
         self._since = self.last_begun = time.perf_counter()
 
     @property
-    def is_busy(self) -> bool:
-        """Whether anything is in flight."""
-        return bool(self._owned)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether its speed was measured."""
-        return self._seconds > 0
+    def is_new(self) -> bool:
+        """Whether it was never read."""
+        return not self._speed and not self._owned
 
     def wait(self, length: int) -> float:
         """Return the seconds in which another read of `length` bytes is expected to end."""
-        in_flight = sum(self._owned.values())
-        seconds = self._seconds / self._length
-        if in_flight:  # even if all of it ended this moment, it would have taken so long
-            seconds = max(seconds, (time.perf_counter() - self._since) / in_flight)
-        return (in_flight + length) * seconds
+        return (sum(self._owned.values()) + length) / (self._speed or _UNKNOWN_SPEED)
 
     def begin(self, owner: Hashable, length: int) -> None:
         """Count a read as begun."""
         self.last_begun = time.perf_counter()
         if not self._owned:
-            self._since, self._came = self.last_begun, 0
+            self._since, self._length = self.last_begun, 0.0
         self._owned[owner] = self._owned.get(owner, 0) + length
 
     def end(self, owner: Hashable, length: int, received: int) -> None:
@@ -83,26 +72,15 @@ class _Drive:
         left = self._owned.pop(owner, length) - length
         if left > 0:
             self._owned[owner] = left
-        self._came += received
+        self._length += received
+        seconds = max(time.perf_counter() - self._since, 1e-9)
+        self._speed = self._length / seconds
+        if seconds > _MEMORY_SECONDS:
+            self._since, self._length = self._since + seconds / 2, self._length / 2
 
     def forget(self, owner: Hashable) -> None:
         """Count nothing as in flight any more of an owner."""
         self._owned.pop(owner, None)
-
-    def measure(self, now: float, unseen: float) -> None:
-        """Count the bytes that came until `now`; nobody looked in the last `unseen` seconds.
-
-        If nothing is left in flight, all may have come at the beginning of these.
-        """
-        if not self._came:
-            return
-        seconds = now - self._since
-        if self._owned or unseen <= _MAX_UNSEEN * seconds:
-            if self._seconds > _MEMORY_SECONDS:
-                self._length, self._seconds = self._length / 2, self._seconds / 2
-            self._length += self._came
-            self._seconds += max(seconds, 1e-9)
-        self._since, self._came = now, 0
 
 
 class SecondSource:
@@ -135,29 +113,19 @@ class SecondSource:
             return None
         return MirrorUsage(self._read_count, self._error_count, self._read_length)
 
-    def takes(self, read: ExpertRead) -> bool | None:
-        """Return whether a read goes here: all its bytes are here, and will come sooner.
-
-        None if no speed is known yet and both drives have their first read: better wait for one.
-        """
+    def takes(self, read: ExpertRead) -> bool:
+        """Return whether a read goes here: all its bytes are here, and will come sooner."""
         if self._is_retired or not all(map(self._covers, read.file_reads)):
             return False
         length = sum(file_read.length for file_read in read.file_reads)
-        first, second = self._drives
         with self._lock:
-            if not (first.is_known and second.is_known):
-                return self._takes_unknown()
-            waits = first.wait(length), second.wait(length)
+            for is_second, drive in enumerate(self._drives):
+                if drive.is_new:
+                    return bool(is_second)
+            waits = [drive.wait(length) for drive in self._drives]
             is_sooner = waits[1] < waits[0]
             idle = time.perf_counter() - self._drives[not is_sooner].last_begun
             return is_sooner != (idle > _PATIENCE * waits[not is_sooner])
-
-    def _takes_unknown(self) -> bool | None:
-        """Return where a read goes while the speed of a drive is not known."""
-        for is_second, drive in enumerate(self._drives):
-            if not (drive.is_known or drive.is_busy):
-                return bool(is_second)
-        return next((bool(n) for n, drive in enumerate(self._drives) if drive.is_known), None)
 
     def _covers(self, read: FileRead) -> bool:
         ranges = self._ranges.get(read.path)
@@ -179,13 +147,6 @@ class SecondSource:
             if is_second:
                 self._read_count += 1
                 self._read_length += received
-
-    def measure(self, unseen: float) -> None:
-        """Measure the drives by the reads that were ended; for `unseen` seconds nobody looked."""
-        now = time.perf_counter()
-        with self._lock:
-            for drive in self._drives:
-                drive.measure(now, unseen)
 
     def forget(self, owner: Hashable) -> None:
         """Count nothing as in flight any more of an owner that has nothing in flight."""

@@ -97,6 +97,23 @@ def _spoiled(folder: Path) -> Iterator[None]:
     _flipped(folder)
 
 
+@pytest.mark.parametrize("slow", ["pack", "mirror"])
+def test_a_slow_drive_is_asked_for_little(slow: str, mirrored: Path, past_cache: str) -> None:
+    folder = mirrored if slow == "pack" else folder_of(mirrored)
+    backend = FaultyBackend(
+        make(past_cache), *(Fault(path=folder / name, delay=0.03) for name in FILES)
+    )
+    with moepack.open(mirrored) as pack, pack.reader(backend=backend, depth=4) as reader:
+        for _ in range(6):
+            list(reader.read_many(keys_of(pack), in_order=False))
+        usage = reader.statistics
+    assert usage.mirror is not None
+    count = (
+        usage.mirror.read_count if slow == "mirror" else usage.read_count - usage.mirror.read_count
+    )
+    assert 0 < count < usage.read_count / 4
+
+
 def test_what_is_not_mirrored_comes_from_the_pack(pack_copy: Path, past_cache: str) -> None:
     """As do dense tensors."""
     mirror(pack_copy, hottest=200_000)
