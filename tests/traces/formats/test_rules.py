@@ -173,10 +173,10 @@ def test_many_experts_in_a_layer_are_looked_at_as_well(tmp_path: Path) -> None:
 
 
 def test_totals_of_counts_pass_64_bits_in_a_trace_and_are_no_hotness(tmp_path: Path) -> None:
-    path, out = tmp_path / "counts.csv", tmp_path / "out"
-    rows = "".join(f"0,{expert},{MAX_COUNT}\n" for expert in range(3))
-    path.write_text(f"layer,expert,count\n{rows}")
-    summary = moepack.import_trace([str(path)], out)
+    paths, out = [tmp_path / f"{expert}.csv" for expert in range(3)], tmp_path / "out"
+    for expert, path in enumerate(paths):
+        path.write_text(f"layer,expert,count\n0,{expert},{MAX_COUNT}\n")
+    summary = moepack.import_trace(paths, out)
     assert summary.counted_selection_count == 3 * MAX_COUNT
     with pytest.raises(TraceError, match=f"^{out}: counts that add up to too many"):
         measuring.load(str(out))
