@@ -19,6 +19,7 @@ enum {
     WAIT = 250,           /* milliseconds after which a waiting thread looks again */
     AHEAD_LIMIT = 64 << 20, /* bytes ahead in flight: demanded reads wait for these at most */
     LEAST_FOR_HUGE_PAGES = 64 << 20,
+    FEW_TOKENS = 16, /* at most, of a call that decodes */
 };
 
 static const uint64_t MEASUREMENT_AGE = 1000000000; /* nanoseconds after which a drive is measured anew */
@@ -93,6 +94,11 @@ static void punch(void *data, uint64_t offset, uint64_t length) {
     pool_punch(&cache->pool, offset, length);
 }
 
+static void publish_memory(struct cache *cache) {
+    set(&cache->statistics->memory, cache->options.memory);
+    set(&cache->statistics->budget, residents_budget(&cache->residents));
+}
+
 int cache_open(struct cache *cache, const struct experts *experts, struct cache_file *files, uint32_t file_count,
                const struct cache_options *options, struct cache_owner owner, struct cache_statistics *statistics,
                struct cache_error *error) {
@@ -119,7 +125,7 @@ int cache_open(struct cache *cache, const struct experts *experts, struct cache_
     pthread_mutex_init(&cache->lock, NULL);
     init_condition(&cache->changed);
     init_condition(&cache->has_work);
-    set(&cache->statistics->memory, options->memory);
+    publish_memory(cache);
     return CACHE_OK;
 }
 
@@ -474,6 +480,26 @@ static int finish_step(struct cache *cache, uint32_t context, struct cache_error
     return error->code ? error->code : fail(error, CACHE_READ_FAILED, EIO, "an expert could not be read");
 }
 
+/* Note that a context's call has come to a layer; the lock is held. Layers that few programs use are calls of their own. */
+static void note_step(struct cache *cache, uint32_t context, uint32_t layer, uint32_t rows) {
+    struct call *call = &cache->calls[context];
+    if (cache->experts->layers[layer].is_rare) return;
+    if (!call->started) call->started = now();
+    if (rows > call->rows) call->rows = rows; /* the last layer may have fewer */
+    call->length += cache->residents.steps[context].length;
+}
+
+static void end_call(struct cache *cache, uint32_t context) {
+    struct call call = cache->calls[context];
+    struct cache_statistics *statistics = cache->statistics;
+    cache->calls[context] = (struct call){0};
+    if (!call.rows || call.rows > FEW_TOKENS) return;
+    add(&statistics->decoding_count, 1);
+    add(&statistics->decoded_count, call.rows);
+    add(&statistics->decoding_nanoseconds, now() - call.started);
+    add(&statistics->decoded_length, call.length);
+}
+
 int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32_t *routed, uint32_t rows,
               uint32_t columns, struct cache_error *error) {
     uint32_t *counts = cache->counts + 2 * (size_t)context * cache->counts_length, *used = counts + cache->counts_length;
@@ -491,6 +517,7 @@ int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32
     cache->turn = context;
     prompts_begin(&cache->prompts, &cache->residents, layer, counts, rows);
     residents_begin(&cache->residents, context, layer, used, used_count);
+    note_step(cache, context, layer, rows);
     int code = finish_step(cache, context, error);
     if (!code && rows >= MANY_TOKENS && !atomic_load(&cache->is_idle)) {
         prompts_look_ahead(&cache->prompts, &cache->residents, layer, counts, rows);
@@ -505,6 +532,7 @@ int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32
 
 void cache_release(struct cache *cache, uint32_t context) {
     pthread_mutex_lock(&cache->lock);
+    end_call(cache, context);
     residents_release(&cache->residents, context);
     pthread_cond_broadcast(&cache->changed);
     pthread_mutex_unlock(&cache->lock);
@@ -533,7 +561,7 @@ void cache_resize(struct cache *cache, uint64_t memory) {
     pthread_mutex_lock(&cache->lock);
     cache->options.memory = memory;
     residents_resize(&cache->residents, memory);
-    set(&cache->statistics->memory, memory);
+    publish_memory(cache);
     publish(cache);
     pthread_cond_broadcast(&cache->changed);
     pthread_mutex_unlock(&cache->lock);

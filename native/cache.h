@@ -32,6 +32,10 @@ struct cache_statistics {
     _Atomic uint64_t routed_count; /* tokens times layers, but for the last layer */
     _Atomic uint64_t holds_all, is_warming;
     _Atomic uint64_t wasted_length;
+    _Atomic uint64_t budget; /* bytes of `memory` that the policy orders: all but the reserve */
+    /* Of calls of the model for few tokens: how many, their tokens, the time from the first router to the end, and the
+     * bytes of the experts that each used. */
+    _Atomic uint64_t decoding_count, decoded_count, decoding_nanoseconds, decoded_length;
 };
 
 /* One of the places where a file's bytes lie; a second drive has a mirror. */
@@ -61,6 +65,11 @@ struct cache_error {
 };
 
 enum cache_code { CACHE_OK, CACHE_READ_FAILED, CACHE_DIGEST_DIFFERS, CACHE_SYSTEM };
+
+struct call { /* of the model by one context: its steps so far */
+    uint64_t started, length; /* of the experts that they used */
+    uint32_t rows;
+};
 
 struct in_flight { /* of one expert */
     uint8_t read_count;
@@ -118,6 +127,7 @@ struct cache {
     bool is_waiting;          /* a thread waits for the drive */
     uint32_t collecting_count; /* threads that have taken a read which has ended */
     uint32_t turn;            /* the context that takes slots, or NO_CONTEXT */
+    struct call calls[MAX_CONTEXTS];
     uint32_t *counts;         /* by a layer's experts: tokens of the current step, then these experts; by context */
     uint32_t counts_length;   /* of either */
     struct cache_error error; /* of the last read that failed */

@@ -216,6 +216,11 @@ EXPORT void moepack_set_request_count(unsigned count) {
     if (!count) cache_read_ahead(&seam.cache, NULL, 0);
 }
 
+/* For a server in this process: what the cache has counted; NULL before the model is mapped. */
+EXPORT const struct cache_statistics *moepack_statistics(void) {
+    return seam.is_attached ? &seam.page->statistics : NULL;
+}
+
 /* ---- tensors ---- */
 
 /* Where `data` lies in a tensor: the only pointer there to `address`, before the name; 0: it is not known. */

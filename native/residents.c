@@ -513,13 +513,16 @@ bool residents_is_evictable(const struct residents *residents, uint32_t expert) 
     return residents->states[expert].is_admitted && is_ordered(residents, expert);
 }
 
+uint64_t residents_budget(const struct residents *residents) {
+    uint64_t budget = 0;
+    for (uint32_t i = 0; i < residents->partition_count; i++) budget += residents->partitions[i].budget;
+    return budget;
+}
+
 int64_t residents_free_length(const struct residents *residents) {
-    uint64_t length = residents->ahead_length, budget = 0;
-    for (uint32_t i = 0; i < residents->partition_count; i++) {
-        length += residents->partitions[i].length;
-        budget += residents->partitions[i].budget;
-    }
-    return (int64_t)(budget - length);
+    uint64_t length = residents->ahead_length;
+    for (uint32_t i = 0; i < residents->partition_count; i++) length += residents->partitions[i].length;
+    return (int64_t)(residents_budget(residents) - length);
 }
 
 bool residents_holds_all(const struct residents *residents) {

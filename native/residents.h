@@ -115,6 +115,8 @@ void residents_resize(struct residents *residents, uint64_t memory);
 void residents_evict(struct residents *residents, uint32_t expert);
 /* Is it admitted, and may the policy evict it? */
 bool residents_is_evictable(const struct residents *residents, uint32_t expert);
+/* Bytes that the policy orders. */
+uint64_t residents_budget(const struct residents *residents);
 /* Bytes of the budget that are neither admitted nor lent; below 0 after a step that was larger. */
 int64_t residents_free_length(const struct residents *residents);
 /* Are all experts of common layers resident, and does nothing evict them? */

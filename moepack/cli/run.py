@@ -262,9 +262,9 @@ def serve(
 ) -> None:
     """Serve a model with llama.cpp's own server, even one bigger than memory.
 
-    It answers clients of OpenAI's and Anthropic's APIs, several at once, with tools, grammars and
-    JSON schemas, and has a web page at its address. Options of llama-server go after `--`.
-    Ctrl-C ends it.
+    It answers clients of OpenAI's and Anthropic's APIs, with tools, grammars and JSON schemas, and
+    has a web page at its address. Texts are computed together or in turn, whichever is faster.
+    Options of llama-server go after `--`. Ctrl-C ends it.
 
     Example: moepack serve model.moepack --memory 8GiB --port 8080 -- -np 2
     """

@@ -11,6 +11,7 @@ import select
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -27,6 +28,10 @@ _REQUEST_FIELDS = _HOP_FIELDS | {b"upgrade", b"expect", b"content-length", b"ori
 _Refused = h11.RemoteProtocolError
 """h11's own error for a request, with a message and a status, raised for all refusals."""
 _KINDS = {403: "permission_error", 503: "unavailable_error"}
+_TEXT_PATHS = (b"/completion", b"/completions", b"/messages", b"/responses", b"/infill")
+"""The ends of llama.cpp's paths whose answers are texts."""
+_PING = b":\n\n"
+"""A comment in a stream, as llama.cpp sends them."""
 _SECONDS_WITHOUT_DESCRIPTORS = 0.2
 _SECONDS_TO_LEAVE = 10.0
 _MOST_SECONDS_TO_PROBE = 30.0
@@ -36,9 +41,11 @@ class GateLimits(NamedTuple):
     """Limits for clients.
 
     A head may have `head_length` bytes and take `head_seconds`; a body may have `body_length` bytes
-    and take `body_seconds`, and another second for each `body_speed` bytes. At a time memory has
+    and take `body_seconds`, and another second for each `body_speed` bytes; as long, a client may
+    leave its answer unread when the buffers of the system are full. At a time memory has
     `held_length` bytes of bodies, and there are `connection_count` clients with `open_count`
     requests. A client that ends its sending side is probed after `probe_seconds`, then less often.
+    A stream that waits for its turn gets a comment every `ping_seconds`; None for never.
     """
 
     head_length: int = 1 << 16
@@ -50,6 +57,7 @@ class GateLimits(NamedTuple):
     connection_count: int = 1024
     open_count: int = 512
     probe_seconds: float = 0.5
+    ping_seconds: float | None = 30.0
 
 
 class _Peer:
@@ -116,7 +124,8 @@ class Gate:
     """Answers clients through connections of `connect`, as `access` and `limits` allow.
 
     `log` is called with a sentence for each request that `access` refuses, `counted` with the
-    number of open requests when it changes.
+    number of open requests when it changes. Requests for texts wait until `turn` is entered, and
+    leave it when they are answered.
     """
 
     def __init__(
@@ -126,8 +135,9 @@ class Gate:
         limits: GateLimits,
         log: Callable[[str], None],
         counted: Callable[[int], object] = lambda count: None,
+        turn: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext,
     ) -> None:
-        self._counted = counted
+        self._counted, self._turn = counted, turn
         self._connect, self._access = connect, access
         self._limits, self._log = limits, log
         self._places = asyncio.Semaphore(limits.connection_count)
@@ -241,42 +251,104 @@ class Gate:
         raise _Refused(message, 413)
 
     async def _forward(self, request: h11.Request, body: bytearray, client: _Peer) -> None:
-        fields = [field for field in request.headers if field[0] not in _REQUEST_FIELDS]
-        fields += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-        fields += [] if b"host" in dict(fields) else [(b"host", b"localhost")]
-        head = h11.Request(method=request.method, target=request.target, headers=fields)
+        """Answer a request by the server, unless the client leaves before."""
+        answering = asyncio.create_task(self._answer_in_turn(request, body, client))
+        watching = asyncio.create_task(
+            client.wait_until_gone(self._limits.head_length, self._limits.probe_seconds)
+        )
         try:
-            server = _Peer(h11.Connection(h11.CLIENT), await self._connect())
-            watching = asyncio.create_task(
-                client.wait_until_gone(self._limits.head_length, self._limits.probe_seconds)
-            )
-            watching.add_done_callback(lambda _: server.writer.close())
-            try:
-                server.send(head, h11.Data(data=bytes(body)), h11.EndOfMessage())
-                await self._pass_answer(server, client, dict(request.headers).get(b"origin"))
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+            await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                await answering
         except (OSError, h11.RemoteProtocolError):
             raise _Refused("the server has ended the connection", 503) from None
+        finally:
+            for task in (answering, watching):
+                task.cancel()
+            await asyncio.gather(answering, watching, return_exceptions=True)
 
-    async def _pass_answer(self, server: _Peer, client: _Peer, origin: bytes | None) -> None:
-        """Forward an answer, piece by piece, which pages of `origin` may read."""
+    async def _answer_in_turn(self, request: h11.Request, body: bytearray, client: _Peer) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            if _is_for_text(request):
+                await self._wait_for_turn(stack, request, body, client)
+            fields = [field for field in request.headers if field[0] not in _REQUEST_FIELDS]
+            fields += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+            fields += [] if b"host" in dict(fields) else [(b"host", b"localhost")]
+            head = h11.Request(method=request.method, target=request.target, headers=fields)
+            server = _Peer(h11.Connection(h11.CLIENT), await self._connect())
+            stack.callback(server.writer.close)
+            server.send(head, h11.Data(data=bytes(body)), h11.EndOfMessage())
+            await self._pass_answer(server, client, request)
+
+    async def _wait_for_turn(
+        self,
+        stack: contextlib.AsyncExitStack,
+        request: h11.Request,
+        body: bytearray,
+        client: _Peer,
+    ) -> None:
+        """Enter a turn; a client that waits for a stream gets its head, and comments."""
+        entering = asyncio.create_task(stack.enter_async_context(self._turn()))
+        try:
+            while not (await asyncio.wait([entering], timeout=self._limits.ping_seconds))[0]:
+                if client.http.our_state is h11.SEND_RESPONSE and _is_stream(body):
+                    fields = [(b"content-type", b"text/event-stream"), *_fields_for(request)]
+                    client.send(h11.Response(status_code=200, headers=fields, reason=b"OK"))
+                if client.http.our_state is h11.SEND_BODY:
+                    client.send(h11.Data(data=_PING))
+            await entering
+        finally:
+            entering.cancel()
+            await asyncio.gather(entering, return_exceptions=True)
+
+    async def _pass_answer(self, server: _Peer, client: _Peer, request: h11.Request) -> None:
+        """Forward an answer, piece by piece."""
         while not isinstance(event := await server.next_event(), h11.Response):
             pass
-        fields = [field for field in event.headers if field[0] not in _HOP_FIELDS]
-        if origin is not None:
-            fields += [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
-        if self._places.locked():
-            fields.append((b"connection", b"close"))
-        client.send(
-            h11.Response(status_code=event.status_code, headers=fields, reason=event.reason)
+        is_late_error = (
+            client.http.our_state is h11.SEND_BODY and event.status_code != HTTPStatus.OK
         )
+        if client.http.our_state is h11.SEND_RESPONSE:
+            fields = [field for field in event.headers if field[0] not in _HOP_FIELDS]
+            fields += _fields_for(request)
+            if self._places.locked():
+                fields.append((b"connection", b"close"))
+            client.send(
+                h11.Response(status_code=event.status_code, headers=fields, reason=event.reason)
+            )
+        if is_late_error:
+            client.send(h11.Data(data=b"event: error\ndata: "))
         while isinstance(data := await server.next_event(), h11.Data):
             client.send(data)
-            await client.writer.drain()
+            async with asyncio.timeout(self._limits.body_seconds):  # others wait for this turn
+                await client.writer.drain()
+        if is_late_error:
+            client.send(h11.Data(data=b"\n\n"))
         client.send(h11.EndOfMessage())
         await client.writer.drain()
+
+
+def _fields_for(request: h11.Request) -> list[tuple[bytes, bytes]]:
+    """Return the fields with which the page that sent a request may read the answer."""
+    origin = dict(request.headers).get(b"origin")
+    return (
+        [] if origin is None else [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+    )
+
+
+def _is_for_text(request: h11.Request) -> bool:
+    """Return whether a request has llama.cpp compute a text."""
+    path = request.target.partition(b"?")[0]
+    return bool(request.method == b"POST" and path.endswith(_TEXT_PATHS))
+
+
+def _is_stream(body: bytearray) -> bool:
+    """Return whether a request's JSON asks for an answer piece by piece."""
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return False
+    return isinstance(fields, dict) and fields.get("stream") is True
 
 
 def _refuse(client: _Peer, error: h11.RemoteProtocolError) -> None:

@@ -21,8 +21,10 @@ from typing import Any
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.common.escaping import one_line
 from moepack.running.programs.access import THIS_MACHINE, Access
+from moepack.running.programs.admission import Turns
 from moepack.running.programs.gate import Connection, Gate, GateLimits
 from moepack.running.programs.llama_server_options import parse_options
+from moepack.running.streaming.control import CacheStatistics
 from moepack.storage.regular_file import open_regular
 
 ENDS_WITH_INPUT = "MOEPACK_ENDS_WITH_INPUT"
@@ -36,6 +38,8 @@ _MEDIA_LENGTH = 64 << 20
 """Of pictures and sounds, which are no text."""
 _TRAINED_CONTEXT = 1 << 18
 """Tokens of a context by the model, whose own is not known here."""
+_USUAL_SLOTS = 4
+"""llama.cpp's, if no option sets them."""
 _SPARE_DESCRIPTORS = 8
 """For what llama.cpp opens besides connections."""
 _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
@@ -80,6 +84,7 @@ def _serve(params: Any) -> None:
     # An abstract socket: no file is left behind, and no browser can reach it.
     inner = f"\0moepack-server-{os.getpid()}.sock"
     params.hostnames = [inner]
+    slot_count = params.n_parallel
     try:
         server = xllamacpp.Server(params)
     except RuntimeError:
@@ -92,7 +97,9 @@ def _serve(params: Any) -> None:
 
     # The preloaded library has it; without that library nobody has to know.
     counted = getattr(ctypes.CDLL(None), "moepack_set_request_count", lambda count: None)
-    gate = Gate(connect, access, _limits(params), _note, counted)
+    is_fixed = slot_count > 0
+    turns = Turns(slot_count if is_fixed else _USUAL_SLOTS, _statistics, _note, is_fixed=is_fixed)
+    gate = Gate(connect, access, _limits(params), _note, counted, turns.turn)
     asyncio.run(_answer(gate, listeners, tls))
     del server
 
@@ -111,7 +118,17 @@ def _limits(params: Any) -> GateLimits:
         held_length=usual.held_length + body_length,
         connection_count=max(2, min(usual.connection_count, free_count // 2)),
         open_count=max(1, min(usual.open_count, free_count // 4)),
+        ping_seconds=params.sse_ping_interval if params.sse_ping_interval > 0 else None,
     )
+
+
+def _statistics() -> CacheStatistics | None:
+    """Return what the cache of experts in this process has counted; None if there is none."""
+    read = getattr(ctypes.CDLL(None), "moepack_statistics", None)
+    if read is None:
+        return None
+    read.restype = ctypes.c_void_p
+    return CacheStatistics.at(address) if (address := read()) else None
 
 
 @functools.lru_cache(1 << 10)

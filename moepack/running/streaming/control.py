@@ -4,6 +4,7 @@ The structs are those of native/table.h. Programs write statistics and selection
 nobody; moepack writes the budget, and reads.
 """
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -19,7 +20,7 @@ _PROCESS_LENGTH = 3 * _PAGE
 _RINGS = _PAGE + _MAX_PROCESSES * _PROCESS_LENGTH
 _LENGTH = _RINGS + _MAX_PROCESSES * _MAX_CONTEXTS * _RING_LENGTH
 _LIVE, _ENDED = 1, 2
-_STATISTICS = struct.Struct("<12Q")
+_STATISTICS = struct.Struct("<17Q")
 _STATISTICS_END = 8 + _STATISTICS.size
 _ERROR = struct.Struct("<2i4I2Q512s")
 _NO_EXPERT = (1 << 32) - 1
@@ -43,7 +44,12 @@ class Selection(NamedTuple):
 
 
 class CacheStatistics(NamedTuple):
-    """The counts of a program's cache; lengths are bytes, in whole pages."""
+    """The counts of a program's cache; lengths are bytes, in whole pages.
+
+    Of `memory`, `budget` is ordered by the policy. Decoding is the calls of the model for up to 16
+    tokens: `decoding_count` of them, for `decoded_count` tokens, in so many nanoseconds; each used
+    experts of some bytes, `decoded_length` all together.
+    """
 
     hit_count: int = 0
     miss_count: int = 0
@@ -57,6 +63,16 @@ class CacheStatistics(NamedTuple):
     holds_all: int = 0
     is_warming: int = 0
     wasted_length: int = 0
+    budget: int = 0
+    decoding_count: int = 0
+    decoded_count: int = 0
+    decoding_nanoseconds: int = 0
+    decoded_length: int = 0
+
+    @classmethod
+    def at(cls, address: int) -> "CacheStatistics":
+        """Return those in this process's memory."""
+        return cls(*_STATISTICS.unpack(ctypes.string_at(address, _STATISTICS.size)))
 
     def ended(self) -> "CacheStatistics":
         """Return these of a program that has ended: counts stay, memory does not."""

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from moepack.running.programs.access import Access
+from moepack.running.programs.admission import Turns
 from moepack.running.programs.gate import Connection, Gate, GateLimits
 from tests.support.certificates import authority_in
 
@@ -27,26 +28,30 @@ LIMITS = GateLimits(
     body_seconds=0.2,
     body_speed=1 << 20,
     held_length=500_000,
-    connection_count=6,
-    open_count=2,
+    connection_count=7,
+    open_count=5,
     probe_seconds=0.05,
+    ping_seconds=0.1,
 )
 HEAD = b"POST /x HTTP/1.1\r\nHost: localhost\r\n"
 REQUEST = HEAD + b"Content-Length: 3\r\n\r\nend"
 WAITING = HEAD + b"Content-Length: 5\r\n\r\nnever"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine"
+WRONG = b'HTTP/1.1 400 Bad Request\r\nContent-Length: 14\r\n\r\n{"error": "x"}'
 
 
 class Behind(NamedTuple):
     """The gate's port, the bytes of each connection that came through it, and its log.
 
-    `left` has the numbers of the connections that the gate has closed.
+    `left` has the numbers of the connections that the gate has closed, `counts` those of the
+    requests that were open at a time.
     """
 
     port: int
     came: list[bytes]
     left: list[int]
     log: list[str]
+    counts: list[int]
 
     async def ask(
         self, *pieces: bytes, pause: float = 0.0, ends: bool = True, leaves: bool = False
@@ -73,21 +78,33 @@ async def gate(tls: ssl.SSLContext | None = None) -> AsyncIterator[Behind]:
     came: list[bytes] = []
     left: list[int] = []
     log: list[str] = []
+    counts: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = len(came)
         came.append(b"")
         while data := await reader.read(1000):
             came[number] += data
-            if came[number].endswith(b"slow-end"):
+            sent = came[number].removesuffix(b'"}')
+            if sent.endswith(b"slow-end"):
                 writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
                 for piece in (b"1\r\na\r\n", b"1\r\nb\r\n", b"0\r\n\r\n"):
                     writer.write(piece)
                     await asyncio.sleep(0.1)
                 break
-            if came[number].endswith(b"late-end"):
+            if sent.endswith(b"late-end"):
                 await asyncio.sleep(0.2)
-            if came[number].endswith(b"end"):
+            if sent.endswith(b"endless-end"):
+                writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                with contextlib.suppress(OSError):
+                    while True:
+                        writer.write(b"x" * 100_000)
+                        await writer.drain()
+                break
+            if sent.endswith(b"wrong-end"):
+                writer.write(WRONG)
+                break
+            if sent.endswith(b"end"):
                 writer.write(ANSWER.replace(b"content", b"Connection: close\r\nContent"))
                 break
         else:
@@ -102,9 +119,10 @@ async def gate(tls: ssl.SSLContext | None = None) -> AsyncIterator[Behind]:
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        Gate(connect, ACCESS, LIMITS, log.append).listen(listener, tls)
+        turn = Turns(1, lambda: None, log.append).turn
+        Gate(connect, ACCESS, LIMITS, log.append, counts.append, turn).listen(listener, tls)
         async with inner:
-            yield Behind(listener.getsockname()[1], came, left, log)
+            yield Behind(listener.getsockname()[1], came, left, log, counts)
 
 
 def through_a_gate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -300,6 +318,110 @@ async def test_no_more_requests_than_allowed_pass_at_a_time(behind: Behind) -> N
     await asyncio.sleep(0.4)
     answers = await asyncio.gather(*(behind.ask(REQUEST) for _ in range(LIMITS.open_count)))
     assert answers == [ANSWER] * LIMITS.open_count
+
+
+def text_request(body: bytes, path: bytes = b"/v1/chat/completions", fields: bytes = b"") -> bytes:
+    """Return a request for a text; one whose body does not end with `end` is never answered."""
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    return (head + b"%sContent-Length: %d\r\n\r\n%s") % (path, fields, len(body), body)
+
+
+def stream(word: bytes) -> bytes:
+    """Return a body that asks for an answer piece by piece, and ends with a word in JSON."""
+    return b'{"stream": true, "word": "%s"}' % word
+
+
+@contextlib.asynccontextmanager
+async def busy(behind: Behind) -> AsyncIterator[None]:
+    """Have a text computed that does not end before the block."""
+    first = asyncio.create_task(behind.ask(text_request(b"never"), ends=False))
+    await asyncio.sleep(0.02)
+    yield
+    first.cancel()
+
+
+@through_a_gate
+async def test_a_stream_that_waits_gets_comments_and_then_its_answer(behind: Behind) -> None:
+    page = b"Origin: http://localhost:3000\r\n"
+    async with busy(behind):
+        waiting = [
+            asyncio.create_task(behind.ask(text_request(body, path, page), ends=False))
+            for path in (b"/completion?a=b", b"/v1/messages")
+            for body in (stream(b"slow-end"), b"slow-end")
+        ]
+        await asyncio.sleep(0.35)
+        assert len(behind.came) == 1
+    answers = await asyncio.gather(*waiting)
+    for answer in answers[::2]:
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"content-type: text/event-stream" in head
+        assert b"access-control-allow-origin: http://localhost:3000" in head
+        assert body.startswith(3 * b"3\r\n:\n\n\r\n")
+        assert body.endswith(b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
+        assert answer.count(b"HTTP/1.1") == 1
+    for answer in answers[1::2]:
+        assert b":\n\n" not in answer
+        assert answer.endswith(b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
+
+
+@through_a_gate
+async def test_an_error_after_comments_is_an_event(behind: Behind) -> None:
+    async with busy(behind):
+        waiting = [
+            asyncio.create_task(behind.ask(text_request(body), ends=False))
+            for body in (stream(b"wrong-end"), b"wrong-end")
+        ]
+        await asyncio.sleep(0.15)
+    streamed, whole = await asyncio.gather(*waiting)
+    event = b"".join(streamed.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2])
+    assert event.replace(b":\n\n", b"") == b'event: error\ndata: {"error": "x"}\n\n'
+    assert event.startswith(b":\n\n")
+    assert whole.startswith(b"HTTP/1.1 400 ")
+    assert whole.endswith(b'{"error": "x"}')
+
+
+@through_a_gate
+async def test_texts_wait_in_their_order_and_others_pass(behind: Behind) -> None:
+    async with busy(behind):
+        waiting = []
+        for number in range(3):
+            request = text_request(b"%d-late-end" % number)
+            waiting.append(asyncio.create_task(behind.ask(request, ends=False)))
+            await asyncio.sleep(0.02)
+        assert len(behind.came) == 1
+    for number, answer in enumerate(waiting):
+        assert (await answer).endswith(b"fine")
+        assert len(behind.came) - number in (2, 3), "one at a time"
+        assert behind.came[1 + number].endswith(b"%d-late-end" % number)
+    async with busy(behind):
+        for path in (b"/tokenize", b"/v1/messages/count_tokens", b"/slots/0?action=save"):
+            assert (await behind.ask(text_request(b"end", path))).endswith(b"fine")
+        get = b"GET /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nend"
+        assert await behind.ask(get) == ANSWER
+
+
+@through_a_gate
+async def test_a_client_that_does_not_read_its_answer_holds_nobody_up(behind: Behind) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", behind.port)
+    writer.write(text_request(b"endless-end"))
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    answer = await asyncio.wait_for(behind.ask(text_request(b"end"), ends=False), 3)
+    assert answer.endswith(b"fine")
+    writer.close()
+
+
+@through_a_gate
+async def test_a_client_that_leaves_while_it_waits_is_never_forwarded(behind: Behind) -> None:
+    async with busy(behind):
+        for body in (stream(b"gone-end"), b"gone-end"):
+            await behind.ask(text_request(body), leaves=True)
+        asking = asyncio.create_task(behind.ask(text_request(b"end")))
+        await asyncio.sleep(0.3)
+        assert behind.counts[-1] == 2
+    assert (await asking).endswith(b"fine")
+    assert len(behind.came) == 2
+    assert b"gone" not in behind.came[1]
 
 
 @pytest.mark.parametrize("piece", [b"", b"POST"])

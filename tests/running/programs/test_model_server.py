@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from moepack.running.programs.run_facts import MeasuredAnswer, measure
 from moepack.running.programs.sampling import Sampling
 from moepack.running.streaming.supervisor import StreamingOptions
 from tests.support.chat_model import begin_copy, finish
+from tests.support.children import PATIENCE
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.servers import OPTIONS, served
@@ -54,6 +56,42 @@ def url(chat_path: Path) -> Iterator[str]:
     ):
         yield server.url
         assert server.usage.miss_count > 0
+
+
+def ask_twelve(server: ModelServer, tokens: int) -> tuple[list[str], float]:
+    """Ask twelve texts at once; return the answers, and the texts of an average call."""
+    address = f"{server.url}/completion"
+    fields: Any = {"n_predict": tokens, "temperature": 0, "ignore_eos": True}
+
+    def ask(number: int) -> str:
+        body = {**fields, "prompt": f"{number} and"}
+        text = httpx.post(address, json=body, timeout=PATIENCE).json()["content"]
+        assert isinstance(text, str)
+        return text
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(ask, range(12)))
+    (counts,) = server.supervisor._control.statistics()
+    return answers, counts.decoded_count / counts.decoding_count
+
+
+def test_twelve_texts_at_once_run_together_where_their_experts_fit_and_else_in_turn(
+    chat_path: Path,
+) -> None:
+    """A prompt is computed two tokens at a time."""
+    options = (*OPTIONS, "-ub", "2")
+    with open_model(chat_path) as pack:
+        with ModelServer(pack, StreamingOptions("floor"), options=options) as server:
+            answers, count = ask_twelve(server, 60)
+            assert count < 1.1
+            memory = StreamingOptions(server.supervisor.whole_length * 15 // 16)
+        with ModelServer(pack, memory, options=options) as server:
+            _, count = ask_twelve(server, 300)
+            assert 1.2 < count <= 4
+        with ModelServer(pack, memory, options=(*options, "-np", "1")) as server:
+            again, count = ask_twelve(server, 60)
+            assert count < 1.1
+    assert again == answers
 
 
 OPTIONS_OF_CLIENTS: Any = {"api_key": KEY, "max_retries": 0, "timeout": 60}

@@ -105,6 +105,26 @@ def test_each_selection_is_counted_once_however_fast_they_come(
     assert usage.hit_count + usage.miss_count == lookup_count
 
 
+def test_calls_for_few_tokens_are_counted_with_the_experts_that_they_used(
+    run: Supervised, program: Program
+) -> None:
+    graphs = random_graphs(300, 90)
+    assert program.call(graphs) == [[0] * len(graphs)]
+    (counts,) = run.supervisor._control.statistics()
+    few = [(layer, rows) for _, layer, rows, _ in graphs if len(rows) <= 16]
+    assert len(few) < len(graphs)
+    assert counts.decoding_count == len(few)
+    assert counts.decoded_count == sum(len(rows) for _, rows in few)
+    lengths = run.supervisor._experts.slot_lengths
+    assert counts.decoded_length == sum(
+        lengths[ExpertKey(layer, expert)]
+        for layer, rows in few
+        for expert in {one for row in rows for one in row}
+    )
+    assert counts.decoding_nanoseconds > 0
+    assert counts.budget == run.supervisor.budget - run.supervisor._reserve
+
+
 def test_selections_that_nobody_reads_in_time_are_lost_and_counted(
     ggml: Path, recording: Supervised
 ) -> None:
