@@ -31,7 +31,7 @@ class PreloadedLibraryHook(BuildHookInterface):  # type: ignore[type-arg]
         published = os.environ.get("MOEPACK_WHEEL_MACHINE")
         try:
             if version == "editable":
-                _compile_in_place(compiling, native)
+                compiling.compile_in_place(native)
             else:
                 self._add_to_wheel(compiling, native, published, build_data)
         except (compiling.CompileError, OSError) as error:
@@ -56,15 +56,6 @@ class PreloadedLibraryHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["force_include"][str(library)] = f"moepack/native/{library.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{system}"
-
-
-def _compile_in_place(compiling: ModuleType, native: Path) -> None:
-    machine = platform.machine()
-    for name in compiling.SOURCES:
-        if compiling.find_compiled(native, name, native, machine) is None:
-            for old in native.glob(f"{name}-*-{machine}-*.so"):
-                old.unlink()
-            compiling.compile_library(native, name, native)
 
 
 def _load(path: Path) -> ModuleType:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 
 import moepack
 from moepack.pack.reading.pack import Pack
+from moepack.running.programs.compiling import CompileError, compile_in_place
+from moepack.running.programs.library import native_folder
 from tests.support import measurements, warm_command
 from tests.support.chat_model import write_chat_model
 from tests.support.children import MOEPACK, run_command
@@ -54,6 +57,13 @@ LONG_FOLDERS = {
 def pytest_xdist_auto_num_workers() -> int:
     """Start more workers than there are processors: tests wait for disks, signals and children."""
     return -(-3 * (os.cpu_count() or 1) // 2)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile `native/` where it has changed: not each test does that has a cache of its own."""
+    if not hasattr(config, "workerinput"):
+        with suppress(CompileError, OSError):
+            compile_in_place(native_folder())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moepack.packing.shard_index import index_model
-from tests.support.c_compiler import SANITIZERS, compiled
+from tests.support.c_compiler import SANITIZERS, compiled_once
 from tests.support.gguf_builder import F32, moe
 from tests.support.light_folder import tmp_path
 from tests.support.pack_draft import tiny
@@ -14,28 +14,26 @@ __all__ = ["tiny", "tmp_path"]
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the C test program once, with sanitizers."""
-    return compiled_test(tmp_path_factory.mktemp("c"), *SANITIZERS)
+def program() -> Path:
+    """Compile the C test program, with sanitizers."""
+    return compiled_test(*SANITIZERS)
 
 
 @pytest.fixture(scope="session")
-def vectored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def vectored() -> Path:
     """Compile the C test program where preadv is declared; `program` is without it."""
-    return compiled_test(tmp_path_factory.mktemp("vectored"), "-D_GNU_SOURCE", *SANITIZERS)
+    return compiled_test("-D_GNU_SOURCE", *SANITIZERS)
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain() -> Path:
     """Compile the C test program for valgrind, which does not go with sanitizers."""
-    return compiled_test(tmp_path_factory.mktemp("plain"), "-D_GNU_SOURCE", "-g", "-O1")
+    return compiled_test("-D_GNU_SOURCE", "-g", "-O1")
 
 
-def compiled_test(folder: Path, *flags: str) -> Path:
-    target, source = folder / "reader_test", Path(__file__).parent / "reader_test.c"
-    run = compiled("cc", "-std=c99", *flags, source, "-o", target)
-    assert run.returncode == 0, run.stderr
-    return target
+def compiled_test(*flags: str) -> Path:
+    source = Path(__file__).parent / "reader_test.c"
+    return compiled_once("reader_test", "cc", "-std=c99", *flags, source)
 
 
 @pytest.fixture(scope="session")

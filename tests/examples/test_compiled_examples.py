@@ -15,7 +15,7 @@ from conformance import make_packs, variants
 from moepack.common import digest
 from moepack.running.programs.compiling import SOURCES
 from moepack.running.programs.library import native_folder
-from tests.support.c_compiler import SANITIZERS, compiled
+from tests.support.c_compiler import SANITIZERS, compiled, compiled_once
 from tests.support.children import run_command
 from tests.support.packs import ranked_meanwhile
 
@@ -33,13 +33,11 @@ def parts_of(pack: moepack.Pack, keys: Sequence[tuple[int, int]]) -> Iterator[st
                 yield f"layer {layer} expert {expert} {kind.name}: xxh3:{xxh3:016x}"
 
 
-def compiled_example(name: str, folder: Path, *flags: str) -> Path:
-    target, source = folder / Path(name).stem, ROOT / "examples" / name
+def compiled_example(name: str, *flags: str) -> Path:
+    source = ROOT / "examples" / name
     compiler, standard = ("cc", "gnu99") if source.suffix == ".c" else ("c++", "gnu++17")
     options = (f"-std={standard}", "-Wno-pedantic", *flags)
-    run = compiled(compiler, *options, source, "-o", target)
-    assert run.returncode == 0, run.stderr
-    return target
+    return compiled_once(source.stem, compiler, *options, source)
 
 
 def output_of(program: Path, pack: Path, *arguments: object) -> list[str]:
@@ -55,9 +53,9 @@ def output_of(program: Path, pack: Path, *arguments: object) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def routed_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the example once, with sanitizers."""
-    return compiled_example("routed_experts.c", tmp_path_factory.mktemp("c"), *SANITIZERS)
+def routed_experts() -> Path:
+    """Compile the example, with sanitizers."""
+    return compiled_example("routed_experts.c", *SANITIZERS)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +101,7 @@ def test_layers_are_read_into_two_halves_of_memory(
     if not Path("/usr/include/liburing.h").exists():
         pytest.skip("liburing is not installed here")
     # Without sanitizers, which know nothing of the memory that liburing shares.
-    program = compiled_example("double_buffer.c", tmp_path, "-luring")
+    program = compiled_example("double_buffer.c", "-luring")
     with moepack.open(sources[source]) as pack:
         keys = [(layer, expert) for layer in pack.layers for expert in (3, 0, 1)]
         assert output_of(program, sources[source], 3, 0, 1) == list(parts_of(pack, keys))
@@ -118,7 +116,7 @@ def test_a_program_computes_with_experts_where_they_are_in_memory(
 ) -> None:
     native = [str(native_folder() / f"{name}.c") for name in SOURCES["cache"]]
     libraries = ("-lm", "-lpthread")
-    program = compiled_example("resident_experts.c", tmp_path, *SANITIZERS, *native, *libraries)
+    program = compiled_example("resident_experts.c", *SANITIZERS, *native, *libraries)
     with moepack.open(sources[source]) as pack:
         layer = pack.layers[-1]
         expected = list(parts_of(pack, [(layer, 3), (layer, 0), (layer, 3)]))
@@ -129,9 +127,9 @@ def test_a_program_computes_with_experts_where_they_are_in_memory(
 
 
 @pytest.fixture(scope="module")
-def expert_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the example once, with sanitizers."""
-    return compiled_example("expert_cache.cpp", tmp_path_factory.mktemp("c"), *SANITIZERS)
+def expert_cache() -> Path:
+    """Compile the example, with sanitizers."""
+    return compiled_example("expert_cache.cpp", *SANITIZERS)
 
 
 def slot_length(pack: moepack.Pack) -> int:

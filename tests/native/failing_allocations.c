@@ -3,6 +3,7 @@
  * until a cache was opened without a failure. Each failure must be an error, or be got around; nothing may be left open.
  * Prints how many were errors, and how many were got around. To link with -Wl,--wrap=NAME for each.
  */
+#define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>

@@ -4,16 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.native import compile_with, sources
+from tests.support.native import compiled_once, sources
 from tests.support.supervised import Program, image_of, supervised
 
 
 @pytest.fixture(scope="session")
-def few_chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("chunks") / "seam.so"
+def few_chunks() -> Path:
     flags = ("-O1", "-std=c17", "-shared", "-fPIC", "-fvisibility=hidden", "-DCHUNK_COUNT=3")
-    compile_with("gcc", *flags, *sources("seam"), "-lm", "-ldl", "-o", library)
-    return library
+    return compiled_once("seam.so", "gcc", *flags, *sources("seam"), "-lm", "-ldl")
 
 
 @pytest.mark.parametrize(("model", "how"), [("qwen3moe", "renew"), ("gpt-oss", "cover")])

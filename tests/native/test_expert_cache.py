@@ -16,11 +16,11 @@ import moepack
 from conformance import make_packs
 from moepack import ExpertCache, MachineError, MoepackError, PackError, RequestError
 from moepack.packing.shard_index import index_model
-from moepack.running.programs.compiling import SOURCES
 from moepack.running.programs.library import native_folder
 from tests.support.c_compiler import HEADER, SANITIZERS, compiled
 from tests.support.children import in_threads, run_child, run_command, wait_until, within
 from tests.support.models import REAL_MODELS, first_shard, flip, keys_of, on_disk
+from tests.support.native import compiled_once, sources
 from tests.support.reads import in_child
 
 POLICIES = ("lru", "lfu", "layer", "layer+lfu", "s3fifo", "least-stale", "random")
@@ -409,20 +409,12 @@ def test_a_file_system_may_refuse_direct_reads(packs: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("reads", range(4))
 def test_each_failure_to_open_is_an_error_that_leaves_nothing(
-    packs: dict[str, Path], tmp_path: Path, reads: int
+    packs: dict[str, Path], reads: int
 ) -> None:
-    sources = [native_folder() / f"{name}.c" for name in SOURCES["cache"]]
     test = Path(__file__).parent / "failing_allocations.c"
-    flags = ("-std=gnu17", "-O1", "-Wno-pedantic", "-D_GNU_SOURCE", *SANITIZERS)
-    wrapping = [f"-Wl,--wrap={name}" for name in WRAPPED]
-    objects = []
-    for source in (test, *sources):
-        objects.append(tmp_path / f"{source.stem}.o")
-        defined = flags if source == test else tuple(f for f in flags if f != "-D_GNU_SOURCE")
-        subprocess.run(["gcc", *defined, "-c", source, "-o", objects[-1]], check=True)
-    program = tmp_path / "program"
-    libraries = ("-lm", "-lpthread", "-o", program)
-    subprocess.run(["gcc", *SANITIZERS, *wrapping, *objects, *libraries], check=True)
+    flags = ("-std=gnu17", "-O1", *SANITIZERS, *(f"-Wl,--wrap={name}" for name in WRAPPED))
+    files = (test, *sources("cache"))
+    program = compiled_once("program", "gcc", *flags, *files, "-lm", "-lpthread")
     run = run_command(program, packs["qwen3moe"], reads)
     if "call 1" not in run.stdout and "not permitted" in run.stdout:
         pytest.skip("io_uring is forbidden here")

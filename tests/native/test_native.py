@@ -7,7 +7,7 @@ import pytest
 
 from moepack.running.programs.compiling import SOURCES
 from tests.support.models import first_shard
-from tests.support.native import NATIVE, compile_with, sources
+from tests.support.native import NATIVE, compile_with, compiled_once, sources
 from tests.support.needs import needs_llama
 from tests.support.supervised import SLOTS, Program, answers, supervised
 
@@ -36,12 +36,10 @@ def test_no_function_is_longer_than_sixty_lines() -> None:
 
 
 @pytest.fixture(scope="session")
-def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = tmp_path_factory.mktemp("simulation") / "simulation"
+def simulation() -> Path:
     files = [NATIVE / f"{name}.c" for name in DECISIONS]
     source = Path(__file__).parent / "simulation.c"
-    compile_with("gcc", *WARNINGS, *SANITIZERS, source, *files, "-lm", "-o", program)
-    return program
+    return compiled_once("simulation", "gcc", *WARNINGS, *SANITIZERS, source, *files, "-lm")
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -59,13 +57,11 @@ def test_decisions_keep_their_rules_for_a_million_events(simulation: Path) -> No
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 @pytest.mark.parametrize("reads", [1, 2, 3])
-def test_several_threads_share_a_cache(
-    packs: dict[str, Path], tmp_path: Path, sanitizer: str, reads: int
-) -> None:
-    program = tmp_path / "stress"
+def test_several_threads_share_a_cache(packs: dict[str, Path], sanitizer: str, reads: int) -> None:
     flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-std=gnu17", "-g", "-O1")
     source = Path(__file__).parent / "stress.c"
-    compile_with("gcc", *flags, source, *sources("cache"), "-lm", "-lpthread", "-o", program)
+    files = (source, *sources("cache"))
+    program = compiled_once("stress", "gcc", *flags, *files, "-lm", "-lpthread")
     words: tuple[object, ...] = (packs["qwen3moe"], 600_000, reads, 4, 100, 1)
     run = subprocess.run([program, *map(str, words)], capture_output=True, text=True)
     if run.returncode and "not permitted" in run.stdout:
@@ -76,12 +72,9 @@ def test_several_threads_share_a_cache(
 
 @needs_llama
 @pytest.mark.parametrize("kind", ["pack", "gguf"])
-def test_programs_run_clean_under_sanitizers(
-    packs: dict[str, Path], tmp_path: Path, kind: str
-) -> None:
-    library = tmp_path / "seam.so"
+def test_programs_run_clean_under_sanitizers(packs: dict[str, Path], kind: str) -> None:
     flags = (*SANITIZERS, "-shared", "-fPIC", "-fvisibility=hidden")
-    compile_with("gcc", *flags, *sources("seam"), "-lm", "-ldl", "-o", library)
+    library = compiled_once("seam.so", "gcc", *flags, *sources("seam"), "-lm", "-ldl")
     path = subprocess.check_output(["gcc", "-print-file-name=libasan.so"], text=True).strip()
     if not Path(path).is_absolute():
         pytest.skip("there is no libasan.so here")

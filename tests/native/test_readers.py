@@ -6,18 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.children import PATIENCE
-from tests.support.native import NATIVE, compile_with, sources
+from tests.support.native import NATIVE, compiled_once, sources
 
 
 @pytest.fixture(scope="session")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = tmp_path_factory.mktemp("readers") / "readers"
+def readers() -> Path:
     files = [one for one in sources("cache") if one.stem != "library"]
     source = Path(__file__).parent / "readers.c"
     flags = ("-std=gnu17", "-Wall", "-Wextra", "-g", "-O1", "-Wl,--wrap=pread")
-    libraries = ("-lm", "-lpthread", "-o", program)
-    compile_with("gcc", *flags, source, *files, NATIVE / "digest.c", *libraries)
-    return program
+    files += [NATIVE / "digest.c"]
+    return compiled_once("readers", "gcc", *flags, source, *files, "-lm", "-lpthread")
 
 
 @pytest.mark.parametrize(("reads", "fails"), [(0, 0), (2, 0), (2, 1)])

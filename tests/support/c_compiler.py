@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.built import built
 from tests.support.children import run_command
 
 HEADER = Path(__file__).parents[2] / "include" / "moepack.h"
@@ -30,6 +31,16 @@ def compiled(compiler: str, *arguments: str | Path) -> subprocess.CompletedProce
     if run.returncode and (complaint := _complaint(compiler, flags)):
         pytest.skip(f"{compiler} {' '.join(flags)} makes no programs here: {complaint}")
     return run
+
+
+def compiled_once(name: str, compiler: str, *arguments: str | Path) -> Path:
+    """Return a file that `compiled` makes without an error, once for the same files and flags."""
+
+    def make(target: Path) -> None:
+        run = compiled(compiler, *arguments, "-o", target)
+        assert run.returncode == 0, run.stderr
+
+    return built(name, make, compiler, *arguments)
 
 
 def _run(compiler: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -71,6 +71,19 @@ def find_compiled(native: Path, name: str, folder: Path, machine: str) -> Path |
     return None
 
 
+def compile_in_place(native: Path) -> None:
+    """Compile the libraries that are not beside their sources in `native`, in place of older ones.
+
+    Raises what `compile_library` raises.
+    """
+    machine = platform.machine()
+    for name in SOURCES:
+        if find_compiled(native, name, native, machine) is None:
+            for old in native.glob(f"{name}-*-{machine}-*.so"):
+                old.unlink()
+            compile_library(native, name, native)
+
+
 def cross_compile_library(native: Path, name: str, folder: Path, machine: str) -> Path:
     """Compile a library with zig for `machine` and `GLIBC`."""
     flags = f"-target {machine}-linux-gnu.{'.'.join(map(str, GLIBC))}".split()
