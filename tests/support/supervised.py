@@ -152,6 +152,17 @@ def slot_lengths(model: Path) -> Mapping[ExpertKey, int]:
         return ExpertTable(pack, mapped).slot_lengths
 
 
+def slots_of(process: int) -> Path:
+    """Return the file that a program maps slots of."""
+    files = Path(f"/proc/{process}/fd").iterdir()
+    return next(file for file in files if "moepack-experts" in os.readlink(file))
+
+
+def length_of(file: Path) -> int:
+    """Return the bytes of memory, or of a drive, that a file takes."""
+    return file.stat().st_blocks * 512
+
+
 def answers(program: Program) -> list[Answers]:
     """Return what a program answers to PROMPTS."""
     return [program.ask(*prompts) for prompts in PROMPTS]

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 import moepack
-from benchmarks.runnable import write_runnable
-from tests.running.streaming.test_memory import length_of, slots_of
+from benchmarks.runnable import Dimensions, write_runnable
 from tests.support.needs import require_llama
-from tests.support.supervised import Program, supervised
+from tests.support.supervised import Program, length_of, slots_of, supervised
 
 MIB = 1 << 20
 PROMPT = [(7 * number + 3) % 500 for number in range(40)]
@@ -20,7 +19,7 @@ def long_experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a model of one layer with 128 experts of 2.8 MiB, and its pack."""
     require_llama()
     folder = tmp_path_factory.mktemp("long")
-    model = write_runnable(folder / "m.gguf", 1)
+    model = write_runnable(folder / "m.gguf", Dimensions(layers=1))
     moepack.pack_model(model, folder / "m.moepack")
     return model, folder / "m.moepack"
 

@@ -15,7 +15,14 @@ from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from tests.support.children import wait_until
 from tests.support.gguf_builder import F32, moe
 from tests.support.needs import needs_llama
-from tests.support.supervised import PROMPTS, Form, slot_lengths, supervised
+from tests.support.supervised import (
+    PROMPTS,
+    Form,
+    length_of,
+    slot_lengths,
+    slots_of,
+    supervised,
+)
 
 MIB = 1 << 20
 
@@ -60,16 +67,6 @@ def test_a_system_that_tells_no_pressure_has_none(tmp_path: Path, text: str | No
         (tmp_path / "memory").write_text(text)
     memory = FreeMemory(100 * MIB, 4000 * MIB, lambda: 1000 * MIB, tmp_path / "memory")
     assert memory.follow(800 * MIB) == 1800 * MIB
-
-
-def slots_of(process: int) -> Path:
-    """Return the file that a program maps slots of."""
-    files = Path(f"/proc/{process}/fd").iterdir()
-    return next(file for file in files if "moepack-experts" in os.readlink(file))
-
-
-def length_of(file: Path) -> int:
-    return file.stat().st_blocks * 512
 
 
 def floor_of(model: Path, micro_batch: int) -> int:
