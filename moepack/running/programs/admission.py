@@ -19,6 +19,8 @@ _FIRST = 4
 """Calls after a change that say little of later ones: the new text's experts are read."""
 _FEW, _MANY = 16, 64
 """Calls of a number of texts, after which one more may be tried, and by which it is judged."""
+_SHARE = 0.95
+"""Of the speed of fewer texts, below which more are too many: speeds vary as much by themselves."""
 _RECENT = 256
 """Calls after which earlier ones of as many texts count half."""
 _LASTING = 4096
@@ -103,11 +105,12 @@ class Admission:
         now = self._known(count)
         if now is None or count >= self._most or self._last.holds_all:
             return False
-        more, fewer = self._known(count + 1, _MANY), self._known(count - 1)
         expected_length = now.length / now.call_count * (count + 1) / count
-        is_slower = more is not None and more.speed < now.speed
-        is_too_many = fewer is not None and fewer.speed > now.speed
-        return expected_length > self._last.budget or is_slower or is_too_many
+        more = self._known(count + 1, _MANY) or now
+        fewer = [one for number in range(1, count) if (one := self._known(number))]
+        fastest = max(one.speed for one in [now, *fewer])
+        is_slower = min(now.speed, more.speed) < _SHARE * fastest
+        return expected_length > self._last.budget or is_slower
 
 
 class Turns:
