@@ -80,7 +80,7 @@ class Admission:
             self._count, self._first = count, _FIRST
         if self._first > 0:
             self._first -= calls
-        elif calls > 0:
+        elif calls > 0 and count > 0:
             if self._recent(count) is None:
                 self._by_count[count] = _Decoding()
             self._by_count[count].add(before, now)
