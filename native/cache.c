@@ -24,12 +24,6 @@ enum {
 
 static const uint64_t MEASUREMENT_AGE = 1000000000; /* nanoseconds after which a drive is measured anew */
 
-static uint64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
-}
-
 static void add(_Atomic uint64_t *counter, uint64_t value) {
     atomic_fetch_add_explicit(counter, value, memory_order_relaxed);
 }
@@ -71,14 +65,15 @@ static bool allocate(struct cache *cache) {
     cache->counts = calloc(2 * (size_t)MAX_CONTEXTS * cache->counts_length, sizeof *cache->counts);
     bool has_residents = residents_init(&cache->residents, experts, cache->options.policy, cache->options.is_by_layer,
                                         cache->options.memory, reserve, owner);
-    bool has_prompts = prompts_init(&cache->prompts, experts);
+    bool has_prompts = prompts_init(&cache->prompts, experts), has_guesses = guesses_init(&cache->guesses);
     for (uint32_t i = 0; cache->pending && i < CAPACITY; i++) cache->pending[i].next_free = i + 1;
-    return has_residents && has_prompts && cache->in_flight && cache->pending && cache->counts;
+    return has_residents && has_prompts && has_guesses && cache->in_flight && cache->pending && cache->counts;
 }
 
 static void release_memory(struct cache *cache) {
     residents_free(&cache->residents);
     prompts_free(&cache->prompts);
+    guesses_free(&cache->guesses);
     free(cache->in_flight);
     free(cache->pending);
     free(cache->counts);
@@ -350,6 +345,12 @@ static void publish(struct cache *cache) {
     set(&statistics->hit_count, residents->tally.hit_count);
     set(&statistics->miss_count, residents->tally.miss_count);
     set(&statistics->wasted_length, residents->tally.wasted_length);
+    set(&statistics->guessed_count, cache->guesses.guessed_count);
+    set(&statistics->right_count, cache->guesses.right_count);
+    set(&statistics->ahead_count, cache->guesses.ahead_count);
+    set(&statistics->ahead_right_count, cache->guesses.ahead_right_count);
+    set(&statistics->control_count, cache->guesses.control_count);
+    set(&statistics->control_right_count, cache->guesses.control_right_count);
     set(&statistics->resident_length, residents->resident_length);
     set(&statistics->slots_length, residents->slots.length);
     set(&statistics->holds_all, residents_holds_all(residents));
@@ -456,6 +457,7 @@ static int finish_step(struct cache *cache, uint32_t context, struct cache_error
     uint32_t expert;
     bool has_failed = false, is_first = true;
     uint64_t started = 0;
+    uint32_t missing_count = cache->residents.steps[context].missing_count;
     for (;;) {
         while (has_tags(cache) && residents_next(&cache->residents, context, &expert) == READ_NEXT)
             begin_read(cache, expert, false);
@@ -469,9 +471,13 @@ static int finish_step(struct cache *cache, uint32_t context, struct cache_error
         is_first = false;
         if (residents_is_ready(&cache->residents, context, &has_failed) || has_failed) break;
         if (!started) started = now();
-        if (!collect(cache)) wait_for_change(cache);
+        if (!collect(cache) && !residents_release_leftover(&cache->residents)) wait_for_change(cache);
     }
-    if (started) add(&cache->statistics->wait_nanoseconds, now() - started);
+    if (started) {
+        uint64_t waited = now() - started;
+        add(&cache->statistics->wait_nanoseconds, waited);
+        guesses_record_wait(&cache->guesses, (double)waited, missing_count);
+    }
     publish(cache);
     if (!has_failed) return CACHE_OK;
     residents_release(&cache->residents, context);
@@ -500,6 +506,10 @@ static void end_call(struct cache *cache, uint32_t context) {
     add(&statistics->decoded_length, call.length);
 }
 
+static bool has_next(const struct cache *cache, uint32_t layer) {
+    return layer + 1 < cache->experts->layer_count && !cache->experts->layers[layer + 1].is_rare;
+}
+
 int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32_t *routed, uint32_t rows,
               uint32_t columns, struct cache_error *error) {
     uint32_t *counts = cache->counts + 2 * (size_t)context * cache->counts_length, *used = counts + cache->counts_length;
@@ -515,6 +525,8 @@ int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32
     while (cache->turn != NO_CONTEXT)
         if (!collect(cache)) wait_for_change(cache);
     cache->turn = context;
+    while (cache->pending_count && collect(cache)) continue; /* what was read ahead */
+    guesses_settle(&cache->guesses, cache->experts, context, layer, counts);
     prompts_begin(&cache->prompts, &cache->residents, layer, counts, rows);
     residents_begin(&cache->residents, context, layer, used, used_count);
     note_step(cache, context, layer, rows);
@@ -524,10 +536,37 @@ int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32
         begin_ahead(cache);
         pthread_cond_signal(&cache->has_work); /* the thread goes on with them */
     }
-    bool is_last = layer + 1 == cache->experts->layer_count || cache->experts->layers[layer + 1].is_rare;
-    if (!is_last) add(&cache->statistics->routed_count, rows);
+    if (has_next(cache, layer)) add(&cache->statistics->routed_count, rows);
     pthread_mutex_unlock(&cache->lock);
     return code;
+}
+
+bool cache_wants_guess(struct cache *cache, uint32_t layer, uint32_t rows) {
+    if (!cache->options.prefetches || rows > MOST_GUESSED_TOKENS || !has_next(cache, layer) || atomic_load(&cache->statistics->holds_all)) return false;
+    pthread_mutex_lock(&cache->lock);
+    bool is_wanted = guesses_is_wanted(&cache->guesses);
+    pthread_mutex_unlock(&cache->lock);
+    return is_wanted;
+}
+
+void cache_guess(struct cache *cache, uint32_t context, uint32_t layer, const uint32_t *experts, uint32_t count,
+                 uint32_t rows, uint64_t nanoseconds) {
+    uint32_t chosen[MAX_GUESSED];
+    pthread_mutex_lock(&cache->lock);
+    uint32_t chosen_count = guesses_choose(&cache->guesses, &cache->residents, context, layer + 1, experts, count, rows,
+                                           (double)nanoseconds, chosen);
+    bool is_demanded = cache->turn != NO_CONTEXT; /* another context waits for its own */
+    if (chosen_count && !is_demanded) {
+        residents_set_ahead(&cache->residents, chosen, chosen_count, true);
+        begin_ahead(cache);
+    }
+    pthread_mutex_unlock(&cache->lock);
+}
+
+void cache_record_control(struct cache *cache, bool is_right) {
+    pthread_mutex_lock(&cache->lock);
+    guesses_record_control(&cache->guesses, is_right);
+    pthread_mutex_unlock(&cache->lock);
 }
 
 void cache_release(struct cache *cache, uint32_t context) {
@@ -551,7 +590,7 @@ int cache_bring(struct cache *cache, uint32_t expert, struct cache_error *error)
 
 void cache_read_ahead(struct cache *cache, const uint32_t *experts, uint32_t count) {
     pthread_mutex_lock(&cache->lock);
-    residents_set_ahead(&cache->residents, experts, count);
+    residents_set_ahead(&cache->residents, experts, count, false);
     begin_ahead(cache);
     pthread_cond_signal(&cache->has_work);
     pthread_mutex_unlock(&cache->lock);

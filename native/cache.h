@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 
 #include "drive.h"
+#include "guesses.h"
 #include "pool.h"
 #include "prompts.h"
 #include "residents.h"
@@ -36,6 +37,9 @@ struct cache_statistics {
     /* Of calls of the model for few tokens: how many, their tokens, the time from the first router to the end, and the
      * bytes of the experts that each used. */
     _Atomic uint64_t decoding_count, decoded_count, decoding_nanoseconds, decoded_length;
+    _Atomic uint64_t guessed_count, right_count; /* experts that the next layer's router named, one layer early */
+    _Atomic uint64_t ahead_count, ahead_right_count; /* those of them that were missing, and worth a read */
+    _Atomic uint64_t control_count, control_right_count; /* guesses of a layer by its own router */
 };
 
 /* One of the places where a file's bytes lie; a second drive has a mirror. */
@@ -104,6 +108,7 @@ struct cache_options {
     bool is_cached;   /* through the page cache */
     bool is_prepared; /* memory is taken before it is needed */
     bool has_edges;   /* programs use the pages that parts share with others where files have them */
+    bool prefetches;  /* for the next layer what its router names, while decoding */
 };
 
 struct cache {
@@ -117,6 +122,7 @@ struct cache {
     struct cache_owner owner;
     struct residents residents;
     struct prompts prompts;
+    struct guesses guesses;
     struct drive *drive;
     struct pool_memory pool;
     struct in_flight *in_flight;
@@ -153,6 +159,14 @@ void cache_close(struct cache *cache);
  * its release. Waits for their reads. */
 int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32_t *routed, uint32_t rows,
               uint32_t columns, struct cache_error *error);
+/* Is a guess worth its time, which experts the layer behind this one will use? */
+bool cache_wants_guess(struct cache *cache, uint32_t layer, uint32_t rows);
+/* Read ahead what a guess names: experts of the layer behind this one, by rank, `rows` at each; the guess took
+ * nanoseconds. */
+void cache_guess(struct cache *cache, uint32_t context, uint32_t layer, const uint32_t *experts, uint32_t count,
+                 uint32_t rows, uint64_t nanoseconds);
+/* Note whether a layer's own router names what was routed. */
+void cache_record_control(struct cache *cache, bool is_right);
 void cache_release(struct cache *cache, uint32_t context);
 /* Have one expert resident that nobody announced, and map it. */
 int cache_bring(struct cache *cache, uint32_t expert, struct cache_error *error);

@@ -29,12 +29,7 @@ struct context { /* of llama.cpp, by its scheduler */
     int32_t *ids;
     size_t id_room;
     uint64_t last_use;
-};
-
-struct tensor_head { /* of ggml_tensor, in all builds since 2023 */
-    uint32_t type, others[3];
-    int64_t ne[4];
-    size_t nb[4];
+    struct routers *routers;
 };
 
 static pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -47,6 +42,11 @@ static atomic_bool any_is_in_place;
 static const char *(*get_name)(const void *);
 static void (*get_bytes)(const void *, void *, size_t, size_t);
 static int64_t (*count_elements)(const void *);
+static void *(*get_data)(const void *); /* NULL: this build has none */
+
+const char *ggml_name(const void *tensor) { return get_name(tensor); }
+void ggml_read(const void *tensor, void *bytes, size_t length) { get_bytes(tensor, bytes, 0, length); }
+const void *ggml_place(const void *tensor) { return get_data ? get_data(tensor) : NULL; }
 
 /* ---- what routers select ---- */
 
@@ -111,9 +111,14 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
     bool is_copied = any_is_in_place && !is_in_place[layer];
     if (atomic_load(&seam.control->wants_selections))
         write_selection(context, seam.experts.layers[layer].number | (is_copied ? SELECTION_COPIED : 0), rows, columns);
-    if (is_copied || !cache_use(&seam.cache, context->number, layer, context->ids, rows, columns, &error)) return true;
-    seam_report(&error);
-    return false;
+    if (is_copied) return true;
+    if (cache_use(&seam.cache, context->number, layer, context->ids, rows, columns, &error)) {
+        seam_report(&error);
+        return false;
+    }
+    if (cache_wants_guess(&seam.cache, layer, rows))
+        routers_guess(&context->routers, context->number, tensor, layer, rows, columns, context->ids);
+    return true;
 }
 
 static bool on_tensor(void *tensor, bool is_asked, void *data) {
@@ -149,6 +154,7 @@ static struct context *context_of(void *scheduler) {
     }
     if (!context) seam_end("more than %d contexts compute at once", UNANNOUNCED);
     context->scheduler = scheduler;
+    routers_forget(&context->routers);
     context->is_computing = context->has_failed = false;
     context->number = (uint32_t)(context - contexts);
     if (context->number == context_count) atomic_store(&seam.page->context_count, ++context_count);
@@ -159,6 +165,7 @@ static void set_functions(void *caller) {
     if (count_elements) return;
     get_name = (__typeof__(get_name))seam_find("ggml_get_name", caller);
     get_bytes = (__typeof__(get_bytes))seam_find("ggml_backend_tensor_get", caller);
+    get_data = (__typeof__(get_data))seam_find_optional("ggml_get_data", caller);
     count_elements = (__typeof__(count_elements))seam_find("ggml_nelements", caller);
 }
 
@@ -268,7 +275,6 @@ static bool is_alike(const struct layer *layer, uint32_t part) {
  * one number an expert: these are brought now. */
 static void use_blobs(void *tensor, const void *address, uint32_t layer, uint32_t part, void *caller) {
     size_t (*count_bytes)(const void *) = (size_t (*)(const void *))seam_find_optional("ggml_nbytes", caller);
-    void *(*get_data)(const void *) = (void *(*)(const void *))seam_find_optional("ggml_get_data", caller);
     struct tensor_head *head = tensor;
     const struct layer *of = &seam.experts.layers[layer];
     const struct part *first = part_of(&seam.experts, of->first, part);

@@ -232,7 +232,7 @@ static void open_cache(void) {
     const struct table *table = seam.table;
     struct cache_options options = {own_share(), table->reserve, (enum policy)table->policy, table->is_by_layer != 0,
                                     (int)table->check, (enum drive_kind)table->reads, table->is_cached != 0, table->is_prepared != 0,
-                                    !seam.is_image};
+                                    !seam.is_image, table->prefetches != 0};
     struct cache_owner owner = {NULL, mapping_map, mapping_unmap, tick};
     struct cache_error error;
     if (cache_open(&seam.cache, &seam.experts, seam.files, table->file_count, &options, owner, &seam.page->statistics, &error))

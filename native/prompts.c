@@ -193,5 +193,5 @@ void prompts_look_ahead(struct prompts *prompts, struct residents *residents, ui
     for (uint32_t i = 0; i < count; i++) length += slot_length(experts, prompts->chosen[i]);
     make_room(prompts, residents, length, layer, counts);
     sort_by_place(prompts, count);
-    residents_set_ahead(residents, prompts->chosen, count);
+    residents_set_ahead(residents, prompts->chosen, count, false);
 }

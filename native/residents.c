@@ -151,6 +151,8 @@ static bool reclaim(struct residents *residents, uint32_t slot_class, bool is_al
     return false;
 }
 
+bool residents_release_leftover(struct residents *residents) { return reclaim(residents, ANY_CLASS, false); }
+
 static bool punch_spare(struct residents *residents, uint32_t kept_class) {
     uint64_t slot, length;
     if (!slots_empty_spare(&residents->slots, kept_class, &slot, &length)) return false;
@@ -202,18 +204,20 @@ static uint64_t most_memory(const struct residents *residents) {
     return needed > residents->memory ? needed : residents->memory;
 }
 
-/* Release a slot of a class, or the memory of any; `may_evict`: also by evicting one more. */
-static bool make_room(struct residents *residents, uint32_t slot_class, bool may_evict) {
+enum room { ROOM_ALIKE, ROOM_FREE, ROOM_EVICT };
+
+/* Release a slot of a class, or from ROOM_FREE on the memory of any; with ROOM_EVICT also by evicting one more. */
+static bool make_room(struct residents *residents, uint32_t slot_class, enum room room) {
     bool is_over = residents->slots.length > most_memory(residents); /* since that was made smaller */
     if (reclaim(residents, slot_class, true)) return true;
-    if (may_evict && evict_alike(residents, slot_class) && reclaim(residents, slot_class, true)) return true;
+    if (room == ROOM_ALIKE) return false;
+    if (room == ROOM_EVICT && evict_alike(residents, slot_class) && reclaim(residents, slot_class, true)) return true;
     if (punch_spare(residents, is_over ? ANY_CLASS : slot_class)) return true;
     if (reclaim(residents, slot_class, false)) return true;
-    return may_evict && (drop_ahead(residents) || evict_more(residents, ANY_CLASS));
+    return room == ROOM_EVICT && (drop_ahead(residents) || evict_more(residents, ANY_CLASS));
 }
 
-/* Take a slot for an expert; `may_evict`: also that of an admitted one. */
-static bool take_slot(struct residents *residents, uint32_t expert, bool may_evict) {
+static bool take_slot(struct residents *residents, uint32_t expert, enum room room) {
     struct slots *slots = &residents->slots;
     uint32_t slot_class = class_of(residents->experts, expert);
     uint64_t length = slot_length(residents->experts, expert), slot = NO_SLOT;
@@ -221,7 +225,7 @@ static bool take_slot(struct residents *residents, uint32_t expert, bool may_evi
     while (slot == NO_SLOT) {
         if (slots->length <= limit) slot = slots_take_spare(slots, slot_class);
         if (slot == NO_SLOT && slots->length + length <= limit) slot = slots_take_new(slots, slot_class);
-        if (slot == NO_SLOT && !make_room(residents, slot_class, may_evict)) return false;
+        if (slot == NO_SLOT && !make_room(residents, slot_class, room)) return false;
     }
     struct resident *state = &residents->states[expert];
     state->slot = slot;
@@ -380,7 +384,7 @@ enum next_read residents_next(struct residents *residents, uint32_t context, uin
     while (step->next_missing < step->missing_count) {
         uint32_t next = step->missing[step->next_missing];
         bool is_absent = residents->states[next].bytes == ABSENT; /* or another context has begun to read it */
-        if (is_absent && !take_slot(residents, next, true)) return READ_WAIT;
+        if (is_absent && !take_slot(residents, next, ROOM_EVICT)) return READ_WAIT;
         step->next_missing++;
         if (!is_absent) continue;
         *expert = next;
@@ -422,7 +426,8 @@ void residents_complete(struct residents *residents, uint32_t expert, bool is_ri
 
 /* ---- before use ---- */
 
-void residents_set_ahead(struct residents *residents, const uint32_t *experts, uint32_t count) {
+void residents_set_ahead(struct residents *residents, const uint32_t *experts, uint32_t count, bool is_guess) {
+    residents->is_guess = is_guess;
     for (uint32_t i = 0; i < count; i++) residents->of_step[experts[i]] = 1;
     end_all_ahead(residents, residents->of_step, false);
     for (uint32_t i = 0; i < count; i++) {
@@ -442,7 +447,7 @@ bool residents_next_ahead(struct residents *residents, uint32_t *expert) {
             state->is_ahead = true;
         }
         bool is_wanted = state->bytes == ABSENT && !state->is_admitted;
-        if (is_wanted && !take_slot(residents, next, false)) return false;
+        if (is_wanted && !take_slot(residents, next, residents->is_guess ? ROOM_ALIKE : ROOM_FREE)) return false;
         residents->next_ahead++;
         if (!is_wanted) continue;
         state->is_ahead = true;
@@ -458,7 +463,7 @@ bool residents_admit(struct residents *residents, uint32_t expert) {
     uint64_t length = slot_length(residents->experts, expert);
     bool has_room = state->is_pinned || partition->length + length <= partition->budget;
     if (state->bytes != ABSENT || (state->is_admitted && !state->is_pinned) || !has_room) return false;
-    if (!take_slot(residents, expert, false)) return false;
+    if (!take_slot(residents, expert, ROOM_FREE)) return false;
     if (state->is_pinned) return true;
     enter_cache(residents, expert);
     bool is_miss = true;

@@ -69,6 +69,7 @@ struct residents {
     uint32_t *ahead, ahead_count; /* read before use: queued, being read or there */
     uint32_t next_ahead;          /* the first that is queued */
     uint64_t ahead_length;        /* of the budget, lent to reading ahead */
+    bool is_guess;
     struct step steps[MAX_CONTEXTS];
     struct tally tally;
     uint32_t common_count, common_resident_count; /* experts of layers that are not rare; resident ones */
@@ -88,6 +89,8 @@ void residents_begin(struct residents *residents, uint32_t context, uint32_t lay
 /* Take a slot for the next missing expert of a context's step. READ_WAIT: another context has to release some first.
  * No other context may begin a step meanwhile, but the one of unannounced uses: so the wait comes to an end. */
 enum next_read residents_next(struct residents *residents, uint32_t context, uint32_t *expert);
+/* Release the slot of one expert that was evicted, while a step waits anyway; false if there is none. */
+bool residents_release_leftover(struct residents *residents);
 /* Is the step's every expert resident? `has_failed`: one could not be read, and no other is being read. */
 bool residents_is_ready(const struct residents *residents, uint32_t context, bool *has_failed);
 /* A context no longer uses its experts. */
@@ -95,8 +98,9 @@ void residents_release(struct residents *residents, uint32_t context);
 /* A read has ended. One that failed leaves the cache. */
 void residents_complete(struct residents *residents, uint32_t expert, bool is_right);
 
-/* Read experts ahead of the next step, in this order, instead of those so far. */
-void residents_set_ahead(struct residents *residents, const uint32_t *experts, uint32_t count);
+/* Read experts ahead of the next step, in this order, instead of those so far. A guess takes no memory of slots of
+ * another length: that would have to be made anew. */
+void residents_set_ahead(struct residents *residents, const uint32_t *experts, uint32_t count, bool is_guess);
 /* Take a slot for the next of them; false if there is none, or no room. */
 bool residents_next_ahead(struct residents *residents, uint32_t *expert);
 

@@ -3,7 +3,8 @@
  *
  * The program maps its model; libllama sets a callback for each graph. Both calls come by here. Whenever a router has
  * selected, the cache in this process reads what is missing, and maps it where the program expects it. No struct of
- * llama.cpp is known here but the first 80 bytes of ggml_tensor, and they are held against its own functions.
+ * llama.cpp is known here but the first 80 bytes of ggml_tensor, and they are held against its own functions; and where
+ * a tensor's sources lie, which is held against what routers select.
  *
  * What lies where experts are not resident ("the base") is never zeros:
  * - in a GGUF as it lies: the file itself, as the program would have it without us;
@@ -88,6 +89,23 @@ bool mapping_is_strided_address(const void *address);
 char *mapping_blob(uint32_t layer);
 uint64_t mapping_stride(uint32_t layer);
 void mapping_forget_in_child(void);
+
+/* ggml.c: tensors of llama.cpp, once a program has a context */
+struct tensor_head { /* of ggml_tensor, in all builds since 2023 */
+    uint32_t type, others[3];
+    int64_t ne[4];
+    size_t nb[4];
+};
+const char *ggml_name(const void *tensor);
+void ggml_read(const void *tensor, void *bytes, size_t length);
+/* Where its data lie, in the memory of a device; NULL: that is not known. */
+const void *ggml_place(const void *tensor);
+
+/* routers.c: reading ahead for the next layer, once the experts of a selection are there; `routers` are a context's */
+struct routers;
+void routers_guess(struct routers **routers, uint32_t context, const void *selection, uint32_t layer, uint32_t rows,
+                   uint32_t columns, const int32_t *ids);
+void routers_forget(struct routers **routers);
 
 /* faults.c: accesses that nobody announced */
 bool faults_open(void);

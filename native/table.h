@@ -10,7 +10,7 @@
 #include "cache.h"
 
 enum {
-    TABLE_VERSION = 1,
+    TABLE_VERSION = 2,
     PART_NAME_LENGTH = 64,
     MAX_PROCESSES = 32,
     RING_WORDS = 1 << 18,
@@ -27,6 +27,7 @@ struct table {
     uint64_t layers, parts, files, mapped, dense, pinned, warm_up; /* arrays */
     int32_t image;                                                 /* a descriptor of moepack's process */
     uint32_t is_prepared;
+    uint32_t prefetches, unused; /* for the next layer, while decoding */
 };
 
 struct table_layer {

@@ -27,6 +27,13 @@ static inline void init_condition(pthread_cond_t *condition) {
     pthread_condattr_destroy(&monotonic);
 }
 
+/* Nanoseconds of a clock that nobody sets. */
+static inline uint64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
 /* The time after that many milliseconds, for pthread_cond_timedwait. */
 static inline struct timespec time_in(uint32_t milliseconds) {
     struct timespec time;

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 _PAGER_OPTIONS = {
     *("source_or_pack", "memory", "policy", "pin", "backend", "check", "trace_path", "no_learn"),
-    *("stats", "quiet", "verbose", "help"),
+    *("prefetch", "stats", "quiet", "verbose", "help"),
 }
 """The parameters that go with any program: it has all others itself."""
 

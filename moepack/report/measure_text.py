@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from moepack.planning.machine.model import Figure
     from moepack.running.programs.run_facts import RunFacts, RunPhase
     from moepack.running.streaming.supervisor import Supervisor
-    from moepack.running.streaming.usage import ExpertUsage
+    from moepack.running.streaming.usage import ExpertUsage, Prefetches
 
 
 def machine(measured: MeasuredMachine) -> Page:
@@ -264,5 +264,19 @@ def expert_usage(usage: ExpertUsage) -> str:
         f"experts: {share_text(share)} of {count_text(lookups, 'lookup')} hit, "
         f"{size_text(usage.read_length)} read in {usage.read_seconds:.1f} s "
         f"({length_text(speed)}/s), {size_text(usage.resident_length)} of "
-        f"{size_text(usage.budget)} in memory{faults}"
+        f"{size_text(usage.budget)} in memory{faults}{prefetches_text(usage.prefetches)}"
+    )
+
+
+def prefetches_text(prefetches: Prefetches) -> str:
+    """Return a clause about what was prefetched for decoding; an empty one if nothing was tried."""
+    if prefetches.is_off:
+        return ", nothing prefetched: the routers of this model are not understood"
+    if not prefetches.guessed_count:
+        return ""
+    right = share_text(prefetches.right_count / prefetches.guessed_count)
+    read = count_text(prefetches.read_count, "expert")
+    share = prefetches.used_count / prefetches.read_count if prefetches.read_count else None
+    return (
+        f", next layer's experts guessed {right} right, {read} prefetched, {share_text(share)} used"
     )

@@ -200,7 +200,7 @@ static void read_ahead(void) {
     uint32_t chosen[4], expert;
     if (draw(4) == 0) {
         for (uint32_t i = 0; i < 4; i++) chosen[i] = (uint32_t)draw(experts.count);
-        residents_set_ahead(&residents, chosen, 4);
+        residents_set_ahead(&residents, chosen, 4, draw(2));
     }
     while (residents_next_ahead(&residents, &expert)) begin_reading(expert);
 }

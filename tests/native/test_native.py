@@ -42,6 +42,14 @@ def simulation() -> Path:
     return compiled_once("simulation", "gcc", *WARNINGS, *SANITIZERS, source, *files, "-lm")
 
 
+def test_guesses_are_read_where_they_come_true(tmp_path: Path) -> None:
+    source = Path(__file__).parent / "guesses.c"
+    program = tmp_path / "guesses"
+    compile_with("gcc", *WARNINGS, *SANITIZERS, source, NATIVE / "guesses.c", "-o", program)
+    run = subprocess.run([program], capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_decisions_keep_their_rules_whatever_happens(simulation: Path, seed: int) -> None:
     run = subprocess.run([simulation, str(seed), "1000"], capture_output=True, text=True)

@@ -212,7 +212,7 @@ def run_program_command(
         end = run_program(
             pack,
             command,
-            StreamingOptions(memory, *ways, beside=beside),
+            StreamingOptions(memory, *ways, beside=beside, prefetch=options["prefetch"]),
             variables=variables,
             trace=trace,
             learner=learner_of(pack, options["no_learn"]),

@@ -47,6 +47,14 @@ streaming_options = options(
         help="Reads to verify by their digests: always, or only the first of each part.",
     ),
     click.option(
+        "--no-prefetch",
+        "prefetch",
+        is_flag=True,
+        flag_value=False,
+        default=True,
+        help="Do not read what the next layer's router names while a layer is computed.",
+    ),
+    click.option(
         "--trace",
         "trace_path",
         type=PathName(),

@@ -29,6 +29,7 @@ def serve(
     pin: Size | None = None,
     backend: str = "auto",
     check: str = "first",
+    prefetch: bool = True,
     trace: AnyPath | None = None,
     learn: bool = True,
     options: Sequence[str] = (),
@@ -40,7 +41,8 @@ def serve(
     at an address is fetched first, as by `fetch_model`. `memory` and `pin` are bytes for experts or
     a text such as `8GiB`. `memory` may be `floor`, or `50%` of the memory of this machine or its
     container, `pin` `10%` of the experts. `options` are llama-server's: `-c 8192`, `-np 4`, `--port
-    8080`; the default port is a free one. All clients must send `api_key`. The routing is recorded
+    8080`; the default port is a free one. Without `prefetch` nothing is read for the next layer
+    while a layer is decoded. All clients must send `api_key`. The routing is recorded
     to `trace`.
 
     Raises what fetching and opening raise, and what `ModelServer` raises.
@@ -52,7 +54,9 @@ def serve(
         pack.require_files()
         writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
         words, beside = server_options(pack, words, memory, pin or 0)
-        streaming_options = StreamingOptions(memory, policy, pin, backend, check, beside=beside)
+        streaming_options = StreamingOptions(
+            memory, policy, pin, backend, check, beside=beside, prefetch=prefetch
+        )
         learner = make_learner(pack, learn=learn)
         others: Any = {"api_key": api_key, "trace": writer, "learner": learner}
         server = ModelServer(pack, streaming_options, options=words, **others)
@@ -69,6 +73,7 @@ def run(
     pin: Size | None = None,
     backend: str = "auto",
     check: str = "first",
+    prefetch: bool = True,
     trace: AnyPath | None = None,
     learn: bool = True,
 ) -> ProgramEnd:
@@ -83,7 +88,9 @@ def run(
     words = _as_list(command, "command")
     if not words:
         raise RequestError("no program is named")
-    options = StreamingOptions(memory_length(memory), policy, pin, backend, check)
+    options = StreamingOptions(
+        memory_length(memory), policy, pin, backend, check, prefetch=prefetch
+    )
     with ExitStack() as stack:
         pack = stack.enter_context(open_model(fetch_model(path, notice=_warn)))
         pack.require_files()

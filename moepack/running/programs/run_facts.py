@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from moepack.running.programs.client import Answer, AnswerFacts, End, PhaseFacts
 from moepack.running.programs.model_server import ModelServer
-from moepack.running.streaming.usage import ExpertUsage
+from moepack.running.streaming.usage import ExpertUsage, Prefetches
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class RunFacts(RunPhase):
     batches of up to `batch_count`; `first_token_seconds` is from the request to the first token.
     The last of the text's `token_count` tokens, sampled with `seed`, needs no step. `thoughts`
     precede the answer. `model_length` is the bytes of all tensors, `held_length` of the experts in
-    memory, `fault_count` accesses to experts that no router had announced.
+    memory, `fault_count` accesses to experts that no router had announced. Of its `prefetches`, and
+    those of prompts, `wasted_length` bytes were not used.
     """
 
     text: str
@@ -78,6 +79,8 @@ class RunFacts(RunPhase):
     memory: ExpertMemory
     held_length: int
     fault_count: int
+    prefetches: Prefetches
+    wasted_length: int
     policy: str
     seed: int
 
@@ -161,6 +164,8 @@ class MeasuredAnswer:
             memory=ExpertMemory(max(floor, min(now.budget, shape.expert_length)), floor),
             held_length=now.expert_length,
             fault_count=now.fault_count - self._before.fault_count,
+            prefetches=now.prefetches.since(self._before.prefetches),
+            wasted_length=now.wasted_length - self._before.wasted_length,
             policy=self._server.policy,
             seed=answer.seed,
         )

@@ -20,7 +20,7 @@ _PROCESS_LENGTH = 3 * _PAGE
 _RINGS = _PAGE + _MAX_PROCESSES * _PROCESS_LENGTH
 _LENGTH = _RINGS + _MAX_PROCESSES * _MAX_CONTEXTS * _RING_LENGTH
 _LIVE, _ENDED = 1, 2
-_STATISTICS = struct.Struct("<17Q")
+_STATISTICS = struct.Struct("<23Q")
 _STATISTICS_END = 8 + _STATISTICS.size
 _ERROR = struct.Struct("<2i4I2Q512s")
 _NO_EXPERT = (1 << 32) - 1
@@ -68,6 +68,12 @@ class CacheStatistics(NamedTuple):
     decoded_count: int = 0
     decoding_nanoseconds: int = 0
     decoded_length: int = 0
+    guessed_count: int = 0
+    right_count: int = 0
+    ahead_count: int = 0
+    ahead_right_count: int = 0
+    control_count: int = 0
+    control_right_count: int = 0
 
     @classmethod
     def at(cls, address: int) -> "CacheStatistics":

@@ -30,7 +30,7 @@ from moepack.running.streaming.control import Control, ProgramError, Selection
 from moepack.running.streaming.mapped_model import map_model
 from moepack.running.streaming.record import Call, RoutingRecord
 from moepack.running.streaming.table import BACKENDS, CacheChoices, ExpertTable
-from moepack.running.streaming.usage import ExpertUsage
+from moepack.running.streaming.usage import ExpertUsage, Prefetches
 
 _SECONDS_BETWEEN = 1.0
 """The interval at which the free memory is looked at."""
@@ -55,6 +55,7 @@ class StreamingOptions(NamedTuple):
     while a program loads, as far as there is space; with `pins_most_used` the first are evicted
     last. A token uses `experts_used` in each layer, by default as many as the model states.
     `beside` is bytes that programs are yet to take beside experts, and left of the free memory.
+    With `prefetch` experts that the next layer's router names are read while a layer is computed.
     """
 
     memory: Size | None = None
@@ -67,6 +68,7 @@ class StreamingOptions(NamedTuple):
     pins_most_used: bool = False
     experts_used: int | None = None
     beside: int = 0
+    prefetch: bool = True
 
 
 class Supervisor(Closing):
@@ -140,6 +142,7 @@ class Supervisor(Closing):
             list(warm_up),
             max(0, favoured_length),
             is_prepared=self._memory is not None,
+            prefetches=options.prefetch,
         )
 
     def _divide_memory(
@@ -228,6 +231,15 @@ class Supervisor(Closing):
             holds_all=any(one.holds_all for one in every),
             expert_length=sum(one.resident_length for one in every),
             routed_count=sum(one.routed_count for one in every) // self._routed_layer_count,
+            prefetches=Prefetches(
+                guessed_count=sum(one.guessed_count for one in every),
+                right_count=sum(one.right_count for one in every),
+                read_count=sum(one.ahead_count for one in every),
+                used_count=sum(one.ahead_right_count for one in every),
+                control_count=sum(one.control_count for one in every),
+                control_right_count=sum(one.control_right_count for one in every),
+            ),
+            wasted_length=sum(one.wasted_length for one in every),
         )
 
     @property

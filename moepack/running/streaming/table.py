@@ -24,8 +24,8 @@ from moepack.storage.extents import RangeSet
 _Value = TypeVar("_Value")
 _MAX_PARTS = 16
 _PAGE = 4096
-_VERSION = 1
-_HEADER = struct.Struct("<8s14I11QiI")
+_VERSION = 2
+_HEADER = struct.Struct("<8s14I11Qi3I")
 _LAYER = struct.Struct("<4I" + "64s" * _MAX_PARTS)
 _PART = struct.Struct("<4Q2I2HI")
 _PAIR = struct.Struct("<QQ")
@@ -56,7 +56,7 @@ class CacheChoices(NamedTuple):
 
     `reserve` is kept beside the cache's budget; of `warm_up`, which is read while a program loads,
     the first up to `favoured_length` are evicted last. With `is_prepared` programs take it while
-    they load.
+    they load; with `prefetches` they read, while decoding, what the next layer's router names.
     """
 
     policy: str
@@ -67,6 +67,7 @@ class CacheChoices(NamedTuple):
     warm_up: Sequence[ExpertKey] = ()
     favoured_length: int = 0
     is_prepared: bool = False
+    prefetches: bool = True
 
 
 class ExpertTable:
@@ -177,6 +178,8 @@ class ExpertTable:
             *offsets,
             -1 if self._model.image is None else self._model.image,
             choices.is_prepared,
+            choices.prefetches,
+            0,
         )
 
     def _layer(self, family: PackedFamily) -> bytes:

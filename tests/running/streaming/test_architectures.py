@@ -23,6 +23,10 @@ NO_TEXT = {"llada-moe", "rnd1"}
 """They fill gaps in a text: there is nothing behind a batch."""
 NONE_TWICE = {"refact", "nemotron_h_moe with scales"}
 """The graph of one has no experts; the routers of the other select few."""
+NO_ROUTERS = {"refact", "nemotron_h_moe", "nemotron_h_moe with MTP", "nemotron_h_moe with scales"}
+"""Nothing is guessed: no layer with experts, or only one that is computed for one token."""
+OTHER_ROUTERS = {name for name in architectures.MODELS if name.startswith("deepseek4")}
+"""Some of their layers select by what a token is."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,9 @@ def test_logits_are_those_of_the_model_alone(program: Program, model: str, tmp_p
         has_others = {name for layer in layers for name in pack.families(layer)} != {ROUTED_FAMILY}
     if model not in NONE_TWICE:
         assert usage.miss_count > expert_count, "none came twice"
+    if model not in NO_ROUTERS:
+        assert usage.prefetches.control_right_count > 0, "its routers are not understood"
+    assert usage.prefetches.is_off == (model in OTHER_ROUTERS)
     logits, usage = run(program, tmp_path / "pack", tmp_path)
     assert np.array_equal(logits, expected)
     # Experts that no router of ffn_moe_topk-N chooses come when they are read.
