@@ -34,15 +34,14 @@ from moepack.storage.whole_files import WholeFilesResult, write_whole_files
 class RestoreSummary:
     """The shards that were restored, and how; lengths in bytes.
 
-    `cloned_length` is shared with the pack, `kept_length` is from an interrupted run.
-    `sha256_count` shards were compared with a known SHA-256; `digests` counts the bytes that were
-    compared with their digests. If it `is_in_place`, the pack was turned into the shards.
+    `kept_length` is from an interrupted run. `sha256_count` shards were compared with a known
+    SHA-256; `digests` counts the bytes that were compared with their digests. If it `is_in_place`,
+    the pack was turned into the shards.
     """
 
     path: str
     files: tuple[DataFile, ...]
     length: int
-    cloned_length: int
     kept_length: int
     sha256_count: int
     digests: DigestCounts
@@ -97,7 +96,6 @@ def restore(
             path=os.path.dirname(next(iter(shards))),
             files=tuple(DataFile(entry.name, entry.length) for entry in shards.values()),
             length=length,
-            cloned_length=0,
             kept_length=length - moved_length,
             sha256_count=sum(entry.sha256 is not None for entry in shards.values()),
             digests=digests,
@@ -125,7 +123,6 @@ def restore(
             path=os.fspath(target),
             files=tuple(DataFile(mapped.name, mapped.length) for mapped in maps),
             length=result.length,
-            cloned_length=result.cloned_length,
             kept_length=result.kept_length,
             digests=result.digests,
             sha256_count=sum(entries[mapped.name].sha256 is not None for mapped in maps),
@@ -189,7 +186,7 @@ def _submit(
         advanced(result.length)
     return WholeFilesResult(
         length=sum(result.length for result in results),
-        cloned_length=sum(result.cloned_length for result in results),
+        cloned_length=0,
         kept_length=sum(result.kept_length for result in results),
         digests=sum((result.digests for result in results), DigestCounts()),
     )

@@ -150,20 +150,14 @@ def indexed(summary: IndexSummary) -> str:
 def restored(summary: RestoreSummary) -> str:
     """Write the number of restored shards, and their proof."""
     text = f"{summary.path}: {count_text(len(summary.files), 'shard')}, {size_text(summary.length)}"
-    text += f"{_reused(summary)}; {compared(summary.digests)}"
+    text += f"{_kept(summary.kept_length)}; {compared(summary.digests)}"
     if summary.sha256_count:
         text += f", {count_text(summary.sha256_count, 'shard')} the SHA-256 of the source"
     return f"{text}; the pack is gone" if summary.is_in_place else text
 
 
-def _reused(summary: RestoreSummary | ExportSummary) -> str:
-    """Write the bytes that were not written: shared by clones, or kept of an earlier call."""
-    text = ""
-    if summary.cloned_length:
-        text += f", {size_text(summary.cloned_length)} of it shared with the pack"
-    if summary.kept_length:
-        text += f", {size_text(summary.kept_length)} there already"
-    return text
+def _kept(length: int) -> str:
+    return f", {size_text(length)} there already" if length else ""
 
 
 def mounted(facts: MountFacts) -> Page:
@@ -203,8 +197,11 @@ def exported(summary: ExportSummary) -> Page:
     digests = "no byte of an expert was copied"
     if summary.is_copied:
         digests = compared(summary.digests)
+    shared = summary.cloned_length
+    text = f", {size_text(shared)} of it shared with the pack" if shared else ""
+    text += _kept(summary.kept_length)
     notes: list[Block] = [f"  note: {note}" for note in summary.notes]
-    return Page(f"{summary.path}: {_contents(summary)}{_reused(summary)}; {digests}", *notes)
+    return Page(f"{summary.path}: {_contents(summary)}{text}; {digests}", *notes)
 
 
 def _contents(summary: ExportSummary) -> str:

@@ -44,11 +44,11 @@ class Copier:
 
     With `resume` a file may be there in part: a run that is correct already is left as it is, as
     far as the digests of its extents are known. With `clone` ranges are shared with the inputs if
-    the file system can; with `trusts_clones` these are not read, and have the digests expected.
-    Without `syncs` the caller syncs the files. With `by_input` the inputs, all of them files, are
-    read from start to end; one that is read whole must have the SHA-256 in its stamp.
-    `advanced` is called with the bytes done since its last call, from one thread at a time.
-    `compared_length` is the bytes that were found to have the digests expected.
+    the file system can: these are not read, and have the digests expected. Without `syncs` the
+    caller syncs the files. With `by_input` the inputs, all of them files, are read from start to
+    end; one that is read whole must have the SHA-256 in its stamp. `advanced` is called with the
+    bytes done since its last call, from one thread at a time. `compared_length` is the bytes that
+    were found to have the digests expected.
     """
 
     target: Path
@@ -57,7 +57,6 @@ class Copier:
     _: KW_ONLY
     resume: bool = False
     clone: bool = False
-    trusts_clones: bool = False
     syncs: bool = True
     by_input: bool = False
     cloned_length: int = field(default=0, init=False)
@@ -181,45 +180,37 @@ class Copier:
         while len(digests) < len(extents):
             extent = extents[len(digests)]
             writer.pad_to(extent.offset)
-            digests += self._clone(extents, len(digests), writer) or [
-                self._copy(extent, writer.space, writer.advance)
-            ]
+            digests += self._clone(extents, len(digests), writer) or [self._copy(extent, writer)]
         return digests
 
     def _clone(self, extents: Sequence[Extent], start: int, writer: _RunWriter) -> list[int]:
-        """Share the extent at `start` with its input; return its digest, nothing if that fails.
+        """Share the extents from `start` on that lie together in their input and in the new file.
 
-        If it need not be read, the next extents are shared with it that lie together in both files.
+        Return their digests, none if they are not shared.
         """
         together = extents[start]
         source = self.inputs.descriptor(together.input)
         if not self.clone or source is None or not together.is_blocks:
             return []
         digests = [together.digest or 0]
-        if self.trusts_clones:
-            for extent in islice(extents, start + 1, None):
-                if not (extent.is_blocks and together.is_before(extent)):
-                    break
-                together = together._replace(length=together.length + extent.length)
-                digests.append(extent.digest or 0)
-        scratch = writer.scratch()
+        for extent in islice(extents, start + 1, None):
+            if not (extent.is_blocks and together.is_before(extent)):
+                break
+            together = together._replace(length=together.length + extent.length)
+            digests.append(extent.digest or 0)
         if not writer.clone(source, together):
             self.clone = False
             return []
         with self._lock:
             self.cloned_length += together.length
-        if self.trusts_clones:
-            return digests
-        return [self._copy(together, lambda left: scratch[:left], lambda _: None)]
+        return digests
 
-    def _copy(
-        self, extent: Extent, space_for: Callable[[int], memoryview], advance: Callable[[int], None]
-    ) -> int:
-        """Read an extent into the spaces for its remaining length; check and return its digest."""
+    def _copy(self, extent: Extent, writer: _RunWriter) -> int:
+        """Read an extent into a writer's spaces; check and return its digest."""
         computed = digest.stream()
-        for piece in read_extent(self._source, extent, space_for):
+        for piece in read_extent(self._source, extent, writer.space):
             computed.update(piece)
-            advance(len(piece))
+            writer.advance(len(piece))
         self.inputs.check_digest(extent, computed.intdigest())
         if extent.digest is not None:
             with self._lock:
@@ -272,13 +263,9 @@ class _RunWriter:
             space[:] = bytes(len(space))
             self.advance(len(space))
 
-    def scratch(self) -> memoryview:
-        """Flush the buffer, and return it for other use until the next call."""
-        self._flush()
-        return self.buffer
-
     def clone(self, source: int, extent: Extent) -> bool:
         """Share an extent with the open file `source`; return whether the file system did."""
+        self._flush()
         offset, length = extent.input_offset, extent.length
         if not clone_range(source, offset, length, self.descriptor, extent.offset):
             return False

@@ -56,7 +56,7 @@ def write_whole_files(
     check: Callable[[Path, str], None] | None = None,
     resume: bool = False,
     force: bool = False,
-    trusts_clones: bool = False,
+    clone: bool = False,
     threads: int = 4,
     progress: Progress | None = None,
 ) -> WholeFilesResult:
@@ -66,7 +66,8 @@ def write_whole_files(
     are in memory. `check` is called with each file that is whole and synced, and its name, before
     it gets that; it raises if something is wrong. With `resume` the files of an interrupted run are
     continued, and a file that is whole already stays; with `force` files of these names are
-    replaced, but never those of a pack. With `trusts_clones` ranges that are shared are not read.
+    replaced, but never those of a pack. With `clone` ranges are shared with the files of the pack,
+    where the file system can, and not read.
 
     Raises RequestError for an existing file, PackError for a pack whose bytes differ from its
     index, MachineError for a machine that cannot.
@@ -82,7 +83,7 @@ def write_whole_files(
         kept = list(compress(files, are_there))
         missing = list(compress(files, map(not_, are_there)))
         _check_targets(folder, missing, inputs, resume, force)
-        check_space(folder, needed_length(folder, missing, inputs))
+        check_space(folder, needed_length(folder, missing, inputs if clone else ()))
         if check is not None:
             for file in kept:
                 check(folder / file.name, file.name)
@@ -94,8 +95,7 @@ def write_whole_files(
                 opened,
                 advanced,
                 resume=resume,
-                clone=True,
-                trusts_clones=trusts_clones,
+                clone=clone,
                 syncs=not are_small,
             )
             _write(missing, copier, check, threads)
@@ -196,7 +196,10 @@ def check_target(path: Path, inputs: Sequence[Path], *, resume: bool, force: boo
 
 
 def needed_length(folder: Path, files: Sequence[NewFile], inputs: Sequence[Path]) -> int:
-    """Return the bytes of space that writing takes, beyond those written already or shared."""
+    """Return the bytes of space that writing takes, beyond those written already.
+
+    Those that are shared with `inputs` take none.
+    """
     largest = max(filter(os.path.isfile, inputs), key=os.path.getsize, default=None)
     shares = largest is not None and can_clone(largest, folder)
     needed = 0

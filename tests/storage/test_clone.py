@@ -14,10 +14,9 @@ from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.storage.blocks import can_clone, clone_range
 from moepack.storage.extents import BLOCK
-from tests.support import gguf_builder
 from tests.support.file_systems import free_length, mounted, shared_length
 from tests.support.gguf_builder import moe
-from tests.support.models import contents, flip
+from tests.support.models import flip
 from tests.support.packs import pieces
 
 SHARING = ("xfs", "btrfs")
@@ -81,22 +80,6 @@ def test_an_export_shares_the_packs_ranges(sharing: Path, source: Path, exported
     assert done.cloned_length > 0.99 * done.length
     assert shared_length(sharing / "model.gguf") >= done.cloned_length
     assert free - free_length(sharing) < done.length // 4
-
-
-def test_a_restored_shard_shares_what_lies_on_blocks(sharing: Path, source: Path) -> None:
-    pack_model(source, sharing / "pack")
-    done = restore(sharing / "pack", sharing / "restored")
-    assert (sharing / "restored" / source.name).read_bytes() == source.read_bytes()
-    assert done.cloned_length > 0.9 * done.length
-    assert shared_length(sharing / "restored" / source.name) >= done.cloned_length
-
-
-def test_what_lies_off_blocks_is_copied(sharing: Path) -> None:
-    built = gguf_builder.split(moe((0, 1), 4, ne=(512, 256)), 4)
-    gguf_builder.write_shards(built, sharing / "source")
-    pack_model(sharing / "source", sharing / "pack")
-    assert restore(sharing / "pack", sharing / "restored").cloned_length == 0
-    assert contents(sharing / "restored") == contents(sharing / "source")
 
 
 def test_a_damaged_part_is_not_restored_and_found_in_an_export(sharing: Path, source: Path) -> None:

@@ -215,7 +215,7 @@ def _write(
             data=heads,
             resume=resume,
             force=force,
-            trusts_clones=True,
+            clone=True,
             threads=threads,
             progress=phases.begin(),
         )
