@@ -68,7 +68,6 @@ LIBRARIES = {
 """What moepack depends on, and where alone it is known; numpy any room may know."""
 
 EXTRAS = {
-    "distributed": ("cli.pack",),
     "huggingface_hub": ("storage.remote.hub",),
     "jinja2": ("report.html.report",),
     "obstore": ("storage.remote.store", "storage.remote.stores"),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +14,8 @@ import moepack
 from moepack.cli.shared import options
 from moepack.cli.shared.argument_names import typed_name
 from moepack.cli.shared.exit_codes import ExitCode
-from moepack.cli.shared.files import output_file
 from moepack.cli.shared.options import Option, flag_option, size_option
-from moepack.cli.shared.parameters import ModelName, OutputFile, PathName
+from moepack.cli.shared.parameters import ModelName, PathName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import (
     announce,
@@ -30,27 +27,15 @@ from moepack.cli.shared.terminal import (
     show,
     sum_up,
 )
-from moepack.common import extras
-from moepack.common.errors import MachineError, RequestError
+from moepack.common.errors import RequestError
 from moepack.common.escaping import one_line
-from moepack.storage.atomic import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Executor
 
     from moepack.common.phases import Progress
     from moepack.pack.verifying.report import Report
     from moepack.packing.plan.pack_summary import PackSummary
-
-
-_DASK = "dask://"
-
-_executor_option = click.option(
-    "--executor",
-    metavar="dask://HOST:PORT",
-    help="Address of a Dask scheduler, whose workers do the work.",
-)
 
 
 def _part_option(files: str) -> Option[Any]:
@@ -74,7 +59,6 @@ def _part_option(files: str) -> Option[Any]:
 @flag_option("--yes-delete-source", "is_confirmed", help="Pack in place without asking.")
 @_part_option("data files")
 @flag_option("--commit", help="Make a pack of the parts, once all are written.")
-@_executor_option
 @options.dry_run_option
 @options.resume_option
 @options.recover_option
@@ -89,7 +73,6 @@ def pack(
     dry_run: bool,
     resume: bool,
     recover: bool,
-    executor: str | None,
     **options: Any,
 ) -> None:
     """Turn SOURCE into the new pack DIR: the whole model, one aligned blob per expert.
@@ -111,16 +94,14 @@ def pack(
 
     options |= {"resume": resume}
     if in_place:
-        call = _in_place_call(source, target, no_mtp, executor, recover=recover, **options)
+        call = _in_place_call(source, target, no_mtp, recover=recover, **options)
         if not (is_confirmed or dry_run or resume):
             summary = call(dry_run=True)
             if summary.in_place is not None and not summary.in_place.refusals:
                 _confirm(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
     else:
         call = partial(_pack, source, target, mtp=not no_mtp, **options)
-    with progress("packing") as advance, _opened_executor(executor) as workers:
-        if workers is not None:
-            call = partial(call, executor=workers)
+    with progress("packing") as advance:
         announced = partial(announce, render=pack_text.plan)
         summary = call(dry_run=dry_run, planned=announced, progress=advance)
     next_step = None
@@ -139,17 +120,14 @@ def _pack(
     resume: bool,
     part: str | None,
     commit: bool,
-    executor: Executor | None = None,
     **options: Any,
 ) -> PackSummary:
     """Pack alone, or together with others."""
-    if (part is not None) + (executor is not None) + commit > 1:
-        raise RequestError("at most one of `part`, `commit` and `executor` can be used")
-    if part is None and executor is None and not commit:
+    if part is not None and commit:
+        raise RequestError("`part` writes data files, and `commit` none: use one of them")
+    if part is None and not commit:
         return moepack.pack_model(source, target, resume=resume, **options)
     shared = moepack.SharedPack(source, target, **options)
-    if executor is not None:
-        return shared.write(executor, resume=resume)
     return shared.commit() if part is None else shared.write_part(part)
 
 
@@ -157,7 +135,6 @@ def _in_place_call(
     source: tuple[str, ...],
     target: str,
     no_mtp: bool,
-    executor: str | None,
     **options: Any,
 ) -> Callable[..., PackSummary]:
     """Return the call that packs in place; refuse options that do not go together with it."""
@@ -168,7 +145,7 @@ def _in_place_call(
         problem = "`in_place` packs the whole model: anything left out would be lost"
         hint = "leave out `experts_only`, `layers` and `mtp=False`, or `in_place`"
         raise RequestError(problem, hint=hint)
-    if options.pop("part") is not None or options.pop("commit") or executor is not None:
+    if options.pop("part") is not None or options.pop("commit"):
         raise RequestError("shards are turned into a pack by one process", argument="in_place")
     return partial(moepack.pack_in_place, source, target, **options)
 
@@ -182,7 +159,6 @@ def _in_place_call(
 @options.recover_option
 @options.force_option
 @_part_option("shards")
-@_executor_option
 @options.threads_option
 @options.progress_options
 def restore(
@@ -190,7 +166,6 @@ def restore(
     target: str | None,
     in_place: bool,
     is_confirmed: bool,
-    executor: str | None,
     **options: Any,
 ) -> None:
     """Write the shards of a whole pack again, bit for bit.
@@ -206,8 +181,8 @@ def restore(
         _check_restorable(pack_path, target)
         deletion = "will be turned back into its shards, and be gone"
         _confirm(f"{one_line(pack_path)} {deletion}", "--yes-delete-pack")
-    with progress("restoring") as advance, _opened_executor(executor) as workers:
-        options |= {"in_place": in_place, "executor": workers, "progress": advance}
+    with progress("restoring") as advance:
+        options |= {"in_place": in_place, "progress": advance}
         summary = moepack.restore(pack_path, target, **options)
     sum_up(summary, pack_text.restored)
 
@@ -245,12 +220,7 @@ def _check_restorable(pack_path: str, target: str | None) -> None:
 @click.option("--seed", type=int, default=0, help="Random seed of the sample.")
 @flag_option("--sha256", help="Also compare the SHA-256 of the shards.")
 @flag_option("--with-gguf-py", help="Also compare with the source as read by gguf-py.")
-@click.option(
-    "--junit", "junit_path", type=OutputFile(), metavar="FILE", help="Report in JUnit XML."
-)
-@options.force_option
 @_part_option("data files")
-@_executor_option
 @options.threads_option
 @options.progress_options
 def verify(
@@ -258,9 +228,6 @@ def verify(
     source_paths: tuple[str, ...],
     engine: str | None,
     pack: str | None,
-    junit_path: str | None,
-    force: bool,
-    executor: str | None,
     **options: Any,
 ) -> None:
     """Verify a pack: its structure, padding and digests, and every byte against the source.
@@ -271,19 +238,11 @@ def verify(
     """
     from moepack.report import verification_text
 
-    with contextlib.ExitStack() as outputs:
-        if junit_path:
-            junit_file = outputs.enter_context(output_file(junit_path, force=force))
-        with progress("verifying") as advance:
-            if engine is None and pack is None:
-                with _opened_executor(executor) as workers:
-                    options |= {"executor": workers, "progress": advance}
-                    report = moepack.verify(path, source_paths or None, **options)
-            else:
-                options["executor"] = executor
-                report = _verify_export(engine, path, pack, source_paths, advance, **options)
-        if junit_path:
-            write_whole(junit_file, verification_text.junit(report))
+    with progress("verifying") as advance:
+        if engine is None and pack is None:
+            report = moepack.verify(path, source_paths or None, progress=advance, **options)
+        else:
+            report = _verify_export(engine, path, pack, source_paths, advance, **options)
     next_step = None
     if not report.findings and engine is None:
         with moepack.open(report.path) as opened:
@@ -333,31 +292,3 @@ def _confirm(deletion: str, option: str) -> None:
     word = click.prompt("Type delete to continue", default="", show_default=False, err=True)
     if word != "delete":
         raise RequestError("not confirmed: nothing was touched")
-
-
-@contextlib.contextmanager
-def _opened_executor(address: str | None) -> Iterator[Executor | None]:
-    """Connect to the workers at an address for the block; None without one.
-
-    Raises RequestError for another address, MachineError if nothing answers there.
-    """
-    if address is None:
-        yield None
-        return
-    if not address.startswith(_DASK):
-        raise RequestError(
-            "not the address of a scheduler",
-            argument="executor",
-            expected="dask://HOST:PORT",
-            found=address,
-        )
-    extras.require("cluster")
-    from distributed import Client
-
-    try:
-        client = Client(f"tcp://{address.removeprefix(_DASK)}", set_as_default=False)
-    except (OSError, ValueError) as error:
-        hint = "is a Dask scheduler running there?"
-        raise MachineError(f"no scheduler answers: {error}", path=address, hint=hint) from None
-    with client:
-        yield client.get_executor()

@@ -14,7 +14,6 @@ LLAMA_CPP = ("xllamacpp", "2026.10.11549")
 
 PACKAGES: Mapping[str, Sequence[tuple[str, str | None]]] = MappingProxyType(
     {
-        "cluster": [("distributed", None)],
         "gpu": [("nvidia-ml-py", None)],
         "mount": [("mfusepy", None)],
         "plot": [("matplotlib", None)],

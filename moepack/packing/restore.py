@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from moepack.common.errors import PackError, RequestError
 from moepack.common.pack_files import is_pack
-from moepack.common.paths import is_remote
-from moepack.common.phases import DigestCounts, Progress, advancing
-from moepack.common.tasks import Share, run_tasks
+from moepack.common.phases import DigestCounts, Progress
+from moepack.common.share import Share
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.format.tables import DataFile
@@ -25,7 +23,7 @@ from moepack.pack.reading.shard_map import ShardMap, map_shards
 from moepack.pack.verifying.shard_sha256 import sha256_of
 from moepack.packing.in_place.in_place import restore_in_place, settle
 from moepack.packing.in_place.unfinished import is_unfinished, is_whole_pack
-from moepack.storage.atomic import make_folder, refuse_existing
+from moepack.storage.atomic import make_folder
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.whole_files import WholeFilesResult, write_whole_files
 
@@ -57,14 +55,13 @@ def restore(
     force: bool = False,
     recover: bool = False,
     part: str | tuple[int, int] | None = None,
-    executor: Executor | None = None,
     threads: int = 4,
     progress: Progress | None = None,
 ) -> RestoreSummary:
     """Write the shards of a whole pack into the folder `target`.
 
     Parts, headers and whole shards are compared with the digests and SHA-256 that the pack records.
-    File systems that can share ranges with the pack do. With `resume` an interrupted run is
+    With `resume` an interrupted run is
     continued, with `force` files of the shards' names are replaced. `progress` is called with the
     bytes done since its last call and the total, from one thread at a time.
 
@@ -74,8 +71,7 @@ def restore(
     without its journal, but needs `target`.
 
     With `part`, such as `3/16` or (3, 16), only that share of the shards is written, for a job on
-    each of many machines; the workers of an `executor` write a shard in each task. Both must reach
-    pack and folder by the same paths.
+    each of many machines.
 
     Raises PackError if the pack is not whole or its bytes are wrong, RequestError for existing
     files, MachineError for faults of the machine.
@@ -83,7 +79,7 @@ def restore(
     is_begun = _is_begun(Path(pack), threads, goes_back=target is None or in_place or recover)
     if target is None and not is_begun:
         raise RequestError("no folder was given for the shards", hint="name one with `target`")
-    if (in_place or is_begun) and (part is not None or executor is not None):
+    if (in_place or is_begun) and part is not None:
         raise RequestError("shards are made in place by one process", argument="in_place")
     if in_place or is_begun:
         shards, moved_length, digests = restore_in_place(
@@ -112,12 +108,7 @@ def restore(
             names = Share(part).names({mapped.name: mapped.length for mapped in maps})
             maps = tuple(mapped for mapped in maps if mapped.name in names)
         make_folder(target)
-        if executor is None:
-            result = _write(opened, maps, Path(target), resume, force, threads, progress)
-        else:
-            may_exist = resume or force
-            folder = Path(target)
-            result = _submit(executor, opened, maps, folder, may_exist, force, threads, progress)
+        result = _write(opened, maps, Path(target), resume, force, threads, progress)
         entries = {entry.name: entry for entry in opened.manifest.source.shards}
         return RestoreSummary(
             path=os.fspath(target),
@@ -162,43 +153,6 @@ def _write(
         threads=threads,
         progress=progress,
     )
-
-
-def _submit(
-    executor: Executor,
-    pack: Pack,
-    maps: Sequence[ShardMap],
-    folder: Path,
-    may_exist: bool,
-    force: bool,
-    threads: int,
-    progress: Progress | None,
-) -> WholeFilesResult:
-    for mapped in maps:
-        if not may_exist:
-            refuse_existing(folder / mapped.name)
-    path = pack.path if is_remote(pack.path) else pack.path.absolute()
-    tasks = [(path, mapped.name, folder.absolute(), force, threads) for mapped in maps]
-    advanced = advancing(progress, sum(mapped.length for mapped in maps))
-    results = []
-    for result in run_tasks(executor, _write_shard, tasks):
-        results.append(result)
-        advanced(result.length)
-    return WholeFilesResult(
-        length=sum(result.length for result in results),
-        cloned_length=0,
-        kept_length=sum(result.kept_length for result in results),
-        digests=sum((result.digests for result in results), DigestCounts()),
-    )
-
-
-def _write_shard(
-    path: Path, name: str, folder: Path, force: bool, threads: int
-) -> WholeFilesResult:
-    with Pack(path) as pack:
-        maps = [mapped for mapped in map_shards(pack) if mapped.name == name]
-        # A task that is run again, since its worker died, resumes.
-        return _write(pack, maps, folder, not force, force, threads, None)
 
 
 def _extents(shard: ShardMap, index: Index) -> Iterable[Extent]:

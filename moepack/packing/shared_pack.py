@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
@@ -22,10 +21,9 @@ from moepack.traces.hotness.model import Hotness
 class SharedPack:
     """A pack of several writers; each of them reaches source and target.
 
-    All need the same choices; the arguments are those of `pack_model`. Either each writes a part,
-    and anyone commits once all are written; or the workers of an executor write the data files, and
-    this process commits. Finished files are skipped: whatever was killed is run again. The methods
-    raise as `pack_model` does.
+    All need the same choices; the arguments are those of `pack_model`. Each writes a part, and
+    anyone commits once all are written. Finished files are skipped: whatever was killed is run
+    again. The methods raise as `pack_model` does.
     """
 
     def __init__(
@@ -53,30 +51,19 @@ class SharedPack:
 
     def write_part(self, part: str | tuple[int, int]) -> PackSummary:
         """Write the share `part` of the data files, such as `3/16` or (3, 16)."""
-        return self._make(partial(packer.write_part, part=part), resume=True, sha256=False)
+        return self._make(partial(packer.write_part, part=part), sha256=False)
 
     def commit(self) -> PackSummary:
         """Make a pack of the parts, once all are written."""
-        return self._make(partial(packer.commit, strong=self._strong), resume=True)
+        return self._make(partial(packer.commit, strong=self._strong))
 
-    def write(self, executor: Executor, *, resume: bool = False) -> PackSummary:
-        """Write the data files by the workers of an executor, and commit the pack.
-
-        `resume` continues an interrupted one.
-        """
-        workers = executor, self._request
-        write = partial(packer.pack, resume=resume, strong=self._strong, workers=workers)
-        return self._make(write, resume=resume)
-
-    def _make(
-        self, write: Callable[..., Any], *, resume: bool, sha256: bool | None = None
-    ) -> PackSummary:
+    def _make(self, write: Callable[..., Any], *, sha256: bool | None = None) -> PackSummary:
         return make_pack(
             self._request,
             self._target,
             partial(write, threads=self._threads),
             is_alone=False,
-            resume=resume,
+            resume=True,
             sha256=self._sha256 if sha256 is None else sha256,
             strong=self._strong,
             threads=self._threads,

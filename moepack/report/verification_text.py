@@ -1,8 +1,8 @@
-"""The outcome of a verification: as text for people, and as JUnit XML for other programs."""
+"""The outcome of a verification as text."""
 
 from collections import defaultdict
 
-from moepack.common.escaping import one_line, shorten
+from moepack.common.escaping import shorten
 from moepack.common.sizes import count_text, size_text
 from moepack.pack.verifying.report import Finding, Report
 
@@ -65,40 +65,3 @@ def extent(outcome: Report) -> str:
 def _share(checked: int, count: int, noun: str) -> str:
     total = count_text(count, noun)
     return total if checked == count else f"{checked:,} of {total}"
-
-
-def junit(outcome: Report) -> bytes:
-    """Return an outcome as JUnit XML: one test for the pack as such, and one for each layer.
-
-    A test for what was not looked at as a whole is skipped, unless there are findings.
-    """
-    import xml.etree.ElementTree as ElementTree  # slow to load
-
-    by_layer: dict[int | None, list[Finding]] = defaultdict(list)
-    for finding in outcome.findings:
-        by_layer[finding.layer].append(finding)
-    cases = [None, *sorted({*outcome.layers, *(layer for layer in by_layer if layer is not None)})]
-    left_out = {*cases} - {*outcome.checked_layers, *by_layer}
-    if not outcome.not_looked_at:
-        left_out.discard(None)
-    suite = ElementTree.Element(
-        "testsuite",
-        name="moepack verify",
-        tests=str(len(cases)),
-        failures=str(len(by_layer)),
-        errors="0",
-        skipped=str(len(left_out)),
-    )
-    for layer in cases:
-        name = "pack" if layer is None else f"layer {layer}"
-        path = one_line(outcome.path)
-        case = ElementTree.SubElement(suite, "testcase", classname=path, name=name)
-        if findings := by_layer.get(layer):
-            message = count_text(len(findings), "finding")
-            failure = ElementTree.SubElement(case, "failure", message=message)
-            failure.text = "\n".join(one_line(str(finding)) for finding in findings)
-        elif layer in left_out:
-            message = f"not looked at: {', '.join(outcome.not_looked_at)}"
-            ElementTree.SubElement(case, "skipped", message=one_line(message))
-    data: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
-    return data

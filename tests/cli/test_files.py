@@ -34,7 +34,6 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "extract": ("extract", "{pack}", *AT, "-o"),
     "trace import": ("trace", "import", str(TRACE), "-o"),
     "hotness": ("hotness", str(TRACE), "-o"),
-    "verify": ("verify", "{pack}", "--junit"),
     "trace concentration": ("trace", "concentration", str(TRACE), "--plot"),
     "bench": (*BRIEF_BENCH, "--plot"),
     "report": ("report", str(first_shard("mixtral")), "-o"),

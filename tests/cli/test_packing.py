@@ -79,7 +79,6 @@ def test_the_hottest_of_nothing_is_said(hot_pack: Path, capsys: pytest.CaptureFi
         ("--no-mtp", "leave out --experts-only, --layers and --no-mtp, or --in-place"),
         ("--part 1/3", "by one process"),
         ("--commit", "by one process"),
-        ("--executor dask://127.0.0.1:1", "by one process"),
     ],
 )
 def test_what_cannot_be_done_in_place_is_refused(
@@ -134,9 +133,6 @@ def test_an_export_is_verified_with_the_code_for_differences(
     assert "layer 1 expert 0 ffn_down_exps.weight in layer_01.down.bin at byte 77: " in out
     code, out, err = run(capsys, *verify, "--pack", packs["mixtral"], "--json")
     assert json.loads(out)["findings"][0]["offset"] == 77
-    report = tmp_path / "report.xml"
-    assert run(capsys, *verify, "--pack", packs["mixtral"], "--junit", report)[0] == 5
-    assert b"failure" in report.read_bytes()
 
 
 @pytest.mark.parametrize(

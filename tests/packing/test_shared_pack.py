@@ -1,22 +1,19 @@
 """Packs that several processes write: the bytes of a pack made alone, whatever happens to them."""
 
-import errno
-import os
 import random
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
+from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.common.paths import RemotePath
-from moepack.common.tasks import run_tasks
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.pack_model import pack_model
 from moepack.packing.plan.pack_summary import PackSummary
@@ -30,7 +27,6 @@ from tests.support.buckets import bucket_of_moto
 from tests.support.children import MOEPACK
 from tests.support.damages import DAMAGES, Damage
 from tests.support.hubs import REPOSITORY, hub_of
-from tests.support.interruptions import fail_at
 from tests.support.models import contents, flip, hotness_of, shards_of
 
 MODEL = "deepseek2"
@@ -76,6 +72,16 @@ def test_parts_that_share_a_folder_alone_become_the_pack_of_one_process(
     assert done.returncode == 0
     pack_model(shards_of(MODEL), tmp_path / "other")
     assert contents(tmp_path / "pack") == contents(tmp_path / "other")
+
+
+def test_parts_are_written_by_the_workers_of_a_pool(
+    alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    sharing = shared(tmp_path / "pack")
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        list(pool.map(sharing.write_part, [(n, PARTS) for n in range(1, PARTS + 1)]))
+    sharing.commit()
+    assert contents(tmp_path / "pack") == alone
 
 
 def test_nothing_is_committed_before_all_parts_are_written(
@@ -181,72 +187,6 @@ def test_two_that_commit_at_once_make_one_pack(alone: dict[str, bytes], tmp_path
         assert all("a whole pack is here already" in problem for problem in problems)
         assert len(problems) < 3
         assert contents(target) == alone
-
-
-@pytest.fixture(params=["threads", "processes", "dask"])
-def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
-    if request.param == "threads":
-        yield ThreadPoolExecutor(2)
-    elif request.param == "processes":
-        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            yield pool
-    else:
-        distributed = pytest.importorskip("distributed")
-        with (
-            distributed.LocalCluster(
-                n_workers=2, threads_per_worker=1, dashboard_address=None
-            ) as cluster,
-            distributed.Client(cluster, set_as_default=False) as client,
-        ):
-            yield client.get_executor()
-
-
-def test_the_same_task_is_done_again_by_the_next_run(executor: Executor) -> None:
-    """A scheduler may take equal tasks for one, and give the result that it has already."""
-    first = run_tasks(executor, time.monotonic_ns, [()])
-    before = next(first)
-    assert next(run_tasks(executor, time.monotonic_ns, [()])) > before
-    assert not list(first)
-
-
-def test_an_executors_workers_write_the_pack_of_one_process(
-    alone: dict[str, bytes], tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[tuple[int, int]] = []
-    sharing = shared(tmp_path / "pack", progress=lambda *step: done.append(step))
-    summary = sharing.write(executor)
-    assert summary.written_length == sum(
-        len(data) for name, data in alone.items() if name not in ("index.bin", "manifest.json")
-    )
-    assert sum(length for length, _ in done) == done[-1][1]
-    assert contents(tmp_path / "pack") == alone
-    monkeypatch.chdir(tmp_path)  # workers have folders of their own
-    shared("strong", strong=True).write(executor)
-    assert verify("strong", shards_of(MODEL)).passed
-
-
-def test_a_pool_whose_process_dies_is_continued(alone: dict[str, bytes], tmp_path: Path) -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(os._exit, 1)
-        with pytest.raises(MachineError, match="a worker died") as failure:
-            shared(tmp_path / "pack").write(pool)
-    assert "resume=True" in str(failure.value.hint)
-    with pytest.raises(RequestError, match="an interrupted pack is here"):
-        shared(tmp_path / "pack").write(ThreadPoolExecutor(1))
-    shared(tmp_path / "pack").write(ThreadPoolExecutor(1), resume=True)
-    assert contents(tmp_path / "pack") == alone
-
-
-def test_a_task_that_failed_is_done_again_by_the_same_worker(
-    alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ThreadPoolExecutor(1) as worker:
-        with monkeypatch.context() as patch:
-            fail_at(patch, 3, OSError(errno.EIO, "Input/output error"), (os, "pwrite"))
-            with pytest.raises(MachineError, match="Input/output error"):
-                shared(tmp_path / "pack").write(worker)
-        shared(tmp_path / "pack").write(worker, resume=True)
-    assert contents(tmp_path / "pack") == alone
 
 
 @pytest.fixture(scope="module")
@@ -387,30 +327,6 @@ def test_parts_of_a_verification_look_at_all_of_a_pack_together(
         expected = 3 if path.name == "index.bin" else 1
         assert damaged.count(False) == expected, path.name
         flip(path, path.stat().st_size // 2)
-
-
-def test_an_executors_workers_verify_and_restore_a_pack(
-    tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack(tmp_path / "pack", sha256=True)
-    monkeypatch.chdir(tmp_path)
-    report = verify("pack", shards_of(MODEL), executor=executor)
-    assert report == verify("pack", shards_of(MODEL))
-    alone = verify("pack", executor=executor)
-    assert (alone.passed, alone.sha256_count) == (True, len(shards_of(MODEL)))
-    summary = restore("pack", "shards", executor=executor)
-    assert summary.sha256_count == len(shards_of(MODEL))
-    for shard in shards_of(MODEL):
-        assert (tmp_path / "shards" / Path(shard).name).read_bytes() == Path(shard).read_bytes()
-    with pytest.raises(RequestError, match="exists already"):
-        restore("pack", "shards", executor=executor)
-    assert restore("pack", "shards", executor=executor, resume=True).kept_length == summary.length
-    flip(tmp_path / "pack" / "experts-00002.bin", 100)
-    damaged = verify("pack", shards_of(MODEL), executor=executor)
-    assert damaged == verify("pack", shards_of(MODEL))
-    assert damaged.findings
-    with pytest.raises(PackError, match="do not have the digest in the index"):
-        restore("pack", "others", executor=executor)
 
 
 def test_parts_restore_each_shard_once(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +16,6 @@ from typing import NamedTuple
 
 from moepack.common import digest
 from moepack.common.errors import MoepackError, PackError, SourceError, is_of_machine, read_failure
-from moepack.common.paths import is_remote
-from moepack.common.tasks import run_tasks
 from moepack.pack.verifying.checked_pack import CheckedRange, Gap, Segment, Where
 from moepack.pack.verifying.report import Finding
 from moepack.storage.input_file import InputFile, open_input
@@ -79,18 +76,13 @@ def scan(
     threads: int,
     advanced: Callable[[int], None],
     second_opinion: SecondOpinion | None = None,
-    executor: Executor | None = None,
     fault: type[MoepackError] = SourceError,
 ) -> Scanned:
     """Check segments of a pack's files at `paths`, and gaps of the shards.
 
-    `advanced` is called with the bytes read of the pack, from one thread at a time. The workers of
-    an `executor` have a data file in each task, and `threads` each; all of them must reach the
-    files by the same paths. Raises `fault` for a shard, and MachineError, for what cannot be read:
-    that is never a finding.
+    `advanced` is called with the bytes read of the pack, from one thread at a time. Raises `fault`
+    for a shard, and MachineError, for what cannot be read: that is never a finding.
     """
-    if executor is not None:
-        return _sum(_scan_apart(executor, paths, shard_paths, work, threads, advanced))
     pending = deque(work)
     with ExitStack() as stack:
         shards = [_open_shard(path, stack, fault) for path in shard_paths]
@@ -108,36 +100,9 @@ def scan(
             lengths = (worker.read_length, worker.compared_length, worker.second_length)
             return Scanned(worker.findings, *lengths)
 
-        return _sum(run_each(check_all, range(threads), threads, advanced))
-
-
-def _sum(scanned: Iterable[Scanned]) -> Scanned:
+        scanned = run_each(check_all, range(threads), threads, advanced)
     findings, *lengths = zip(*scanned, strict=True)
     return Scanned([one for several in findings for one in several], *map(sum, lengths))
-
-
-def _scan_apart(
-    executor: Executor,
-    paths: Sequence[Path],
-    shard_paths: Sequence[str],
-    work: Iterable[Segment | Gap],
-    threads: int,
-    advanced: Callable[[int], None],
-) -> Iterable[Scanned]:
-    by_file: dict[int, list[Segment | Gap]] = {}
-    for one in work:
-        by_file.setdefault(one.file if isinstance(one, Segment) else -1, []).append(one)
-    places = [path if is_remote(path) else path.absolute() for path in paths]
-    shards = [path if is_remote(path) else os.path.abspath(path) for path in shard_paths]
-    tasks = [(places, shards, segments, threads, _ignore) for segments in by_file.values()]
-    yield Scanned([], 0, 0, 0)
-    for scanned in run_tasks(executor, scan, tasks):
-        advanced(scanned.read_length)
-        yield scanned
-
-
-def _ignore(_length: int) -> None:
-    pass
 
 
 def _open_shard(path: str, stack: ExitStack, fault: type[MoepackError]) -> InputFile:

@@ -2,14 +2,11 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from moepack.common.errors import PackError, SourceError, read_failure
-from moepack.common.paths import is_remote
 from moepack.common.phases import Phases
-from moepack.common.tasks import run_tasks
 from moepack.pack.reading.shard_map import ShardMap, map_shards
 from moepack.pack.verifying.checked_pack import CheckedPack
 from moepack.pack.verifying.report import Findings
@@ -40,22 +37,12 @@ def sha256_of_restored(
     shards: Sequence[ShardMap],
     threads: int,
     progress: Callable[[int, int], None],
-    executor: Executor | None = None,
 ) -> list[str]:
     """Return the SHA-256 of each shard, put together from the files `paths` of a sound pack.
 
-    With an `executor` its workers do it, a shard in each task. `progress` is called as for
-    `verify`. Raises OSError, and EOFError for a file that ends early.
+    `progress` is called as for `verify`. Raises OSError, and EOFError for a file that ends early.
     """
     total = sum(piece.length for shard in shards for piece in shard.pieces)
-    if executor is not None:
-        places = [path if is_remote(path) else path.absolute() for path in paths]
-        tasks = [(number, places, shard) for number, shard in enumerate(shards)]
-        computed = {}
-        for number, sha256 in run_tasks(executor, _sha256_of_one, tasks):
-            computed[number] = sha256
-            progress(sum(piece.length for piece in shards[number].pieces), total)
-        return [computed[number] for number in range(len(shards))]
 
     def compute(shard: ShardMap, advanced: Callable[[int], None]) -> str:
         sha256 = hashlib.sha256()
@@ -77,9 +64,7 @@ def sha256_of_restored(
     return run_each(compute, shards, threads, lambda length: progress(length, total))
 
 
-def check_restored(
-    pack: CheckedPack, threads: int, phases: Phases, executor: Executor | None
-) -> int | None:
+def check_restored(pack: CheckedPack, threads: int, phases: Phases) -> int | None:
     """Compare the shards that a sound, whole pack is restored to with the SHA-256 in its manifest.
 
     Returns how many are equal, None if none was compared.
@@ -89,7 +74,7 @@ def check_restored(
         return None
     shards = [shard for shard in map_shards(pack) if shard.name in expected]
     try:
-        computed = sha256_of_restored(pack.paths, shards, threads, phases.begin(), executor)
+        computed = sha256_of_restored(pack.paths, shards, threads, phases.begin())
     except OSError as error:
         raise read_failure(error, pack.path, PackError) from None
     except EOFError as error:
@@ -111,10 +96,6 @@ def count_equal(
             message = f"its SHA-256 is {ours}, the manifest says {manifests}"
             findings.add("source", message, file=name)
     return count
-
-
-def _sha256_of_one(number: int, paths: Sequence[Path], shard: ShardMap) -> tuple[int, str]:
-    return number, sha256_of_restored(paths, [shard], 1, lambda _, total: None)[0]
 
 
 def _content(file: InputFile, piece: Extent) -> Iterator[bytes]:

@@ -7,13 +7,12 @@ stops at none, as long as the manifest and the tables of the index can be read a
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 
 from moepack.common.errors import MachineError, RequestError
 from moepack.common.paths import PathOrPaths, path_list
 from moepack.common.phases import Phases, Progress, advancing
-from moepack.common.tasks import Share
+from moepack.common.share import Share
 from moepack.pack.reading.copies import Mirror, find_mirror
 from moepack.pack.reading.directory import pack_folder
 from moepack.pack.verifying import headline, inventory, shard_sha256
@@ -41,7 +40,6 @@ def verify(
     sha256: bool = False,
     with_gguf_py: bool = False,
     part: str | tuple[int, int] | None = None,
-    executor: Executor | None = None,
     threads: int = DEFAULT_THREADS,
     progress: Progress | None = None,
 ) -> Report:
@@ -55,14 +53,13 @@ def verify(
     the bytes that are here are checked. `progress` is called from one thread at a time.
 
     With `part`, such as `3/16` or (3, 16), only that share of the data files is read, so that a job
-    on each of many machines verifies its own; with an `executor` its workers read the files. Both
-    must reach pack and source by the same paths.
+    on each of many machines verifies its own.
 
     Raises PackError if there is no pack or one of an unknown version, SourceError for a shard that
     cannot be read, RequestError for options that make no sense, MachineError if the machine lacks
     memory, threads or open files; every other fault is a finding.
     """
-    _check_request(source, sha256, with_gguf_py, executor)
+    _check_request(source, sha256, with_gguf_py)
     share = None if part is None else Share(part)
     findings = Findings()
     try:
@@ -81,7 +78,7 @@ def verify(
         choose(pack, layers, sample, seed)
         comparison = None if witness is None else SourceComparison(pack, witness)
         phases = Phases(progress)
-        return _verify(pack, comparison, share, executor, threads, phases, sha256, with_gguf_py)
+        return _verify(pack, comparison, share, threads, phases, sha256, with_gguf_py)
     except MemoryError:
         raise MachineError("not enough memory", path=path, hint="use fewer `threads`") from None
 
@@ -98,22 +95,17 @@ def _unreadable(
     )
 
 
-def _check_request(
-    source: PathOrPaths | None, sha256: bool, with_gguf_py: bool, executor: Executor | None
-) -> None:
+def _check_request(source: PathOrPaths | None, sha256: bool, with_gguf_py: bool) -> None:
     if sha256 and source is None:
         raise RequestError("the SHA-256 of shards needs a source to read", hint="give a `source`")
     if with_gguf_py and source is None:
         raise RequestError("gguf-py needs a source to read", hint="give a `source`")
-    if with_gguf_py and executor is not None:
-        raise RequestError("gguf-py reads in one process", hint="verify without `executor`")
 
 
 def _verify(
     pack: CheckedPack,
     comparison: SourceComparison | None,
     share: Share | None,
-    executor: Executor | None,
     threads: int,
     phases: Phases,
     sha256: bool,
@@ -134,7 +126,7 @@ def _verify(
     mirror, mirrored = _mirror(pack, files)
     total = sum(one.end - one.start for one in (*work, *mirrored) if isinstance(one, Segment))
     advanced = advancing(phases.begin(), total)
-    scanned = scan(pack.paths, shard_paths, work, threads, advanced, opinion, executor)
+    scanned = scan(pack.paths, shard_paths, work, threads, advanced, opinion)
     pack.findings.all += scanned.findings
     mirror_length = None
     if mirror is not None:
@@ -147,7 +139,7 @@ def _verify(
         ]
     pack.findings.drop_consequences()
     if pack.chosen is None and not (comparison or share or pack.findings.all):
-        sha256_count = shard_sha256.check_restored(pack, threads, phases, executor)
+        sha256_count = shard_sha256.check_restored(pack, threads, phases)
     report = _report(pack, comparison, scanned, unchecked)
     return report._replace(
         sha256_count=sha256_count,

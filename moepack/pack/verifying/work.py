@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 
 from moepack.common.errors import PackError, RequestError, is_of_machine, open_failure
+from moepack.common.share import Share
 from moepack.common.sizes import gaps, parse_ranges, ranges_text
-from moepack.common.tasks import Share
 from moepack.pack.reading.shard_map import map_shards
 from moepack.pack.verifying.checked_pack import CheckedPack, Gap, Segment, cut, join
 from moepack.pack.verifying.comparison import SourceComparison

@@ -61,19 +61,6 @@ class PackRequest:
         )
         return PlannedModel(source, shape, plan)
 
-    def elsewhere(self, source: Source, plan: Plan) -> PackRequest:
-        """Return the request by which another process plans the same: nothing is relative."""
-        shards = [shard.path for shard in source.shards]
-        is_remote = source.is_remote  # then the first names all others, at one commit
-        return PackRequest(
-            source=shards[0] if is_remote else [os.path.abspath(path) for path in shards],
-            layout=plan.layout,
-            hotness=plan.hotness,
-            layers=plan.layers,
-            mtp=True if plan.layers is not None else self.mtp,
-            experts_only=self.experts_only,
-        )
-
     def _chosen_layers(self, shape: ModelShape) -> Sequence[int] | None:
         numbers = self.layers
         if isinstance(numbers, str):

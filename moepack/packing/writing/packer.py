@@ -1,4 +1,4 @@
-"""Pack: carry a plan out, in one process or in several.
+"""Pack: carry a plan out, whole or a share of it.
 
 How it is written so that at any moment there is either no pack or a whole one, `unfinished_pack`
 says.
@@ -6,24 +6,16 @@ says.
 
 from __future__ import annotations
 
-import os
-import pickle
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
-from functools import lru_cache, partial
+from collections.abc import Iterable
 
-from moepack.common.paths import is_remote
 from moepack.common.phases import DigestCounts, Phases, Progress, advancing
-from moepack.common.tasks import Share, run_tasks
-from moepack.packing.plan.pack_request import PackRequest
+from moepack.common.share import Share
 from moepack.packing.plan.pack_summary import WrittenFiles
 from moepack.packing.writing.planned_pack import PlannedPack
-from moepack.packing.writing.target import Target, open_target
-from moepack.packing.writing.unfinished_pack import UnfinishedPack, going_on, opened
+from moepack.packing.writing.target import Target
+from moepack.packing.writing.unfinished_pack import UnfinishedPack, opened
 
 DEFAULT_THREADS = 4
-
-Write = Callable[[list[str], int, Callable[[int], None]], int]
 
 
 def pack(
@@ -34,9 +26,8 @@ def pack(
     strong: bool = False,
     threads: int = DEFAULT_THREADS,
     progress: Progress | None = None,
-    workers: tuple[Executor, PackRequest] | None = None,
 ) -> WrittenFiles:
-    """Write a planned pack at a target, by the workers of an executor if there are any.
+    """Write a planned pack at a target.
 
     With `strong` all written bytes are read once more, and have a SHA-256 in the index, and the
     index has one in the manifest. With `resume` files that were finished before are compared with
@@ -47,10 +38,7 @@ def pack(
     """
     with opened(planned, target) as unfinished:
         unfinished.begin(resume=resume)
-        write = unfinished.write
-        if workers is not None:
-            write = partial(_submit, unfinished, planned, target, workers)
-        files = _finish(unfinished, planned, planned.files, write, threads, progress)
+        files = _finish(unfinished, planned, planned.files, threads, progress)
         unfinished.commit(threads, strong=strong)
     return files
 
@@ -68,7 +56,7 @@ def write_part(
     names = Share(part).names(lengths)
     with opened(planned, target) as unfinished:
         unfinished.begin(resume=True)
-        files = _finish(unfinished, planned, names, unfinished.write, threads, progress)
+        files = _finish(unfinished, planned, names, threads, progress)
         return files._replace(missing_file_count=len(unfinished.missing()))
 
 
@@ -90,7 +78,6 @@ def _finish(
     unfinished: UnfinishedPack,
     planned: PlannedPack,
     names: Iterable[str],
-    write: Write,
     threads: int,
     progress: Progress | None,
 ) -> WrittenFiles:
@@ -104,49 +91,5 @@ def _finish(
     finished = [name for name in lengths if name not in missing]
     digests = DigestCounts(unfinished.payload(finished), compared_length=unfinished.compared_length)
     advanced = advancing(phases.begin(), sum(lengths[name] for name in own))
-    written = write(own, threads, advanced)
+    written = unfinished.write(own, threads, advanced)
     return WrittenFiles(written, len(finished), None, digests, tuple(damaged))
-
-
-def _submit(
-    unfinished: UnfinishedPack,
-    planned: PlannedPack,
-    target: Target,
-    workers: tuple[Executor, PackRequest],
-    names: list[str],
-    threads: int,
-    advanced: Callable[[int], None],
-) -> int:
-    """Write data files by workers, one in each task; return their bytes."""
-    executor, request = workers
-    pickled = pickle.dumps(request.elsewhere(planned.source, planned.plan))
-    path = os.fspath(target.path) if is_remote(target.path) else os.path.abspath(target.path)
-    tasks = [(pickled, path, name, threads) for name in names]
-    written = 0
-    for length in run_tasks(executor, write_data_file, tasks):
-        written += length
-        advanced(length)
-    unfinished.written_elsewhere(names)
-    return written
-
-
-def write_data_file(request: bytes, path: str, name: str, threads: int) -> int:
-    """Write one data file of the pack at `path`, unless it is finished; return its bytes.
-
-    `request` is a pickled PackRequest: this worker plans the pack itself, and joins it only if its
-    input is the same.
-    """
-    unfinished, target = _joined(request, path)
-    with going_on(target):
-        return unfinished.write([name], threads, lambda _: None)
-
-
-@lru_cache(maxsize=1)
-def _joined(request: bytes, path: str) -> tuple[UnfinishedPack, Target]:
-    """Plan a pack and join it; once in a process, for all of its tasks."""
-    chosen: PackRequest = pickle.loads(request)
-    target = open_target(path, is_alone=False)
-    unfinished = UnfinishedPack(PlannedPack.describe(chosen.plan()), target)
-    with going_on(target):
-        unfinished.begin(resume=True)
-    return unfinished, target

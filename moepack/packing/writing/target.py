@@ -306,7 +306,7 @@ def check_existing(target: Target, *, resume: bool) -> None:
         kind, is_begun = "an interrupted pack", JOURNAL_NAME in names
         if RECORDS_NAME in names and not is_begun:
             problem = "parts of a pack are here, or being written"
-            hint = "go on with `part` or `executor`, and then `commit`; or remove the directory"
+            hint = "go on with `part`, and then `commit`; or remove the directory"
             raise RequestError(problem, path=path, hint=hint)
     else:
         kind = "an unfinished pack of several writers"

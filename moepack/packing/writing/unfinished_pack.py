@@ -173,11 +173,6 @@ class UnfinishedPack:
             pending.result()
         return written
 
-    def written_elsewhere(self, names: Iterable[str]) -> None:
-        """Take files for intact that workers of this run have written."""
-        stamps = self._target.stamps()
-        self._watched.update((name, stamps[name]) for name in names if name in stamps)
-
     def commit(self, threads: int, *, strong: bool, progress: Progress | None = None) -> None:
         """Make it a pack. Raises RequestError if a data file is not finished.
 

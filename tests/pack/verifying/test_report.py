@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,34 +165,6 @@ def test_the_report_has_stable_fields(pack_copy: Path) -> None:
     }
     assert (digest["layer"], digest["expert"]) == (0, 2)
     assert (digest["file"], digest["offset"]) == (where.path.name, where.offset)
-
-
-def suite_of(report: Any) -> tuple[ElementTree.Element, dict[str | None, ElementTree.Element]]:
-    suite = ElementTree.fromstring(verification_text.junit(report))
-    return suite, {case.get("name"): case for case in suite}
-
-
-def test_junit_has_a_test_for_each_layer_and_names_the_failures(pack_copy: Path) -> None:
-    with moepack.open(pack_copy) as pack:
-        where = pack.locate(1, 2, "up")
-    flip(where.path, where.offset)
-    suite, cases = suite_of(verify(pack_copy))
-    assert set(cases) == {"pack", "layer 0", "layer 1"}
-    assert not list(cases["layer 0"])
-    failure = cases["layer 1"].find("failure")
-    assert failure is not None
-    assert "expert 2 ffn_up_exps.weight" in (failure.text or "")
-    assert (suite.get("failures"), suite.get("skipped")) == ("1", "0")
-
-
-def test_junit_skips_what_was_not_looked_at(pack_copy: Path) -> None:
-    suite, cases = suite_of(verify(pack_copy, layers=[1]))
-    assert suite.get("skipped") == "2"
-    assert not list(cases["layer 1"])
-    for name in ("pack", "layer 0"):
-        skipped = cases[name].find("skipped")
-        assert skipped is not None
-        assert "layers 0" in (skipped.get("message") or "")
 
 
 def test_the_command_says_what_the_library_does(pack_copy: Path, cli: Run) -> None:

@@ -164,11 +164,9 @@ def test_a_manifest_that_cannot_be_read_is_a_finding(pack_copy: Path, cli: Run) 
     (finding,) = verify(pack_copy).findings
     assert (finding.kind, finding.file) == ("manifest", "manifest.json")
     assert finding.message.startswith("not JSON")
-    junit = pack_copy / "findings.xml"
-    run = cli("verify", pack_copy, "--json", "--junit", junit)
+    run = cli("verify", pack_copy, "--json")
     assert run.returncode == 5
     assert '"kind": "manifest"' in run.stdout
-    assert "not JSON" in junit.read_text()
     (pack_copy / "manifest.json").write_text('{"format": "moepack", "format_version": 2}')
     with pytest.raises(PackError, match="unknown format version"):
         verify(pack_copy)

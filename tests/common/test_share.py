@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.common.errors import RequestError
-from moepack.common.tasks import Share
+from moepack.common.share import Share
 
 
 @given(
