@@ -16,7 +16,7 @@ from tests.support.models import first_shard, hotness_of
 MIB = 1 << 20
 ALL = DigestCounts(known_length=MIB, compared_length=MIB)
 FILES = (DataFile("a", MIB), DataFile("b", MIB))
-RESTORED = RestoreSummary("out", FILES, 2 * MIB, 0, 0, 0, ALL)
+RESTORED = RestoreSummary("out", FILES, 2 * MIB, 0, 0, ALL)
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ RESTORED = RestoreSummary("out", FILES, 2 * MIB, 0, 0, 0, ALL)
     [
         (RESTORED, "out: 2 shards, 2.0 MiB; every part had its digest"),
         (
-            RestoreSummary("out", (DataFile("a", MIB),), MIB, MIB // 2, MIB // 4, 1, ALL),
-            "out: 1 shard, 1.0 MiB, 512.0 KiB of it shared with the pack, 256.0 KiB there already;"
-            " every part had its digest, 1 shard the SHA-256 of the source",
+            RestoreSummary("out", (DataFile("a", MIB),), MIB, MIB // 4, 1, ALL),
+            "out: 1 shard, 1.0 MiB, 256.0 KiB there already; every part had its digest, 1 shard the "
+            "SHA-256 of the source",
         ),
         (
-            RestoreSummary("out", (DataFile("a", MIB),), MIB, 0, 0, 0, DigestCounts(0, MIB)),
+            RestoreSummary("out", (DataFile("a", MIB),), MIB, 0, 0, DigestCounts(0, MIB)),
             "out: 1 shard, 1.0 MiB; digests are not known",
         ),
     ],
