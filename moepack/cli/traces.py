@@ -19,7 +19,7 @@ from moepack.cli.shared.options import (
     read_options,
     size_option,
 )
-from moepack.cli.shared.parameters import STANDARD_STREAM, InputPath, Numbers
+from moepack.cli.shared.parameters import STANDARD_STREAM, InputPath
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import is_json, is_quiet, next_line, say, show, sum_up
 from moepack.common.sizes import divide_up
@@ -154,12 +154,6 @@ _SHARD = re.compile(r"(-\d{5}-of-\d{5})?\.gguf\Z")
 @options.output_option(required=False)
 @options.force_option
 @click.option(
-    "--weights",
-    type=Numbers(float, "2,1,0.5"),
-    metavar="LIST",
-    help="Weight of each file's counts: 2,1,0.5.",
-)
-@click.option(
     "--phases",
     type=click.Choice(["all", "decode"]),
     default="all",
@@ -178,7 +172,6 @@ def hotness(
     paths: tuple[str, ...],
     output: str | None,
     force: bool,
-    weights: list[float] | None,
     phases: Literal["all", "decode"],
     learned_path: str | None,
     forget: bool,
@@ -188,7 +181,7 @@ def hotness(
 
     With --learned, show the counts that run and serve keep, or write them with -o.
 
-    Example: moepack hotness chat.moetrace imatrix.gguf --weights 3,1 -o hot.csv
+    Example: moepack hotness chat.moetrace imatrix.gguf -o hot.csv
 
     Example: moepack hotness --learned model.gguf
     """
@@ -206,7 +199,7 @@ def hotness(
         raise click.UsageError(f"{'--output' if paths else 'FILE'} is missing")
     with output_file(output, force=force, inputs=paths) as target:
         options = read_options(**reading)
-        measured = moepack.measure_hotness(paths, weights=weights, phases=phases, options=options)
+        measured = moepack.measure_hotness(paths, phases=phases, options=options)
         save(measured.hotness, target)
     model = reading["model_path"] or reading["pack_path"]
     sum_up(measured.facts(output), trace_text.hotness, _next_step(output, model))

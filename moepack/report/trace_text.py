@@ -131,17 +131,14 @@ def concentration(facts: Concentration) -> Page:
         numbers = (f"{skew.entropy:.3f}", f"{skew.gini:.3f}", number_text(skew.never_count))
         rows.append([name, *numbers, *(share_text(top.share) for top in skew.coverage)])
     for name, shares in (
-        ("other requests", [top.interleaved_share for top in tops]),
         ("uniform router", [top.even_share for top in tops]),
         ("LRU cache", [top.latest_share for top in tops]),
     ):
-        if name != "other requests" or any(share is not None for share in shares):
-            rows.append([name, "", "", "", *map(share_text, shares)])
+        rows.append([name, "", "", "", *map(share_text, shares)])
     columns = [Column(f"top {top.percent} %", rank=_TOP_RANKS.get(top.percent, 5)) for top in tops]
     return Page(
         Table((*_SKEW, *columns), rows),
-        "top: ranked on the earlier half, measured on the later; other requests: ranked on every "
-        "other one, measured on the rest; LRU cache: one of as many experts",
+        "top: ranked on the earlier half, measured on the later; LRU cache: one of as many experts",
         "",
         facts.reason,
         *_left_out(facts.warnings),

@@ -115,37 +115,25 @@ class ExpertPlaces:
         return TraceError(problem, expected=f"<= {MAX_PLACES:,} experts in all")
 
 
-Weighted = NDArray[np.int64 | np.float64]
-
-
 class PlaceCounts:
-    """Counts of selections by place: exact whole numbers, if all weights are."""
+    """Counts of selections by place."""
 
     def __init__(self, place_count: int = 0) -> None:
-        self.values: Weighted = np.zeros(place_count, np.int64)
+        self.values: Ints = np.zeros(place_count, np.int64)
 
-    def count(self, places: Ints, weight: float, counts: Ints | None = None) -> None:
-        """Count places, each once or `counts` times, with a weight."""
+    def count(self, places: Ints, counts: Ints | None = None) -> None:
+        """Count places, each once or `counts` times."""
         if counts is None:
             numbers = np.bincount(places)
         else:  # `np.bincount` would do it in floats, which are exact up to 2^53
             numbers = np.zeros(int(places.max(initial=-1)) + 1, np.int64)
             np.add.at(numbers, places, counts)
-        is_whole = float(weight).is_integer()
-        self.add(numbers * int(weight) if is_whole else numbers * np.float64(weight))
+        self.add(numbers)
 
-    def add(self, more: Weighted) -> None:
+    def add(self, more: Ints) -> None:
         """Add other counts."""
-        if len(self.values) < len(more):
-            self.values = np.pad(self.values, (0, len(more) - len(self.values)))
-        if more.dtype != np.int64:
-            self.values = self.values.astype(np.float64, copy=False)
-        self.values[: len(more)] += more.astype(self.values.dtype, copy=False)
-
-    def whole(self) -> Ints:
-        """Return the counts, rounded to whole numbers."""
-        is_whole = self.values.dtype == np.int64
-        return (self.values if is_whole else np.rint(self.values)).astype(np.int64, copy=False)
+        self.values = padded(self.values, len(more))
+        self.values[: len(more)] += more
 
 
 def lengths_by_layer(routed: Mapping[int, FamilyShape]) -> Ints:

@@ -90,7 +90,7 @@ def test_a_file_is_not_counted_twice(log: Path, tmp_path: Path, cli: Run) -> Non
         (["trace", "concentration"], log),
         (["trace", "stats"], copy),
         (["hotness", "--force", "-o", target], copy),
-        (["hotness", "--force", "--weights", "2,1", "-o", target], log),
+        (["hotness", "--force", "-o", target], log),
     ):
         run = cli(*command, log, again)
         assert run.returncode == 2

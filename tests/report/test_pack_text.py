@@ -25,8 +25,8 @@ RESTORED = RestoreSummary("out", FILES, 2 * MIB, 0, 0, ALL)
         (RESTORED, "out: 2 shards, 2.0 MiB; every part had its digest"),
         (
             RestoreSummary("out", (DataFile("a", MIB),), MIB, MIB // 4, 1, ALL),
-            "out: 1 shard, 1.0 MiB, 256.0 KiB there already; every part had its digest, 1 shard the "
-            "SHA-256 of the source",
+            "out: 1 shard, 1.0 MiB, 256.0 KiB there already; every part had its digest, 1 "
+            "shard the SHA-256 of the source",
         ),
         (
             RestoreSummary("out", (DataFile("a", MIB),), MIB, 0, 0, DigestCounts(0, MIB)),

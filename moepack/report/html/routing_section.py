@@ -120,7 +120,6 @@ def _layers(table: CountTable) -> DataTable:
 _CURVES = {
     "learned on the earlier half": Key("held out: learned earlier, measured later", "c1"),
     "ranked and measured": Key("ranked on the same tokens (looks better)", "c1", "dotted"),
-    "learned on every other": Key("learned on every other request", "c3", "dashed"),
     "LRU": Key("LRU cache of as many experts", "c2"),
     "uniform": Key("uniform router", "muted", "dashed"),
 }

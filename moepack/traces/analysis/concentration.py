@@ -40,8 +40,7 @@ class TopCoverage:
     """The `share` of the later half that the top `percent` of the experts cover; None without one.
 
     `even_share` is that of a uniform router; `latest_share` is the hit rate of an LRU cache of as
-    many experts of each layer, None if a token uses more than that; `interleaved_share` is the
-    coverage if every other request is learned from, None if there is but one.
+    many experts of each layer, None if a token uses more than that.
     """
 
     percent: int
@@ -49,7 +48,6 @@ class TopCoverage:
     share: float | None
     even_share: float | None
     latest_share: float | None
-    interleaved_share: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +72,7 @@ class Concentration:
 
     `has_expert_counts` is whether the model or the files state the experts of each layer; if not,
     they are assumed to be one more than the highest number selected in any. `halves` is the rule of
-    division: `time`. `interleaved_verdict` is the verdict if every other request were learned from:
-    if it differs, the hottest experts change over time. `warnings` counts what was left out of the
-    files, by problem.
+    division: `time`. `warnings` counts what was left out of the files, by problem.
     """
 
     token_count: int | None
@@ -86,7 +82,6 @@ class Concentration:
     total: Skew
     layers: tuple[Skew, ...]
     verdict: str
-    interleaved_verdict: str
     reason: str
     warnings: Counter[str] = field(default_factory=Counter)
 
@@ -172,30 +167,25 @@ class RoutingSample:
         if not counter.selection_count:
             raise TraceError("nothing was counted", path=self.path, hint="it has no selections")
         halves = counter.halves()
-        in_time, interleaved = self._divided(halves), self._divided(counter.interleaved())
-        evidence = in_time.evidence(), interleaved.evidence()
-        hit_rate = self._hit_rate(in_time.layers, in_time.tops(GATE_PERCENT))
-        reason = explain(*evidence, hit_rate)
+        divided = self._divided(halves)
+        evidence = divided.evidence()
+        hit_rate = self._hit_rate(divided.layers, divided.tops(GATE_PERCENT))
+        reason = explain(evidence, hit_rate)
         if not self._experts.are_known:
             reason += (
                 f"; the files do not say how many experts a layer has: {counter.places.width} are "
                 "assumed, one more than the highest number that was selected; `model` says it"
             )
-        by_layer = zip(in_time.layers, interleaved.layers, strict=True)
         return Concentration(
             token_count=counter.stated_token_count,
             request_count=None if counter.loose_count else counter.steps.request_count,
             has_expert_counts=self._experts.are_known,
             halves=halves.by if halves else None,
-            total=self._skew(None, in_time, interleaved),
+            total=self._skew(None, divided),
             layers=tuple(
-                self._skew(
-                    one.number, in_time._replace(layers=[one]), interleaved._replace(layers=[other])
-                )
-                for one, other in by_layer
+                self._skew(one.number, divided._replace(layers=[one])) for one in divided.layers
             ),
-            verdict=judge(evidence[0], hit_rate),
-            interleaved_verdict=judge(evidence[1], hit_rate),
+            verdict=judge(evidence, hit_rate),
             reason=reason,
             warnings=self.warnings,
         )
@@ -214,7 +204,7 @@ class RoutingSample:
 
     def curves(self) -> dict[str, list[float]]:
         """Return the shares that the top experts cover, by their share in steps of 2 %."""
-        halves, interleaved = self._counter.halves(), self._counter.interleaved()
+        halves = self._counter.halves()
         layers = self._divided(halves).layers
         if halves is None:
             counts = [(layer.counts, layer.counts) for layer in layers]
@@ -226,11 +216,6 @@ class RoutingSample:
             "learned on the earlier half, measured on the later": coverage_curve(halved),
             "uniform router": np.linspace(0, 1, CURVE_POINTS).tolist(),
         }
-        if interleaved is not None:
-            layers = self._divided(interleaved).layers
-            halved = [(layer.learned, layer.measured) for layer in layers]
-            name = "learned on every other request, measured on the rest"
-            curves[name] = coverage_curve(halved)
         if self._lru.token_count:
             shares = np.linspace(0, 1, CURVE_POINTS).tolist()
             sizes = [[round(len(layer.counts) * share) for layer in layers] for share in shares]
@@ -250,20 +235,19 @@ class RoutingSample:
         ]
         return Division(layers, learned.token_count, measured.token_count)
 
-    def _skew(self, number: int | None, in_time: Division, interleaved: Division) -> Skew:
-        counts = np.concatenate([layer.counts for layer in in_time.layers])
+    def _skew(self, number: int | None, divided: Division) -> Skew:
+        counts = np.concatenate([layer.counts for layer in divided.layers])
         never_count = len(counts) - int(np.count_nonzero(counts))
         coverage = []
         for percent in TOP_PERCENTS:
-            tops = in_time.tops(percent)
+            tops = divided.tops(percent)
             coverage.append(
                 TopCoverage(
                     percent,
                     sum(tops),
-                    in_time.share(tops),
-                    in_time.uniform_share(tops),
-                    self._hit_rate(in_time.layers, tops),
-                    interleaved.share(tops),
+                    divided.share(tops),
+                    divided.uniform_share(tops),
+                    self._hit_rate(divided.layers, tops),
                 )
             )
         return Skew(

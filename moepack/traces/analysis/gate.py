@@ -1,8 +1,7 @@
 """The concentration gate: the worth of pinning the most frequent experts.
 
 Selections by layer are divided into a half to learn from and a half to measure on. The verdict
-follows the split in time: experts pinned today have to be worth it tomorrow. Halves of every other
-request tell how much more they would be worth if nothing changed over time.
+follows the split in time: experts pinned today have to be worth it tomorrow.
 """
 
 from collections.abc import Iterable, Sequence
@@ -155,10 +154,8 @@ def judge(evidence: Evidence | None, latest_share: float | None) -> str:
     return "static" if evidence.share > evidence.uniform_share + CLEAR else "even"
 
 
-def explain(
-    evidence: Evidence | None, interleaved: Evidence | None, latest_share: float | None
-) -> str:
-    """Return the verdict in a sentence, and whether halves of every other request differ."""
+def explain(evidence: Evidence | None, latest_share: float | None) -> str:
+    """Return the verdict in a sentence."""
     word = judge(evidence, latest_share)
     if evidence is None:
         return "there are no two halves to compare: only counts are known, or a single token"
@@ -174,19 +171,4 @@ def explain(
         )
     if latest_share is not None:
         shares += f"; an LRU cache that holds as many has {latest_share:.0%}"
-    return f"{_WORDS[word]}: {shares}{_difference(word, evidence, interleaved, latest_share)}"
-
-
-def _difference(
-    word: str, evidence: Evidence, interleaved: Evidence | None, latest_share: float | None
-) -> str:
-    other = judge(interleaved, latest_share)
-    if interleaved is None or other == "small":
-        return ""
-    more = interleaved.share - evidence.share
-    if abs(more) <= CLEAR and other == word:
-        return ""
-    text = f"; learned on every other request they would cover {interleaved.share:.0%} of the rest"
-    if more > CLEAR:
-        return f"{text}: hotness changes over time"
-    return f"{text}: even and odd requests differ" if more < -CLEAR else text
+    return f"{_WORDS[word]}: {shares}"

@@ -64,13 +64,13 @@ class CountsFile:
         for text in texts(stream, _without_blanks):
             self._add_facts(text)
             self._add_rows(text)
-        counts = self._counts.whole()
+        counts = self._counts.values
         places = np.flatnonzero(counts)
         self.layer, self.expert = self._places.keys(places)
         self.counts: Ints = counts[places]
         self.held_out: Ints | None = None
         if self._column_count > 3:
-            self.held_out = self._held_out.whole()[places]
+            self.held_out = self._held_out.values[places]
 
     def number(self, name: str) -> int | None:
         """Return a stated number; None unless each of the joined files states it."""
@@ -105,9 +105,9 @@ class CountsFile:
         if self._total > MAX_COUNT:
             problem, expected = "counts that add up to too many", f"<= {MAX_COUNT:,} in all"
             raise self._checks.error(problem, None, expected, f"{self._total:,}")
-        self._counts.count(places, 1, counts)
+        self._counts.count(places, counts)
         if self._column_count > 3:
-            self._held_out.count(places, 1, columns[:, 3])
+            self._held_out.count(places, columns[:, 3])
 
     def _other_lines(self, text: Text, first: Places) -> list[Fault]:
         """Count the headings; return the faults of the lines that are nothing known."""

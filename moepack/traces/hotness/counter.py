@@ -2,8 +2,7 @@
 
 A ranking has to be measured on another sample: on the very tokens that it was made from it always
 looks good. The halves are the earlier and the later half of a trace, since today's ranking is used
-tomorrow. Halves of every other request share their topics, and tell by comparison how much changes
-over time.
+tomorrow.
 """
 
 from dataclasses import dataclass, field
@@ -62,7 +61,7 @@ class Timeline:
         """Whether a request begins in the last cell."""
         self.token_count = 0
 
-    def add(self, is_first: Truths, starts: Ints, places: Ints, weight: float) -> None:
+    def add(self, is_first: Truths, starts: Ints, places: Ints) -> None:
         """Count the next tokens.
 
         `is_first` [tokens] is whether each begins a request; `places[starts[t]:starts[t + 1]]` are
@@ -79,7 +78,7 @@ class Timeline:
                 last = min(last, int(begins[np.searchsorted(begins, first, "right")]))
             selected = places[int(starts[first]) : int(starts[last])]
             counts = self._stretches[-1].counts
-            counts.count(selected, weight)
+            counts.count(selected)
             self.token_count += last - first
             first = last
             most = min(MOST_CELLS, max(FEWEST_CELLS, _MOST_NUMBERS // max(1, len(counts.values))))
@@ -159,10 +158,6 @@ def covered_count(learned: Ints, measured: Ints, lengths: Ints, budget: int) -> 
     return int(measured[hottest_within(learned, lengths, budget)].sum())
 
 
-_MAX_EXACT = 1 << 53
-"""Floats count exactly up to here."""
-
-
 class Half(NamedTuple):
     """One half: its tokens, and the `counts` of their selections by place."""
 
@@ -171,7 +166,7 @@ class Half(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """The half to learn from, the other one, and their division: `time` or `requests`."""
+    """The half to learn from, the other one, and their division: `time`."""
 
     by: str
     learned: Half
@@ -181,8 +176,8 @@ class Halves(NamedTuple):
 class SelectionCounter:
     """Counts the selections of traces as they come.
 
-    `phases` are counted; unknown ones always are. Selections may have a weight; tokens and requests
-    are counted without it, by `steps`. Counts are by place in `places`.
+    `phases` are counted; unknown ones always are. `steps` counts tokens and requests. Counts are by
+    place in `places`.
 
     With the model's `shape` its chunk experts are counted too. In grovemoe a chunk expert serves G
     experts of its layer, numbers C * G to C * G + G - 1, and is used once by a token routed to any
@@ -199,12 +194,9 @@ class SelectionCounter:
         self.origins: list[Origin] = []
         self.loose_count = 0
         """Selections in counts, without their tokens."""
-        self._weighted_count: float = 0
+        self._total_count = 0
         self._loose = PlaceCounts()
         self._timeline = Timeline()
-        self._odd = PlaceCounts()
-        """Of the requests of odd number."""
-        self._odd_token_count = 0
         self._chunk_sizes = np.zeros(MAX_NUMBER + 1, np.int64)
         """By layer, the experts that share a chunk expert."""
         for layer, size in (shape.chunk_sizes if shape else {}).items():
@@ -218,7 +210,7 @@ class SelectionCounter:
         total = PlaceCounts(self.places.count)
         total.add(self._timeline.total().values)
         total.add(self._loose.values)
-        return total.whole()
+        return total.values
 
     @property
     def selection_count(self) -> int:
@@ -233,23 +225,22 @@ class SelectionCounter:
             return None
         return self.steps.token_count + sum(number or 0 for number in numbers)
 
-    def add(self, item: Item, weight: float = 1.0) -> None:
+    def add(self, item: Item) -> None:
         """Count the next piece of a trace.
 
-        Raises TraceError if all counts together are more than a pack can state, or, with fractional
-        weights, more than floats count exactly.
+        Raises TraceError if all counts together are more than a pack can state.
         """
         if isinstance(item, Origin):
             self.origins.append(item)
         if isinstance(item, Counts) and item.phase in self._phases:
             count = sum(item.counts.tolist())  # may pass 64 bits
             self.loose_count += count
-            self._add_total(count, weight)
+            self._add_total(count)
             places = self.places.index_of(item.layer, item.expert)
-            self._loose.count(places, weight, item.counts)
+            self._loose.count(places, item.counts)
         steps = self.steps.add(item)
         if steps is not None:
-            self._add_steps(steps, weight)
+            self._add_steps(steps)
 
     def halves(self) -> Halves | None:
         """Return the earlier and the later half, near equal, cut between requests if possible.
@@ -263,16 +254,6 @@ class SelectionCounter:
         rest = self._half(self.steps.token_count - cut, later)
         return Halves("time", self._half(cut, earlier), rest)
 
-    def interleaved(self) -> Halves | None:
-        """Return every other request and the rest; None without two known requests."""
-        if self.loose_count or self.steps.request_count < 2:
-            return None
-        even = self._timeline.total()
-        even.add(-self._odd.values)
-        even_token_count = self.steps.token_count - self._odd_token_count
-        odd = self._half(self._odd_token_count, self._odd)
-        return Halves("requests", self._half(even_token_count, even), odd)
-
     def chunk_counts(self) -> dict[ExpertKey, int] | None:
         """Return how many tokens used each chunk expert, by layer and its number.
 
@@ -280,35 +261,28 @@ class SelectionCounter:
         """
         if self.loose_count or not self._has_chunks:
             return None
-        return by_expert(self._chunk_places, self._chunk_counts.whole())
+        return by_expert(self._chunk_places, self._chunk_counts.values)
 
-    def _add_total(self, count: int, weight: float) -> None:
+    def _add_total(self, count: int) -> None:
         """Add to the sum of all counts, and check it, so that no count can overflow."""
-        is_whole = float(weight).is_integer()
-        self._weighted_count += count * (int(weight) if is_whole else weight)
-        most = MAX_COUNT if isinstance(self._weighted_count, int) else _MAX_EXACT
-        if self._weighted_count > most:
-            hint = None if most == MAX_COUNT else "weights that are whole numbers count further"
-            problem, expected = "counts that add up to too many", f"<= {most:,} in all"
-            total = f"{round(self._weighted_count):,}"
-            raise TraceError(problem, expected=expected, found=total, hint=hint)
+        self._total_count += count
+        if self._total_count > MAX_COUNT:
+            problem, expected = "counts that add up to too many", f"<= {MAX_COUNT:,} in all"
+            raise TraceError(problem, expected=expected, found=f"{self._total_count:,}")
 
     def _half(self, token_count: int, counts: PlaceCounts) -> Half:
         everywhere = PlaceCounts(self.places.count)
         everywhere.add(counts.values)
-        return Half(token_count, everywhere.whole())
+        return Half(token_count, everywhere.values)
 
-    def _add_steps(self, steps: Steps, weight: float) -> None:
-        self._add_total(len(steps.layer), weight)
+    def _add_steps(self, steps: Steps) -> None:
+        self._add_total(len(steps.layer))
         places = self.places.index_of(steps.layer, steps.expert)
-        self._timeline.add(steps.is_first, steps.starts, places, weight)
-        is_odd = steps.request % 2 == 1
-        self._odd.count(places[steps.of_selections(is_odd)], weight)
-        self._odd_token_count += int(np.count_nonzero(is_odd))
+        self._timeline.add(steps.is_first, steps.starts, places)
         if self._has_chunks:
-            self._add_chunks(steps, weight)
+            self._add_chunks(steps)
 
-    def _add_chunks(self, steps: Steps, weight: float) -> None:
+    def _add_chunks(self, steps: Steps) -> None:
         """Count a chunk expert once for each token that uses it."""
         size = self._chunk_sizes[steps.layer]
         shares = size > 0
@@ -316,7 +290,7 @@ class SelectionCounter:
         chunk = steps.expert[shares] // size[shares]
         used: Ints = np.unique(token << 32 | steps.layer[shares].astype(np.int64) << 16 | chunk)
         places = self._chunk_places.index_of(*split_keys(used & 0xFFFFFFFF))
-        self._chunk_counts.count(places, weight)
+        self._chunk_counts.count(places)
 
 
 def by_expert(places: ExpertPlaces, counts: Ints) -> dict[ExpertKey, int]:

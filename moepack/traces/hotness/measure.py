@@ -2,13 +2,12 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from moepack.common import digest
-from moepack.common.errors import RequestError, TraceError
+from moepack.common.errors import TraceError
 from moepack.common.paths import AnyPath, PathOrPaths, path_texts
 from moepack.common.shape import ModelShape
 from moepack.traces.compressed import TraceStream
@@ -21,8 +20,6 @@ from moepack.traces.hotness.model import HeldOut, Hotness
 from moepack.traces.model import MAX_COUNT, Item
 from moepack.traces.steps import ALL_PHASES, DECODE_PHASES
 from moepack.traces.validation import Checks
-
-MAX_WEIGHT = 1e6
 
 
 class HeldOutFacts(NamedTuple):
@@ -109,32 +106,23 @@ def measure_hotness(
     paths: PathOrPaths,
     *,
     model: TracedModel | None = None,
-    weights: float | Sequence[float] | None = None,
     phases: Literal["all", "decode"] = "all",
     options: ReadOptions = ReadOptions(),
 ) -> MeasuredHotness:
-    """Count the selections of all files together, each file with its weight.
+    """Count the selections of all files together.
 
     With `model` (a source, a pack, open or not, or a shape) selections that it cannot have made are
     refused. With `phases` of `decode` prefill is left out; unknown phases always count. Raises
-    TraceError for faults in a file, and without any selection; RequestError for bad weights, and
-    for a file with the same selections as another.
+    TraceError for faults in a file, and without any selection; RequestError for a file with the
+    same selections as another.
     """
     paths, options = path_texts(paths, "paths"), options_of(options, model)
-    weights = [1.0] * len(paths) if weights is None else weights
-    weights = [weights] if isinstance(weights, int | float) else weights
-    if len(weights) != len(paths) or not all(0 < weight <= MAX_WEIGHT for weight in weights):
-        expected = f"{len(paths)} numbers above 0, one for each file"
-        raise RequestError(
-            "not weights", expected=expected, found=", ".join(f"{weight:g}" for weight in weights)
-        )
     counted = DECODE_PHASES if phases == "decode" else ALL_PHASES
     counter = SelectionCounter(counted, options.shape)
     warnings: Counter[str] = Counter()
     contents = Contents()
-    for path, weight in zip(paths, weights, strict=True):
-        add = partial(counter.add, weight=weight)
-        warnings += TraceFiles([path], options).feed(add, contents=contents)
+    for path in paths:
+        warnings += TraceFiles([path], options).feed(counter.add, contents=contents)
     names = (origin.model for origin in counter.origins if origin.model is not None)
     hotness = _to_hotness(counter, paths[0])
     return MeasuredHotness(hotness, warnings, tuple(dict.fromkeys(names)))

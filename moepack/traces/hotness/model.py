@@ -68,7 +68,7 @@ class Hotness(NamedTuple):
         experts = range(chunk * size, (chunk + 1) * size)
         counts = [self.counts.get(ExpertKey(layer, expert), 0) for expert in experts]
         most = sum(counts) if self.token_count is None else min(sum(counts), self.token_count)
-        return max(most, *counts)  # counts may have weights, tokens have none
+        return max(most, *counts)  # counts may be more than the tokens that a file states
 
     def check_fits(self, shape: ModelShape) -> None:
         """Raise TraceError if the counts are another model's.

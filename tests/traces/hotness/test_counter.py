@@ -102,15 +102,6 @@ def test_halves_are_halves_however_a_trace_comes(lengths: list[int], piece_lengt
     assert best + 2 * cell > (1 - 2 * LEAST_SHARE) * sum(lengths)
 
 
-def test_every_other_request_is_one_half_and_the_rest_the_other() -> None:
-    counter = counted([3, 5, 4])
-    by, learned, measured = counter.interleaved() or pytest.fail("there are two")
-    assert (by, learned.token_count, measured.token_count) == ("requests", 7, 5)
-    assert counter.places.row(measured.counts, 0, 24).tolist() == [0] * 6 + [1] * 10 + [0] * 8
-    assert (learned.counts + measured.counts == counter.counts).all()
-    assert counted([9]).interleaved() is None
-
-
 def test_a_single_token_and_counts_have_no_halves() -> None:
     assert counted([1]).halves() is None
     counter = counted([5, 5])
@@ -118,7 +109,6 @@ def test_a_single_token_and_counts_have_no_halves() -> None:
     numbers = np.arange(2, dtype=np.uint16)
     counter.add(Counts(Phase.DECODE, numbers, numbers, np.array([3, 4])))
     assert counter.halves() is None
-    assert counter.interleaved() is None
     assert counter.selection_count == 27
 
 
@@ -158,9 +148,9 @@ def test_a_chunk_is_counted_once_by_a_token() -> None:
     counter = SelectionCounter(shape=SHAPE)
     counter.add(ORIGIN)
     counter.add(tokens_of(first))
-    counter.add(tokens_of(second), 3.0)
+    counter.add(tokens_of(second))
     one, other = needed(first), needed(second)
-    expected = {key: one.get(key, 0) + 3 * other.get(key, 0) for key in {*one, *other}}
+    expected = {key: one.get(key, 0) + other.get(key, 0) for key in {*one, *other}}
     assert counter.chunk_counts() == expected
 
 
@@ -178,7 +168,7 @@ def test_chunks_of_counts_or_of_no_model_are_not_known() -> None:
 
 @pytest.mark.parametrize(
     ("token_count", "expected"),
-    [(None, 10), (100, 10), (7, 7), (4, 5)],  # counts have weights, and may be more than tokens
+    [(None, 10), (100, 10), (7, 7), (4, 5)],
 )
 def test_counts_alone_give_the_most_that_a_chunk_can_be_needed(
     token_count: int | None, expected: int

@@ -77,18 +77,16 @@ def test_a_trace_gives_what_counting_its_lines_gives() -> None:
     assert hotness.learned() == {key: expected[key] - later[key] for key in expected}
 
 
-def test_files_are_counted_together_with_weights(tmp_path: Path) -> None:
+def test_files_are_counted_together(tmp_path: Path) -> None:
     csv = tmp_path / "hot.csv"
     csv.write_text("# tokens=10\nlayer,expert,count\n0,0,100\n1,15,1\n")
     paths = [str(csv), str(IMATRIX), str(TRACE)]
-    options = ReadOptions(shape=SHAPE)
-    measured = measure_hotness(paths, weights=[0.5, 2, 1], options=options)
+    measured = measure_hotness(paths, options=ReadOptions(shape=SHAPE))
     hotness = measured.hotness
     one, two, three = (measure.load(path, SHAPE) for path in paths)
     for key in {*one.counts, *two.counts, *three.counts}:
-        weighted = [one.counts.get(key, 0) / 2, 2 * two.counts.get(key, 0)]
-        expected = sum(weighted) + three.counts.get(key, 0)
-        assert hotness.counts.get(key, 0) == pytest.approx(expected, abs=0.5)
+        expected = sum(each.counts.get(key, 0) for each in (one, two, three))
+        assert hotness.counts.get(key, 0) == expected
     assert hotness.token_count == 10 + (two.token_count or 0) + 192
     assert [origin["format"] for origin in hotness.origins] == ["counts", "imatrix", "call-csv"]
     assert hotness.held_out is None, "counts cannot be halved"
@@ -110,32 +108,25 @@ def test_counts_beyond_a_float_add_up_exactly(tmp_path: Path) -> None:
         counts_file(tmp_path / "a", LARGE, 4, tokens=LARGE),
         counts_file(tmp_path / "b", LARGE + 2, 5, tokens=LARGE),
     ]
-    hotness = measure_hotness([*paths, str(TRACE)], weights=[1, 3, 1]).hotness
+    hotness = measure_hotness([*paths, str(TRACE)]).hotness
     trace = measure.load(str(TRACE)).counts
-    assert hotness.counts[ExpertKey(0, 0)] - trace.get(ExpertKey(0, 0), 0) == 4 * LARGE + 6
+    assert hotness.counts[ExpertKey(0, 0)] - trace.get(ExpertKey(0, 0), 0) == 2 * LARGE + 2
     assert hotness.token_count == 2 * LARGE + 192
     path = tmp_path / "hot.csv"
     path.write_bytes(file.encode(hotness))
     assert measure.load(str(path)).counts == hotness.counts
-    assert hotness.to_json()["selection_count"] == 4 * LARGE + 6 + 4 + 15 + sum(trace.values())
+    assert hotness.to_json()["selection_count"] == 2 * LARGE + 2 + 4 + 5 + sum(trace.values())
 
 
 def test_what_a_pack_cannot_state_is_no_hotness(tmp_path: Path) -> None:
-    """Nor are counts beyond exact floats, which fractional weights need."""
     most = (1 << 63) - 1
-    half, token = counts_file(tmp_path / "a", most >> 1), counts_file(tmp_path / "b", 1)
+    token = counts_file(tmp_path / "b", 1)
     all_ = counts_file(tmp_path / "c", most, tokens=most)
     assert measure_hotness([all_]).hotness.counts == {ExpertKey(0, 0): most}
-    assert measure_hotness([half, token], weights=[2, 1]).hotness.counts == {(0, 0): most}
-    for paths, weights, expected in (
-        ([all_, token], [1, 1], f"<= {most:,} in all"),
-        ([half], [3], f"<= {most:,} in all"),
-        ([half, token], [1, 0.5], f"<= {1 << 53:,} in all"),
-    ):
-        with pytest.raises(TraceError, match="counts that add up to too many") as caught:
-            measure_hotness(paths, weights=weights)
-        assert caught.value.expected == expected
-        assert caught.value.path == paths[-1]
+    with pytest.raises(TraceError, match="counts that add up to too many") as caught:
+        measure_hotness([all_, token])
+    assert caught.value.expected == f"<= {most:,} in all"
+    assert caught.value.path == token
     tokens = counts_file(tmp_path / "d", 2, tokens=most)
     with pytest.raises(TraceError, match="tokens that add up to too many"):
         measure_hotness([tokens, token])
