@@ -65,7 +65,7 @@ def judge_learned(learned: Learned) -> LearnedVerdict:
         and evidence.selections_per_expert >= _LEAST_SELECTIONS
         and evidence.share > evidence.uniform_share + CLEAR
     )
-    reason = explain(evidence, None, learned.hit_rate)
+    reason = explain(evidence, learned.hit_rate)
     return LearnedVerdict(judge(evidence, learned.hit_rate), reason, is_warming)
 
 
