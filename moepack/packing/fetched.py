@@ -87,20 +87,12 @@ def fetch_model(
     is_pinned = hub.is_commit(place.revision)
     here = place.find(place.revision[:_VERSION_LENGTH]) if is_pinned else None
     if here is None:
-        try:
-            source = _find(place)
-        except MachineError as error:
-            if is_pinned or (here := place.find()) is None:
-                raise
-            if notice is not None:
-                path = here if isinstance(here, Path) else here[0]
-                notice(f"{error.problem}; the model is used as it is in {path}")
-            return here
-        if isinstance(source, list):
+        source = _find_or_fall_back(place, notice)
+        if not isinstance(source, _Remote):
             return source
-        address, here, is_pack = source
+        here = source.target
         if not (here / manifest.NAME).exists():
-            _fetch(address, here, is_pack, cache / "models", planned, progress)
+            _fetch(source, cache / "models", planned, progress)
             if not is_pinned:
                 _remove_older(place.folder, here, notice)
     if is_pinned and isinstance(here, Path):
@@ -202,11 +194,35 @@ class _Place(NamedTuple):
         return [snapshot / shard.key for shard in shards] if are_all_there else None
 
 
-def _find(place: _Place) -> tuple[str, Path, bool] | list[Path]:
-    """Return the newest model at an address, or its shards in the hub's cache.
+class _Remote(NamedTuple):
+    """A model at an address, of a pack if it `is_pack`, and the path of its pack here."""
 
-    A model is the address of a pack or a GGUF, the path of its pack here, and whether it is a pack.
+    address: str
+    target: Path
+    is_pack: bool
+
+
+def _find_or_fall_back(
+    place: _Place, notice: Callable[[str], None] | None
+) -> _Remote | Path | list[Path]:
+    """Return the newest model at an address; without a network, the path of the one that is here.
+
+    A commit has no other version to fall back to.
     """
+    try:
+        return _find(place)
+    except MachineError as error:
+        here = None if hub.is_commit(place.revision) else place.find()
+        if here is None:
+            raise
+        if notice is not None:
+            path = here if isinstance(here, Path) else here[0]
+            notice(f"{error.problem}; the model is used as it is in {path}")
+        return here
+
+
+def _find(place: _Place) -> _Remote | list[Path]:
+    """Return the newest model at an address, or its shards in the hub's cache."""
     path = resolve(place.address)
     version = path.store.rpartition("@")[2] if place.repository else None
     pack = named_pack(path)
@@ -222,7 +238,7 @@ def _find(place: _Place) -> tuple[str, Path, bool] | list[Path]:
         key = match["prefix"] if match else shards[0].key.removesuffix(".gguf")
         version = version or _version_of(shards)
     target = place.folder / version[:_VERSION_LENGTH] / f"{key}{_SUFFIX}"
-    return address, target, pack is not None
+    return _Remote(address, target, pack is not None)
 
 
 def _version_of(shards: list[RemotePath]) -> str:
@@ -236,13 +252,13 @@ def _version_of(shards: list[RemotePath]) -> str:
 
 
 def _fetch(
-    address: str,
-    target: Path,
-    is_pack: bool,
+    source: _Remote,
     cache: Path,
     planned: Callable[[FetchPlan], None] | None,
     progress: Progress | None,
 ) -> None:
+    address, target, is_pack = source
+
     def announce(length: int) -> None:
         if planned is not None:
             planned(FetchPlan(address, str(target), length, str(cache), _length_on_disk(cache)))

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from moepack.common.escaping import shorten
 from moepack.common.sizes import ranges_text
 from moepack.pack.format import manifest, records
 from moepack.pack.format.index import Index
-from moepack.pack.format.manifest import IndexEntry, Manifest
+from moepack.pack.format.manifest import FileEntry, IndexEntry, Manifest
+from moepack.pack.format.tables import DataFile
 from moepack.pack.reading.directory import is_replaced, map_index, read_any_manifest
 from moepack.pack.verifying.checked_pack import CheckedPack
 from moepack.pack.verifying.report import Findings
@@ -107,13 +108,7 @@ def _check_bytes(
 
 def _disagreements(index: Index, described: Manifest) -> Iterator[str]:
     """Yield everything that manifest and index say otherwise of the pack."""
-    files, indexed = described.files, index.files
-    if len(files) != len(indexed):
-        yield f"it lists {len(files):,} files, the index {len(indexed):,}"
-    for number, (ours, theirs) in enumerate(zip(files, indexed, strict=False)):
-        if (ours.name, ours.length) != (theirs.name, theirs.length):
-            texts = [f"{file.name} of {file.length:,} bytes" for file in (ours, theirs)]
-            yield f"it lists other files: file {number} is {texts[0]}, in the index {texts[1]}"
+    yield from _differing_files(index.files, described.files)
     has_all = index.is_whole and described.layers is None
     if described.is_whole != has_all:
         claim = "whole" if described.is_whole else "not whole"
@@ -130,6 +125,19 @@ def _disagreements(index: Index, described: Manifest) -> Iterator[str]:
                 f"a token uses {used:,} experts of {family.name} in layer {family.layer}, "
                 f"the index has {family.expert_count:,}"
             )
+    yield from _differing_hotness(index, described)
+
+
+def _differing_files(indexed: Sequence[DataFile], files: Sequence[FileEntry]) -> Iterator[str]:
+    if len(files) != len(indexed):
+        yield f"it lists {len(files):,} files, the index {len(indexed):,}"
+    for number, (ours, theirs) in enumerate(zip(files, indexed, strict=False)):
+        if (ours.name, ours.length) != (theirs.name, theirs.length):
+            texts = [f"{file.name} of {file.length:,} bytes" for file in (ours, theirs)]
+            yield f"it lists other files: file {number} is {texts[0]}, in the index {texts[1]}"
+
+
+def _differing_hotness(index: Index, described: Manifest) -> Iterator[str]:
     measured = sum(family.expert_count for family in index.families if family.hotness_measured)
     if described.hotness is None:
         if measured:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from moepack.common.errors import PackError
@@ -10,6 +10,7 @@ from moepack.common.sizes import count_text, ranges_text
 from moepack.pack.format import manifest, records
 from moepack.pack.format.dense import DenseTensor
 from moepack.pack.format.records import BlobRecord, ShardBytesRecord
+from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.pack.verifying.block_sizes import BLOCK_SIZES, stated_length
 from moepack.pack.verifying.checked_pack import (
@@ -285,41 +286,57 @@ def check_origins(pack: CheckedPack, files: Iterable[Iterable[Segment]]) -> None
     Restoring and exporting rely on them: each byte of a shard came from one place only. They are
     compared with the source itself elsewhere.
     """
-    shards, findings = pack.manifest.source.shards, pack.findings
+    shards = pack.manifest.source.shards
     places: list[list[CheckedRange]] = [[] for _ in shards]
     shards_of_file: dict[int, set[int]] = defaultdict(set)
     for one in (one for segments in files for segment in segments for one in segment.ranges):
         if one.shard is None:
             continue
-        shard, start, end = one.shard, one.shard_offset, one.shard_offset + one.length
-        lies_in_shard = pack.index.files[one.file].is_shard
-        if lies_in_shard:
-            shards_of_file[one.file].add(shard)
-        if shard >= len(shards):
-            message = f"it came from shard {shard:,}, the manifest lists {len(shards):,}"
-        elif end > shards[shard].length:
-            message = f"it came from bytes {start:,} to {end:,} of {shards[shard].name}, "
-            message += f"which is {shards[shard].length:,} bytes long"
-        else:
-            places[shard].append(one)
-            if not lies_in_shard or one.offset == start:
-                continue
-            message = f"it lies at byte {one.offset:,} of a shard, and came from byte {start:,}"
-        findings.add("origin", message, **(one.where or pack.index_file))
+        if pack.index.files[one.file].is_shard:
+            shards_of_file[one.file].add(one.shard)
+        message = _problem_with_origin(pack, one)
+        if message is not None:
+            pack.findings.add("origin", message, **(one.where or pack.index_file))
+        if one.shard < len(shards) and one.shard_offset + one.length <= shards[one.shard].length:
+            places[one.shard].append(one)
     for file, numbers in shards_of_file.items():
         _check_shard_file(pack, file, sorted(numbers))
+    for entry, of_shard in zip(shards, places, strict=True):
+        _check_ranges_of_shard(pack, entry, of_shard)
+
+
+def _problem_with_origin(pack: CheckedPack, checked: CheckedRange) -> str | None:
+    """Return what is wrong with the place in a shard that a range came from; None if nothing is."""
+    shards, shard, start = pack.manifest.source.shards, checked.shard, checked.shard_offset
+    assert shard is not None
+    end = start + checked.length
+    if shard >= len(shards):
+        return f"it came from shard {shard:,}, the manifest lists {len(shards):,}"
+    if end > shards[shard].length:
+        return (
+            f"it came from bytes {start:,} to {end:,} of {shards[shard].name}, "
+            f"which is {shards[shard].length:,} bytes long"
+        )
+    if pack.index.files[checked.file].is_shard and checked.offset != start:
+        return f"it lies at byte {checked.offset:,} of a shard, and came from byte {start:,}"
+    return None
+
+
+def _check_ranges_of_shard(
+    pack: CheckedPack, entry: ShardEntry, ranges: Sequence[CheckedRange]
+) -> None:
+    """Check that a shard's header is in the pack, and that no byte came from it twice."""
     # A header's record may be the one that is unreadable.
     has_others = len(pack.shard_ranges) == pack.index.shard_range_count
     has_headers = has_others and "shard_bytes" in pack.index.directory.sections
-    for entry, of_shard in zip(shards, places, strict=True):
-        headers = (one.length for one in of_shard if not one.shard_offset)
-        if has_headers and entry.header_length not in headers:
-            message = f"its header, bytes 0 to {entry.header_length:,}, is not in the pack"
-            findings.add("missing", message, file=entry.name)
-        for one, other in overlaps(of_shard, attrgetter("shard_offset")):
-            message = f"it came from byte {one.shard_offset:,} of {entry.name}, as a {other.noun} "
-            message += f"did that ends at byte {other.shard_offset + other.length:,}"
-            findings.add("origin", message, **(one.where or pack.index_file))
+    headers = (one.length for one in ranges if not one.shard_offset)
+    if has_headers and entry.header_length not in headers:
+        message = f"its header, bytes 0 to {entry.header_length:,}, is not in the pack"
+        pack.findings.add("missing", message, file=entry.name)
+    for one, other in overlaps(ranges, attrgetter("shard_offset")):
+        message = f"it came from byte {one.shard_offset:,} of {entry.name}, as a {other.noun} "
+        message += f"did that ends at byte {other.shard_offset + other.length:,}"
+        pack.findings.add("origin", message, **(one.where or pack.index_file))
 
 
 def _check_shard_file(pack: CheckedPack, number: int, shards: list[int]) -> None:

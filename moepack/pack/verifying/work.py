@@ -1,8 +1,9 @@
 """The work of a verification: its scope, the bytes that are read, and those without proof."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
+from typing import NamedTuple
 
 from moepack.common.errors import PackError, RequestError, is_of_machine, open_failure
 from moepack.common.share import Share
@@ -110,49 +111,68 @@ def list_work(
     Also returns the numbers of the blobs and tensors that are not looked at: they are lost, without
     a proof, or in files of other parts.
     """
-    work: list[Segment | Gap] = []
     numbers = _shared_files(pack, share)
-    unchecked = _numbers(
+    of_others = _numbers(
         one for file, segments in enumerate(files) if file not in numbers for one in segments
     )
-    unread: set[int] = set()
-    unproven: set[int] = set()
-    short_files: set[int] = set()
-    for number in numbers:
-        file = pack.index.files[number]
-        if pack.partial is not None and not pack.partial.record.ranges(file.name):
-            continue
-        length = _length_on_disk(pack, number, files[number])
-        if length != file.length:
-            short_files.add(number)
-        segments = [one for one in files[number] if _is_chosen(pack, one)]
-        if length < file.length:
-            unread |= _numbers(one for one in segments if one.end > length)
-            segments, length = cut(segments, length)
-        if file.is_shard:
-            is_same = comparison is not None and number in comparison.same_files
-            unknown = _numbers(one for one in segments if not one.has_proof)
-            (unproven if is_same else unread).update(unknown)
-            segments = [one for one in segments if one.has_proof]
-        if file.is_shard or pack.chosen is not None:
-            work += segments
-        elif length:
-            work += join(number, segments, min(length, file.length))
+    all_work = [_work_of_file(pack, number, files[number], comparison) for number in numbers]
+    work: list[Segment | Gap] = [segment for one in all_work for segment in one.segments]
     if pack.chosen is None and (share is None or share.number == 1):
-        work += _gaps_of_shards(pack, short_files)
+        work += _gaps_of_shards(
+            pack, {number for number, one in zip(numbers, all_work, strict=True) if one.is_changed}
+        )
         if comparison is not None and not comparison.is_another_model and pack.index.is_whole:
             work += comparison.gaps()
+    unread = {number for one in all_work for number in one.unread}
+    unproven = {number for one in all_work for number in one.unproven}
+    same = "the index links to these very files, and has no digests to compare them with"
     for several, reason in (
         (unread, " that are lost or have no digest"),
-        (
-            unproven,
-            ": the index links to these very files, and has no digests to compare them with",
-        ),
+        (unproven, f": {same}"),
     ):
         if several:
             count = f"{len(several):,} blobs and tensors"
             pack.not_looked_at.append(f"the bytes of {count}{reason}")
-    return work, unchecked | unread | unproven
+    return work, of_others | unread | unproven
+
+
+class _FileWork(NamedTuple):
+    """The segments to read of a file, and the blobs and tensors in it that are not looked at.
+
+    `unread` are lost or have no digest; `unproven` would be compared with themselves. A file that
+    `is_changed` has another length than in the index.
+    """
+
+    segments: Sequence[Segment]
+    unread: Collection[int] = ()
+    unproven: Collection[int] = ()
+    is_changed: bool = False
+
+
+def _work_of_file(
+    pack: CheckedPack,
+    number: int,
+    segments: Sequence[Segment],
+    comparison: SourceComparison | None,
+) -> _FileWork:
+    file = pack.index.files[number]
+    if pack.partial is not None and not pack.partial.record.ranges(file.name):
+        return _FileWork(())
+    length = _length_on_disk(pack, number, segments)
+    is_changed = length != file.length
+    segments = [one for one in segments if _is_chosen(pack, one)]
+    unread, unproven = set[int](), set[int]()
+    if length < file.length:
+        unread = _numbers(one for one in segments if one.end > length)
+        segments, length = cut(segments, length)
+    if file.is_shard:
+        is_same = comparison is not None and number in comparison.same_files
+        unknown = _numbers(one for one in segments if not one.has_proof)
+        (unproven if is_same else unread).update(unknown)
+        segments = [one for one in segments if one.has_proof]
+    elif pack.chosen is None:
+        segments = [*join(number, segments, min(length, file.length))] if length else []
+    return _FileWork(segments, unread, unproven, is_changed)
 
 
 def _shared_files(pack: CheckedPack, share: Share | None) -> list[int]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from moepack.pack.reading.copies import (
 )
 from moepack.pack.reading.directory import pack_folder, read_manifest
 from moepack.pack.reading.pack import Pack
-from moepack.packing.copies.packed_items import choose, ranges_of
+from moepack.packing.copies.packed_items import PackedItem, choose, ranges_of
 from moepack.packing.copies.subset_copy import SubsetCopy, write_record
 from moepack.storage import blocks
 from moepack.storage.atomic import make_folder, sync_directory
@@ -100,23 +100,10 @@ def mirror_pack(
         raise RequestError("no such folder", path=target, hint="name a folder on the other drive")
     folder = parent / (Path(os.path.abspath(path)).name + _SUFFIX)
     with Pack(path) as opened:
-        opened.require_files()
-        opened.require_complete()
-        limit = 0 if hottest is None else opened.budget_length(hottest, "hottest")
-        request = CopyRequest(is_all=hottest is None, hottest=limit)
         copy = SubsetCopy(opened, folder)
         items = copy.items
-        chosen = choose(opened, items, request)
-        if not chosen:
-            raise RequestError("no expert fits", path=path, expected="more bytes", found=hottest)
-        if not all(opened.index.files[items[number].file].has_digests for number in chosen):
-            hint = "make the index anew, with digests: `moepack index --digests`"
-            raise PackError("has no digests to check a mirror by", path=path, hint=hint)
+        chosen, record = _choose(opened, items, hottest)
         _check_link(path, folder)
-        ranges = ranges_of(opened.index, items, chosen)
-        files = {name: CopiedFile(0, ranges[name]) for name in sorted(ranges)}
-        content = opened.index.content_digest()
-        record = CopyRecord(os.path.realpath(path), content, request, files)
         try:
             make_folder(folder)
             with locked_folder(folder):
@@ -136,6 +123,26 @@ def mirror_pack(
         is_same_drive=os.stat(folder).st_dev == os.stat(path).st_dev,
         digests=copy.digest_counts(chosen),
     )
+
+
+def _choose(
+    pack: Pack, items: Sequence[PackedItem], hottest: Size | None
+) -> tuple[set[int], CopyRecord]:
+    """Return the numbers of the items to copy, and the record of the mirror."""
+    pack.require_files()
+    pack.require_complete()
+    limit = 0 if hottest is None else pack.budget_length(hottest, "hottest")
+    request = CopyRequest(is_all=hottest is None, hottest=limit)
+    chosen = choose(pack, items, request)
+    if not chosen:
+        raise RequestError("no expert fits", path=pack.path, expected="more bytes", found=hottest)
+    if not all(pack.index.files[items[number].file].has_digests for number in chosen):
+        hint = "make the index anew, with digests: `moepack index --digests`"
+        raise PackError("has no digests to check a mirror by", path=pack.path, hint=hint)
+    ranges = ranges_of(pack.index, items, chosen)
+    files = {name: CopiedFile(0, ranges[name]) for name in sorted(ranges)}
+    path = os.path.realpath(pack.path)
+    return chosen, CopyRecord(path, pack.index.content_digest(), request, files)
 
 
 def _fill(pack: Pack, folder: Path, chosen: set[int], copy: SubsetCopy, phases: Phases) -> int:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from moepack.common import digest
@@ -164,23 +165,8 @@ class SubsetCopy:
         check_space(self._folder, min(total, all_length - allocated_length))
         with ExitStack() as stack:
             descriptors = self._open_files(files, stack)
-            for file, start, end in self._wrong_padding:
-                for offset in range(start, end, _PIECE_LENGTH):
-                    zeros = bytes(min(_PIECE_LENGTH, end - offset))
-                    write_at(descriptors[file], zeros, offset)
-
-            def sync() -> None:
-                for descriptor in descriptors.values():
-                    os.fsync(descriptor)
-                if synced is None:
-                    return
-                ranges = ranges_of(self._pack.index, self.items, self.here)
-                present = {}
-                for number, descriptor in descriptors.items():
-                    name, mtime_ns = self._names[number], os.fstat(descriptor).st_mtime_ns
-                    present[name] = CopiedFile(mtime_ns, ranges.get(name, ()))
-                synced(present)
-
+            self._clear_wrong_padding(descriptors)
+            sync = partial(self._sync, descriptors, synced)
             advance = SharedProgress(lambda done: progress(done, total))
             try:
                 self._fetch_runs(runs, descriptors, threads, advance, sync)
@@ -190,6 +176,28 @@ class SubsetCopy:
                 raise
             sync()
         return total
+
+    def _clear_wrong_padding(self, descriptors: Mapping[int, int]) -> None:
+        for file, start, end in self._wrong_padding:
+            for offset in range(start, end, _PIECE_LENGTH):
+                write_at(descriptors[file], bytes(min(_PIECE_LENGTH, end - offset)), offset)
+
+    def _sync(
+        self,
+        descriptors: Mapping[int, int],
+        synced: Callable[[Mapping[str, CopiedFile]], None] | None,
+    ) -> None:
+        """Sync files, and report what is there in them."""
+        for descriptor in descriptors.values():
+            os.fsync(descriptor)
+        if synced is None:
+            return
+        ranges = ranges_of(self._pack.index, self.items, self.here)
+        present = {}
+        for number, descriptor in descriptors.items():
+            name, mtime_ns = self._names[number], os.fstat(descriptor).st_mtime_ns
+            present[name] = CopiedFile(mtime_ns, ranges.get(name, ()))
+        synced(present)
 
     def _open_files(self, files: Iterable[int], stack: ExitStack) -> dict[int, int]:
         """Open files, and make those that are missing; return their descriptors."""

@@ -67,10 +67,7 @@ class ExpertLog:
         right = np.all(columns >= 0, axis=1)
         faults = out_of_bounds(text, first[~right], _EXPECTED) + _cut_line(text, first)
         report(self._checks, text, faults)
-        dashes = np.flatnonzero(text.bytes == ord("-"))
-        dashes = dashes[text.has(dashes - 1, b"\n---")]
-        borders = dashes[text.has(dashes, _TOKEN)]
-        prompts = dashes[text.has(dashes, _BEGAN) | text.has(dashes, _ENDED)]
+        borders, prompts = _marks(text)
         if text.line_count > len(first) + len(borders) + len(prompts):
             glued_count = len(_ANYWHERE.findall(text.data)) - len(first)
             self._checks.warn("selections within other lines", glued_count)
@@ -90,6 +87,12 @@ class ExpertLog:
         phase = zeros.astype(np.uint8)
         layer, expert = shorts(columns[:, 0]), shorts(columns[:, 1])
         selections = Rows(zeros, phase, token, zeros, layer, expert, text.lines_of(places))
+        yield from self._add_between(text, selections, places, prompts)
+
+    def _add_between(
+        self, text: Text, selections: Rows, places: Places, prompts: Places
+    ) -> Iterator[Piece]:
+        """Add selections, which stand at `places`, and the lines of prompts between them."""
         ends = np.searchsorted(places, prompts).tolist()
         lines = text.lines_of(prompts).tolist()
         start = 0
@@ -162,6 +165,14 @@ def _falls_of(falls: Truths, layer: Ints, right: Truths) -> Truths:
     fell = np.diff(np.cumsum(falls)[right], prepend=0) > 0
     fell[1:] &= left[1:] <= left[:-1]
     return fell
+
+
+def _marks(text: Text) -> tuple[Places, Places]:
+    """Find the lines between tokens, and those that begin and end prompts."""
+    dashes = np.flatnonzero(text.bytes == ord("-"))
+    dashes = dashes[text.has(dashes - 1, b"\n---")]
+    is_prompt = text.has(dashes, _BEGAN) | text.has(dashes, _ENDED)
+    return dashes[text.has(dashes, _TOKEN)], dashes[is_prompt]
 
 
 def _cut_line(text: Text, first: Places) -> list[Fault]:
