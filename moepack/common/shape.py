@@ -63,18 +63,6 @@ class ModelShape(NamedTuple):
         return {layer: family.expert_count for layer, family in self.routed.items()}
 
     @property
-    def chunk_sizes(self) -> dict[int, int]:
-        """By layer, the number of experts that share one chunk expert, if they divide evenly."""
-        counts = self.expert_counts
-        return {
-            family.layer: counts[family.layer] // family.expert_count
-            for family in self.families
-            if family.name == CHUNK_FAMILY
-            and counts.get(family.layer, 0)
-            and counts[family.layer] % family.expert_count == 0
-        }
-
-    @property
     def experts_used(self) -> int | None:
         """The most experts that a token uses in any layer; None if unknown."""
         return max((family.experts_used or 0 for family in self.routed.values()), default=0) or None

@@ -25,9 +25,6 @@ def test_a_shape_tells_what_routers_choose_from_and_what_it_weighs() -> None:
     assert str(MODEL) == "layers 1 to 5, up to 16 experts"
     assert MODEL.without_mtp().layers == (1, 2)
     assert MODEL.without_mtp().experts_used == 2
-    assert MODEL.chunk_sizes == {1: 2}
-    uneven = FamilyShape(5, "ffn_chexps", 3, 10)
-    assert ModelShape((*MODEL.families, uneven)).chunk_sizes == {1: 2}
 
 
 def test_what_is_not_known_of_a_shape_is_none() -> None:

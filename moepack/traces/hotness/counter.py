@@ -12,18 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
-from moepack.common.shape import ExpertKey, ModelShape
+from moepack.common.shape import ExpertKey
 from moepack.traces.expert_places import ExpertPlaces, PlaceCounts
 from moepack.traces.model import (
     MAX_COUNT,
-    MAX_NUMBER,
     Counts,
     Ints,
     Item,
     Origin,
     Phase,
     Unknown,
-    split_keys,
 )
 from moepack.traces.steps import ALL_PHASES, Steps, StepStream, Truths
 
@@ -178,16 +176,9 @@ class SelectionCounter:
 
     `phases` are counted; unknown ones always are. `steps` counts tokens and requests. Counts are by
     place in `places`.
-
-    With the model's `shape` its chunk experts are counted too. In grovemoe a chunk expert serves G
-    experts of its layer, numbers C * G to C * G + G - 1, and is used once by a token routed to any
-    of them. The counts of the experts do not tell how many tokens were routed to two of a group, so
-    tokens are counted one by one.
     """
 
-    def __init__(
-        self, phases: frozenset[Phase] = ALL_PHASES, shape: ModelShape | None = None
-    ) -> None:
+    def __init__(self, phases: frozenset[Phase] = ALL_PHASES) -> None:
         self._phases = phases | {Phase.UNKNOWN}
         self.steps = StepStream(self._phases)
         self.places = ExpertPlaces()
@@ -197,12 +188,6 @@ class SelectionCounter:
         self._total_count = 0
         self._loose = PlaceCounts()
         self._timeline = Timeline()
-        self._chunk_sizes = np.zeros(MAX_NUMBER + 1, np.int64)
-        """By layer, the experts that share a chunk expert."""
-        for layer, size in (shape.chunk_sizes if shape else {}).items():
-            self._chunk_sizes[layer] = size
-        self._has_chunks = bool(self._chunk_sizes.any())
-        self._chunk_places, self._chunk_counts = ExpertPlaces(), PlaceCounts()
 
     @property
     def counts(self) -> Ints:
@@ -254,15 +239,6 @@ class SelectionCounter:
         rest = self._half(self.steps.token_count - cut, later)
         return Halves("time", self._half(cut, earlier), rest)
 
-    def chunk_counts(self) -> dict[ExpertKey, int] | None:
-        """Return how many tokens used each chunk expert, by layer and its number.
-
-        None if tokens are unknown, or no model with such experts was given.
-        """
-        if self.loose_count or not self._has_chunks:
-            return None
-        return by_expert(self._chunk_places, self._chunk_counts.values)
-
     def _add_total(self, count: int) -> None:
         """Add to the sum of all counts, and check it, so that no count can overflow."""
         self._total_count += count
@@ -279,18 +255,6 @@ class SelectionCounter:
         self._add_total(len(steps.layer))
         places = self.places.index_of(steps.layer, steps.expert)
         self._timeline.add(steps.is_first, steps.starts, places)
-        if self._has_chunks:
-            self._add_chunks(steps)
-
-    def _add_chunks(self, steps: Steps) -> None:
-        """Count a chunk expert once for each token that uses it."""
-        size = self._chunk_sizes[steps.layer]
-        shares = size > 0
-        token = steps.of_selections(np.arange(steps.token_count))[shares]
-        chunk = steps.expert[shares] // size[shares]
-        used: Ints = np.unique(token << 32 | steps.layer[shares].astype(np.int64) << 16 | chunk)
-        places = self._chunk_places.index_of(*split_keys(used & 0xFFFFFFFF))
-        self._chunk_counts.count(places)
 
 
 def by_expert(places: ExpertPlaces, counts: Ints) -> dict[ExpertKey, int]:

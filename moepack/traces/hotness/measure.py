@@ -91,7 +91,7 @@ def load(
                 for consume in consumers:
                     consume(item)
             return hotness
-        counter = SelectionCounter(shape=shape)
+        counter = SelectionCounter()
         try:
             for item in registry.read_as(trace_format, stream, checks):
                 for consume in (counter.add, *consumers):
@@ -118,7 +118,7 @@ def measure_hotness(
     """
     paths, options = path_texts(paths, "paths"), options_of(options, model)
     counted = DECODE_PHASES if phases == "decode" else ALL_PHASES
-    counter = SelectionCounter(counted, options.shape)
+    counter = SelectionCounter(counted)
     warnings: Counter[str] = Counter()
     contents = Contents()
     for path in paths:
@@ -155,9 +155,5 @@ def _to_hotness(counter: SelectionCounter, path: str) -> Hotness:
         held_out=held_out,
         origins=tuple(origin.to_json() for origin in counter.origins),
         digest=0,
-        chunk_counts=counter.chunk_counts(),
     )
-    # Counts of chunk experts affect the order, but are not in the file.
-    chunks = sorted((hotness.chunk_counts or {}).items())
-    rows = "".join(f"{key.layer},{key.expert},{count}\n" for key, count in chunks)
-    return hotness._replace(digest=digest.xxh3(file.encode(hotness) + rows.encode()))
+    return hotness._replace(digest=digest.xxh3(file.encode(hotness)))

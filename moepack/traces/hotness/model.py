@@ -26,9 +26,7 @@ class Hotness(NamedTuple):
     """Counts by expert, and their provenance.
 
     `token_count` and `request_count` are None if unknown. `held_out` is a part of `counts`.
-    `origins` describe the traces. `digest` is the file's. `chunk_counts` are the tokens that used
-    each chunk expert, by layer and its number; None if only the counts of experts are known, as
-    from a hotness file.
+    `origins` describe the traces. `digest` is the file's.
     """
 
     path: str
@@ -38,7 +36,6 @@ class Hotness(NamedTuple):
     request_count: int | None = None
     held_out: HeldOut | None = None
     origins: tuple[dict[str, Any], ...] = ()
-    chunk_counts: Mapping[ExpertKey, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the provenance as the manifest holds it.
@@ -58,13 +55,10 @@ class Hotness(NamedTuple):
         return {key: count - held_out.get(key, 0) for key, count in self.counts.items()}
 
     def chunk_count(self, layer: int, chunk: int, size: int) -> int:
-        """Return how many tokens used a chunk expert that serves `size` experts.
+        """Return how many tokens used a chunk expert that serves `size` experts, at most.
 
-        If that was not counted, return its upper bound: as if no token had been routed to two of
-        them, but not more than all tokens.
+        As if no token had been routed to two of them, but not more than all tokens.
         """
-        if self.chunk_counts is not None:
-            return self.chunk_counts.get(ExpertKey(layer, chunk), 0)
         experts = range(chunk * size, (chunk + 1) * size)
         counts = [self.counts.get(ExpertKey(layer, expert), 0) for expert in experts]
         most = sum(counts) if self.token_count is None else min(sum(counts), self.token_count)

@@ -1,26 +1,19 @@
 """Halves of traces, in time and of every other request; and the uses of chunk experts."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import moepack
 from moepack.common.errors import TraceError
-from moepack.common.shape import ExpertKey, FamilyShape, ModelShape
+from moepack.common.shape import ExpertKey
 from moepack.traces.expert_places import MAX_PLACES, PAGE, ExpertPlaces
-from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness import counter as counting
-from moepack.traces.hotness import file, measure
 from moepack.traces.hotness.counter import LEAST_SHARE, MOST_CELLS, Halves, SelectionCounter
-from moepack.traces.hotness.measure import measure_hotness
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.model import Counts, Origin, Phase, Tokens, Unknown
-from tests.support.packs import families_model
-from tests.support.trace_samples import selections, tokens_from
 
 ORIGIN = Origin("test", "test")
 
@@ -112,58 +105,7 @@ def test_a_single_token_and_counts_have_no_halves() -> None:
     assert counter.selection_count == 27
 
 
-# Chunk experts: each is used once by a token that any of the experts it serves were routed to.
-
-SIZES = {0: 4, 3: 2}
-MAIN = [FamilyShape(layer, "ffn_exps", 8, 1, 3) for layer in (0, 3, 5)]
-CHUNKS = [FamilyShape(layer, "ffn_chexps", 8 // size, 1) for layer, size in SIZES.items()]
-SHAPE = ModelShape((*MAIN, *CHUNKS))
-
-
-def tokens_of(routing: list[dict[int, list[int]]]) -> Tokens:
-    """Make tokens that use some experts by layer."""
-    return tokens_from([(0, 0, selections(token)) for token in routing])
-
-
-def drawn(seed: int, count: int) -> list[dict[int, list[int]]]:
-    draw = np.random.default_rng(seed)
-    return [
-        {layer: draw.choice(8, 3, replace=False).tolist() for layer in (0, 3, 5)}
-        for _ in range(count)
-    ]
-
-
-def needed(chosen: list[dict[int, list[int]]]) -> dict[ExpertKey, int]:
-    """Count plainly."""
-    counts: dict[ExpertKey, int] = {}
-    for token in chosen:
-        for layer, size in SIZES.items():
-            for chunk in {expert // size for expert in token[layer]}:
-                counts[ExpertKey(layer, chunk)] = counts.get(ExpertKey(layer, chunk), 0) + 1
-    return counts
-
-
-def test_a_chunk_is_counted_once_by_a_token() -> None:
-    first, second = drawn(1, 50), drawn(2, 30)
-    counter = SelectionCounter(shape=SHAPE)
-    counter.add(ORIGIN)
-    counter.add(tokens_of(first))
-    counter.add(tokens_of(second))
-    one, other = needed(first), needed(second)
-    expected = {key: one.get(key, 0) + other.get(key, 0) for key in {*one, *other}}
-    assert counter.chunk_counts() == expected
-
-
-def test_chunks_of_counts_or_of_no_model_are_not_known() -> None:
-    numbers = np.arange(2, dtype=np.uint16)
-    counts = Counts(Phase.DECODE, numbers, numbers, np.array([3, 4]))
-    for shape in (SHAPE, None, ModelShape(tuple(MAIN))):
-        counter = SelectionCounter(shape=shape)
-        counter.add(ORIGIN)
-        counter.add(tokens_of(drawn(1, 5)))
-        assert (counter.chunk_counts() is None) == (shape != SHAPE)
-        counter.add(counts)
-        assert counter.chunk_counts() is None
+# Chunk experts: each is used by a token that any of the experts it serves were routed to.
 
 
 @pytest.mark.parametrize(
@@ -177,29 +119,6 @@ def test_counts_alone_give_the_most_that_a_chunk_can_be_needed(
     by_expert |= {ExpertKey(0, 0): 1000, ExpertKey(1, 4): 1000}
     hotness = Hotness("x", by_expert, token_count, digest=0)
     assert hotness.chunk_count(0, 1, 4) == expected
-
-
-def test_a_pack_states_what_a_trace_says_of_chunks(tmp_path: Path) -> None:
-    model, trace = families_model(tmp_path), tmp_path / "trace.csv"
-    rows = ["0 1 2", "1 2 3", "0 4 7", "5 6 7"]
-    lines = [f"{number},0,0,0,{row}" for number, row in enumerate(rows)]
-    heading = "decode_call,token_in_call,layer,occurrence,experts"
-    trace.write_text("\n".join([heading, *lines, ""]))
-    shape = moepack.shape_of(model)
-    measured = measure_hotness([str(trace)], options=ReadOptions(shape=shape)).hotness
-    file.save(measured, tmp_path / "hot.csv")
-    expected_counts = {ExpertKey(0, 0): 3, ExpertKey(0, 1): 2}
-    assert measured.chunk_counts == measure.load(str(trace), shape).chunk_counts == expected_counts
-    for hotness, expected in ((measured, [3, 2]), (trace, [3, 2]), (tmp_path / "hot.csv", [4, 4])):
-        target = tmp_path / f"pack-{len(list(tmp_path.iterdir()))}"
-        moepack.pack_model(model, target, hotness=hotness)
-        with moepack.open(target) as pack:
-            counts = [pack.locate(0, chunk, family="ffn_chexps").hotness for chunk in (0, 1)]
-        assert counts == expected
-        assert moepack.verify(target, model).passed
-    plain = measure.load(str(tmp_path / "hot.csv"), shape)
-    assert plain.counts == measured.counts
-    assert plain.digest != measured.digest, "an interrupted pack must not mix the two orders"
 
 
 def test_what_no_model_has_is_refused() -> None:
