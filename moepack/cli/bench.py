@@ -152,8 +152,6 @@ def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:
 @size_option(
     "--budget", share_of="experts", help="Memory for experts to mark: 8GiB, 25% of all experts."
 )
-@flag_option("--verify", help="Also verify the pack, which reads all of it.")
-@options.source_option
 @options.output_option(help="Page to write, in HTML; - is standard output.")
 @flag_option("--open", "opens", help="Open the page in a browser.")
 @options.force_option
@@ -167,15 +165,13 @@ def report(
     force: bool,
     form: str | None,
     lenient: bool,
-    verify: bool,
-    source_paths: tuple[str, ...],
     machine_path: str | None,
     **settings: Any,
 ) -> None:
     """Make a page about a model for a browser: one file, with pictures and tables.
 
     Each section needs its input: a trace for heat, coverage and caches, a machine for placement and
-    forecast, measurements, or the verification of a pack.
+    forecast, or measurements.
 
     Example: moepack report model.gguf --trace chat.moetrace -o report.html
     """
@@ -184,24 +180,19 @@ def report(
 
     if opens and output == STANDARD_STREAM:
         raise RequestError("--open needs a file", hint="name one with -o")
-    if source_paths and not verify:
-        raise RequestError("--source is for --verify", hint="add --verify, or leave --source out")
     inputs = [*settings["traces"], *settings["runs"]]
-    with output_file(output, force=force, inputs=inputs, suffix=".html") as path:
-        if verify:
-            with progress("verifying") as advance:
-                settings["verification"] = moepack.verify(
-                    source_or_pack[0], source_paths or None, progress=advance
-                )
-        with progress("reading", "steps") as advance:
-            page = moepack.make_report(
-                source_or_pack,
-                path,
-                machine=machine_path,
-                options=ReadOptions(form, lenient=lenient),
-                progress=advance,
-                **settings,
-            )
+    with (
+        output_file(output, force=force, inputs=inputs, suffix=".html") as path,
+        progress("reading", "steps") as advance,
+    ):
+        page = moepack.make_report(
+            source_or_pack,
+            path,
+            machine=machine_path,
+            options=ReadOptions(form, lenient=lenient),
+            progress=advance,
+            **settings,
+        )
     sum_up(replace(page.summary, path=output), summary_text)
     if opens and click.launch(os.path.abspath(output)):
         complain("note", "no browser could be started: open the page by hand")

@@ -129,7 +129,7 @@ COMMANDS = {
     "machine": "machine {pack} --seconds 0 -o {new}.m.toml --force",
     "forecast": "forecast {pack} --machine {new}.machine --receipt {new}.receipt",
     "report": "report {damaged} --trace {new}.0.csv --machine {new}.machine --run {new}.receipt "
-    "--verify -o {new}.html --force",
+    "-o {new}.html --force",
     "place": "place {source} --vram 24GiB --ram 64GiB",
     "place a pack": "place {pack} --ram 64GiB",
     "run": "run {pack} -p Hello -f {new}.toml",

@@ -27,19 +27,17 @@ def test_a_page_is_written_and_summed_up(cli: Run, tmp_path: Path) -> None:
 
 def test_the_summary_is_json_too(cli: Run, packs: dict[str, Path], tmp_path: Path) -> None:
     output = tmp_path / "report.html"
-    run = cli("report", packs["mixtral"], "--verify", "-o", output, "--json")
+    run = cli("report", packs["mixtral"], "-o", output, "--json")
     facts = json.loads(run.stdout)
     assert facts["path"] == str(output)
     assert facts["length"] == output.stat().st_size
-    assert facts["sections"][-1] == "What verification found"
+    assert facts["sections"] == ["The model", "The map of the pack"]
     assert all(one["reason"] for one in facts["missing"])
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--source", MODEL), "--source is for --verify"),
-        (("--verify",), "moepack pack"),
         (("--run", FIXTURES / "prompt.txt"), "prompt.txt: line 1: not JSON"),
         (("--budget", "101%", "--trace", FIXTURES / "qwen3moe-trace.csv"), "more than all"),
     ],

@@ -24,7 +24,6 @@ from moepack.inspection.describe import PackFacts, SourceFacts, inspect
 from moepack.inspection.listing import BlobRow, TensorRow, list_pack
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
-from moepack.pack.verifying.report import Report
 from moepack.planning.forecasting.facts import ForecastFacts
 from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.measured_runs import ReceiptFile, read_receipt, read_runs
@@ -53,7 +52,6 @@ def gather(
     machine: Machine | AnyPath | None,
     runs: Sequence[str],
     requested: Size | None,
-    verification: Report | None,
     options: ReadOptions,
     advance: Callable[[], None],
 ) -> ReportFacts:
@@ -64,9 +62,9 @@ def gather(
     `problems`.
     """
     trace_paths = traces.paths if isinstance(traces, SpooledTrace) else path_texts(traces)
-    others = [verification.path] if verification is not None else []
+    others = []
     if machine is not None and not isinstance(machine, Machine):
-        others.append(os.fspath(machine))
+        others = [os.fspath(machine)]
         machine = read_machine(machine)
     files = [*path_texts(paths), *trace_paths, *runs, *others]
     receipts = list(map(read_receipt, runs))
@@ -100,7 +98,6 @@ def gather(
         forecast=best,
         sweep=sweep,
         runs=with_texts(run_files, _without_folders),
-        verification=with_texts(verification, _without_folders),
         inputs=tuple(dict.fromkeys(map(_base_name, files))),
         problems=problems,
     )

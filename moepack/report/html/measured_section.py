@@ -1,4 +1,4 @@
-"""The sections about measurements: a drive, the gain of a pack, runs of a model, a verification."""
+"""The section about measurements: a drive, the gain of a pack, runs of a model."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from moepack.bench.drive import SurfacePoint
 from moepack.bench.engine_speed import EngineSpeed
 from moepack.bench.run import BenchReport
-from moepack.common.sizes import count_text, size_text
+from moepack.common.sizes import size_text
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.forecasting.rates import KIND_WORDS
-from moepack.report import measure_text, verification_text
+from moepack.report import measure_text
 from moepack.report.html.drawing import dot, line, log_size_axis, number_axis, picture
-from moepack.report.html.section import DataTable, Key, PageSection, Picture, ReportFacts, adding
+from moepack.report.html.section import DataTable, Key, PageSection, Picture, ReportFacts
 from moepack.report.page import Block, Column, Table
 from moepack.report.values import UNKNOWN, length_text, number_text, rate_text, share_text
 from moepack.running.programs.run_facts import RunFacts
 
-SHOWN_FINDINGS = 100
 _DEPTH_COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
 _RUNS = (
     *(Column("file", "l"), Column("mode", "l"), Column("memory for experts"), Column("tok/s")),
@@ -114,32 +113,3 @@ def _runs(name: str, content: RunFacts | Sequence[MeasuredRun]) -> list[tuple[st
         )
         for run in content
     ]
-
-
-def verification_section(facts: ReportFacts) -> PageSection | str:
-    """Write the verdict, the extent of the verification, and the first findings."""
-    outcome = facts.verification
-    if outcome is None:
-        return adding("the whole pack is read only on request", "PACK --verify --source MODEL")
-    tables = []
-    unknown = [f"not looked at: {one}" for one in outcome.not_looked_at]
-    if outcome.compared_length is None:
-        unknown.append("it was not compared with its source: digests alone were checked")
-    if outcome.findings:
-        shown = outcome.findings[:SHOWN_FINDINGS]
-        findings = [(one.kind, one.place or UNKNOWN, one.message) for one in shown]
-        columns = (Column("kind", "l"), Column("place", "l"), Column("finding", "l"))
-        tables.append(DataTable("Findings", Table(columns, findings)))
-    if len(outcome.findings) > SHOWN_FINDINGS:
-        more = count_text(len(outcome.findings) - SHOWN_FINDINGS, "more finding")
-        unknown.append(f"{more}: `moepack verify -v PACK` lists all")
-    verdict = verification_text.verdict(outcome)
-    headline = f"{outcome.headline}. " if outcome.headline else ""
-    extent = verification_text.extent(outcome)
-    return PageSection(
-        name="verification",
-        sentence=f"{headline}{verdict[0].upper()}{verdict[1:]}: {extent}",
-        tables=tables,
-        unknown=unknown,
-        headline=[(verdict, "by verification")],
-    )

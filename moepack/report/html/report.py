@@ -19,12 +19,10 @@ from moepack.common.extras import require
 from moepack.common.paths import AnyPath, PathOrPaths, path_texts
 from moepack.common.phases import Progress
 from moepack.common.sizes import Size, count_text, size_text
-from moepack.pack.reading.directory import named_pack
-from moepack.pack.verifying.report import Report
 from moepack.planning.machine.model import Machine
 from moepack.report.facts import escape_delete, to_json
 from moepack.report.html.gather import STAGE_COUNT, gather
-from moepack.report.html.measured_section import measured_section, verification_section
+from moepack.report.html.measured_section import measured_section
 from moepack.report.html.model_section import model_section, pack_section
 from moepack.report.html.plan_section import forecast_section, placement_section
 from moepack.report.html.routing_section import cache_section, coverage_section, heat_section
@@ -44,7 +42,6 @@ SECTIONS: Mapping[str, Callable[[ReportFacts], PageSection | str]] = {
     "Where everything goes": placement_section,
     "How fast it will be": forecast_section,
     "What was measured": measured_section,
-    "What verification found": verification_section,
 }
 """The sections by their titles, in their order; without its facts each is the reason for that."""
 
@@ -88,7 +85,6 @@ def make_report(
     machine: Machine | AnyPath | None = None,
     runs: PathOrPaths = (),
     budget: Size | None = None,
-    verification: Report | None = None,
     options: ReadOptions = ReadOptions(),
     progress: Progress | None = None,
 ) -> ReportPage:
@@ -98,22 +94,18 @@ def make_report(
     coverage and caches, a `machine`, or the path of its file, the placement and the forecast,
     `runs` (JSON of `bench` and `run`, and of llama-bench) the measurements; runs also calibrate the
     forecast. `budget` is the memory for experts to mark (bytes, `8GiB`, or `25%` of the experts),
-    by default that of a placement. A `verification` is what `verify` returned for the pack. The
-    page is written to the file `output`, if there is one, and returned. The same inputs give the
-    same page, whatever their folders.
+    by default that of a placement. The page is written to the file `output`, if there is one, and
+    returned. The same inputs give the same page, whatever their folders.
 
     Raises MachineError without the extra `report`, and if the file cannot be written; RequestError
     for invalid options, and for files without measurements; and what `inspect`, `concentration` and
     `simulate` raise for models and traces. A placement or a forecast that is refused becomes a gap.
     """
     require("report")
-    if verification is not None and named_pack(paths) is None:
-        problem = "the verification of a pack, but not its page"
-        raise RequestError(problem, path=path_texts(paths)[0])
     if budget is not None and not traces:
         raise RequestError("a budget to mark, but no trace", hint="`traces` give the hit rates")
     advance = partial(progress or (lambda done, total: None), 1, STAGE_COUNT)
-    facts = gather(paths, traces, machine, path_texts(runs), budget, verification, options, advance)
+    facts = gather(paths, traces, machine, path_texts(runs), budget, options, advance)
     made = {title: make(facts) for title, make in SECTIONS.items()}
     sections = {title: one for title, one in made.items() if isinstance(one, PageSection)}
     missing = tuple(

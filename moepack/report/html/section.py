@@ -10,7 +10,6 @@ from moepack.bench.engine_speed import EngineSpeed
 from moepack.bench.run import BenchReport
 from moepack.inspection.describe import PackFacts, SourceFacts
 from moepack.inspection.listing import BlobRow, TensorRow
-from moepack.pack.verifying.report import Report
 from moepack.planning.forecasting.facts import ForecastFacts
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.placing.facts import PlacementFacts
@@ -68,7 +67,6 @@ class ReportFacts:
     forecast: ForecastFacts | None
     sweep: ForecastFacts | None
     runs: tuple[RunFile, ...]
-    verification: Report | None
     inputs: tuple[str, ...]
     problems: dict[str, str]
 

@@ -231,4 +231,4 @@ def test_the_numbers_can_be_saved(tab: Tab, path: Path, tmp_path: Path) -> None:
     tab.value("document.getElementById('save').click()")
     tab.wait_for("window.waited ??= 1")
     tab.value("new Promise(done => setTimeout(done, 500))")
-    assert '"verification"' in (tmp_path / "report.json").read_text()
+    assert '"placement"' in (tmp_path / "report.json").read_text()

@@ -131,7 +131,6 @@ def test_the_numbers_are_those_of_the_other_calls(folder: Path, page: ReportPage
     at_budget = moepack.simulate(TRACE, model=pack, budgets="50%", policies="lru").results[0]
     lru = next(one for one in facts["at_budget"]["results"] if one["policy"] == "lru")
     assert lru["decode_hit_rate"] == at_budget.decode_hit_rate
-    assert facts["verification"]["passed"] is True
 
 
 def test_the_map_has_every_blob_where_the_pack_has_it(folder: Path, page: ReportPage) -> None:
@@ -209,20 +208,6 @@ def test_other_files_are_no_measurements(text: str, message: str, tmp_path: Path
     path.write_text(text)
     with pytest.raises(RequestError, match=message):
         moepack.make_report(MODEL, runs=path)
-
-
-def test_a_verification_goes_with_a_pack(folder: Path) -> None:
-    verification = moepack.verify(folder / "model.moepack")
-    with pytest.raises(RequestError, match="the verification of a pack, but not its page"):
-        moepack.make_report(MODEL, verification=verification)
-
-
-def test_a_verification_lists_its_findings(folder: Path) -> None:
-    report = moepack.verify(folder / "model.moepack", first_shard("mixtral"))
-    assert report.findings
-    html = moepack.make_report(folder / "model.moepack", verification=report).html
-    assert f"{len(report.findings)} finding" in html
-    assert report.findings[0].kind in html
 
 
 def test_progress_ends_with_the_page() -> None:
