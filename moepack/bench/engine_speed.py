@@ -134,18 +134,11 @@ def bench_run(
         opened.require_complete()
         shape, files = opened.shape, [*opened.file_paths, *map(Path, shards)]
         model_length = (shape.dense_length or 0) + shape.expert_length
-        limit = int(model_length * _SHARE) + PROGRAM_LENGTH
-        if memory is not None:
-            limit = parse_size(memory, "memory", whole=read_memory())
+        limit = _memory_limit(memory, model_length)
         division = divide_memory(opened, limit, context, pinned, micro_batch)
         text = beginning_of(prompt or reference_text(), prompt_tokens, opened)
     request = RunRequest(text, tokens, context, threads, division, pinned)
-    programs: dict[str, Callable[[ControlGroup | None], EngineRun | None]] = {}
-    if named is not pack:
-        programs["pack"] = partial(run_moepack, [os.fspath(pack)], request)
-    if shards:
-        programs["shards"] = partial(run_moepack, shards, request)
-        programs |= {one: partial(run_alone, shards[0], one, request) for one in LOADINGS}
+    programs = _programs(None if named is pack else pack, shards, request)
     advance = progress or (lambda count, total: None)
     if read_limit is not None:
         read_limit = parse_size(read_limit, "read_limit")
@@ -175,6 +168,29 @@ def bench_run(
         sides=tuple(_facts(name, some) for name, some in results.items()),
         same_text=len(texts) == 1 if texts and len(programs) > 1 else None,
     )
+
+
+def _memory_limit(memory: Size | None, model_length: int) -> int:
+    """Return the bytes for each program; by default a share of the model, and their own memory."""
+    if memory is None:
+        return int(model_length * _SHARE) + PROGRAM_LENGTH
+    return parse_size(memory, "memory", whole=read_memory())
+
+
+_Program = Callable[[ControlGroup | None], EngineRun | None]
+
+
+def _programs(
+    pack: AnyPath | None, shards: Sequence[str], request: RunRequest
+) -> dict[str, _Program]:
+    """Return what is run, by name."""
+    programs: dict[str, _Program] = {}
+    if pack is not None:
+        programs["pack"] = partial(run_moepack, [os.fspath(pack)], request)
+    if shards:
+        programs["shards"] = partial(run_moepack, shards, request)
+        programs |= {one: partial(run_alone, shards[0], one, request) for one in LOADINGS}
+    return programs
 
 
 def _facts(name: str, runs: Sequence[EngineRun | None]) -> SideFacts:

@@ -141,9 +141,14 @@ def run(
         trace = stack.enter_context(trace_to(engine.pop("trace_path"), pack, has_requests=True))
         words = [*template, *server_words]
         server = stack.enter_context(start_server(pack, trace, words, other_work, **engine))
-        count = tokens if tokens > 0 else None
-        options: Any = {"sampling": sampling, "count": count, "more": fields}
-        conversation = Conversation(server.client, system, is_raw=is_raw, **options)
+        conversation = Conversation(
+            server.client,
+            system,
+            is_raw=is_raw,
+            sampling=sampling,
+            count=tokens if tokens > 0 else None,
+            more=fields,
+        )
         if text is None:
             chat(conversation, server, editor, has_stats=stats)
             return
