@@ -31,7 +31,6 @@ from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
 @model_option("--model", required=True, help="Model to run.")
 @file_option("--prompts", required=True, help="Prompts, one per line: text, or JSON.")
 @options.output_option()
-@options.append_option
 @flag_option("--resume", help="Record only the prompts that are missing.")
 @options.force_option
 @number_option("--tokens", least=0, default=128, help="Number of tokens to generate per prompt.")
@@ -54,7 +53,7 @@ from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
 )
 @options.progress_options
 def trace_record(
-    model: str, prompts: str, output: str, append: bool, resume: bool, force: bool, **options: Any
+    model: str, prompts: str, output: str, resume: bool, force: bool, **options: Any
 ) -> None:
     """Run llama.cpp on prompts, and record the experts that its routers select.
 
@@ -65,14 +64,12 @@ def trace_record(
     """
     from moepack.report import trace_text
 
-    writing: dict[str, Any] = {"append": append, "resume": resume, "force": force}
-    appends = append or resume
     with (
-        output_file(output, force=force, append=appends, inputs=(model, prompts)) as target,
+        output_file(output, force=force, resume=resume, inputs=(model, prompts)) as target,
         progress("recording", "tokens") as advance,
     ):
         summary = moepack.record_trace(
-            model, prompts, target, progress=advance, **writing, **options
+            model, prompts, target, resume=resume, force=force, progress=advance, **options
         )
     sum_up(replace(summary, path=output), trace_text.imported, _count_line(output))
 
@@ -80,13 +77,10 @@ def trace_record(
 @click.command("import")
 @options.traces_argument
 @options.output_option()
-@options.append_option
 @options.force_option
 @options.traced_model_options
 @options.summary_options
-def trace_import(
-    paths: tuple[str, ...], output: str, append: bool, force: bool, **reading: Any
-) -> None:
+def trace_import(paths: tuple[str, ...], output: str, force: bool, **reading: Any) -> None:
     """Convert traces of any format into one trace file.
 
     Example: moepack trace import server.log -o chat.moetrace
@@ -94,8 +88,8 @@ def trace_import(
     from moepack.report import trace_text
 
     options = read_options(**reading)
-    with output_file(output, force=force, append=append, inputs=paths) as target:
-        summary = moepack.import_trace(paths, target, append=append, force=force, options=options)
+    with output_file(output, force=force, inputs=paths) as target:
+        summary = moepack.import_trace(paths, target, force=force, options=options)
     sum_up(replace(summary, path=output), trace_text.imported, _count_line(output))
 
 

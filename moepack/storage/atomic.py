@@ -72,14 +72,10 @@ def make_folder(path: AnyPath) -> bool:
     return True
 
 
-def refuse_existing(path: AnyPath, *, force: bool = False, append: bool | None = None) -> None:
-    """Raise RequestError if something is there; `append` is None if adding is not possible."""
-    if force and append:
-        raise RequestError("`force` and `append` at once", path=path)
-    if not os.path.exists(path) or force or append:
-        return
-    hint = "`force=True` writes over it" + ("" if append is None else ", `append=True` adds to it")
-    raise RequestError("exists already", path=path, hint=hint)
+def refuse_existing(path: AnyPath, *, force: bool = False) -> None:
+    """Raise RequestError if something is there, unless `force`."""
+    if os.path.exists(path) and not force:
+        raise RequestError("exists already", path=path, hint="`force=True` writes over it")
 
 
 def refuse_special(path: AnyPath) -> None:

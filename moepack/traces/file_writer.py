@@ -30,17 +30,15 @@ class Writer:
     to a file. The rest of a killed import is overwritten; that of a killed recording is kept, and
     `resume` continues it.
 
-    With `append` an existing file is continued; `resume` does that as well, without the last
-    request if the file has no end: it may have been cut. Raises MachineError for system errors,
-    RequestError if a recording is in the way, TraceError if the file to continue is no trace file.
+    With `resume` an existing file is continued, without the last request if the file has no end: it
+    may have been cut. Raises MachineError for system errors, RequestError if a recording is in the
+    way, TraceError if the file to continue is no trace file.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, append: bool = False, resume: bool = False
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, resume: bool = False) -> None:
         self.path = os.fspath(path)
         self._resumes = resume
-        self._is_published = (append or resume) and Path(self.path).exists()
+        self._is_published = resume and Path(self.path).exists()
         self._partial = self.path if self._is_published else f"{self.path}.partial"
         self._waiting: list[Tokens] = []
         self._waiting_count = 0
@@ -86,8 +84,8 @@ class Writer:
             for _ in reader.items():
                 pass
         self._has_end, self.was_cut = reader.is_whole, not reader.is_whole
-        is_doubtful = self._resumes and self.was_cut
-        self._kept = self._position = reader.request_position if is_doubtful else reader.position
+        position = reader.request_position if self.was_cut else reader.position
+        self._kept = self._position = position
 
     def held_items(self) -> Items:
         """Yield the items of the file that is continued."""
@@ -201,12 +199,12 @@ class Writer:
             raise MachineError(f"cannot write: {error.strerror}", path=self.path) from None
 
 
-def check_target(path: str, *, append: bool, force: bool) -> None:
+def check_target(path: str, *, force: bool) -> None:
     """Raise RequestError if a trace file must not be written there."""
     if os.path.exists(path) and not os.path.isfile(path):
         problem = "not a file: a trace appears under its name when it is whole"
         raise RequestError(problem, path=path)
-    refuse_existing(path, force=force, append=append)
+    refuse_existing(path, force=force)
 
 
 def _parts(tokens: Tokens) -> Iterator[Tokens]:

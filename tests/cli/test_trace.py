@@ -44,18 +44,16 @@ def test_import_writes_one_trace_of_several_files(log: Path, tmp_path: Path, cli
     assert (tmp_path / "b").read_bytes() == target.read_bytes()
 
 
-def test_import_never_overwrites_but_appends(log: Path, tmp_path: Path, cli: Run) -> None:
+def test_import_never_overwrites_and_joins(log: Path, tmp_path: Path, cli: Run) -> None:
     target = tmp_path / "out.moetrace"
     assert cli("trace", "import", log, "-o", target).returncode == 0
     before = target.read_bytes()
     refused = cli("trace", "import", log, "-o", target)
     assert refused.returncode == 2
-    assert "--append" in refused.stderr
     assert target.read_bytes() == before
     other = another(log)
-    text = cli("trace", "import", other, "-o", target, "--append").stdout
+    text = cli("trace", "import", log, other, "-o", target, "--force").stdout
     assert f"{target}: 600 tokens in 2 requests, 3,600 selections" in text
-    assert "added just now: 300 tokens in 1 request, 1,800 selections" in text
     facts = json_of(cli("trace", "stats", target, "--json"))
     assert (facts["window_count"], facts["request_count"]) == (4, 2)
 
@@ -74,8 +72,8 @@ def test_the_same_selections_are_not_added_twice(log: Path, tmp_path: Path, cli:
     before = target.read_bytes()
     renamed = log.with_name("renamed.log")
     renamed.write_text("another heading\n" + log.read_text())
-    for again in ([log], [renamed], [another(log), log]):
-        run = cli("trace", "import", *again, "-o", target, "--append")
+    for again in ([target, log], [target, renamed], [another(log), target, log]):
+        run = cli("trace", "import", *again, "-o", tmp_path / "new")
         assert run.returncode == 2
         assert f"{again[-1]}: its selections came already" in run.stderr
         assert target.read_bytes() == before

@@ -64,8 +64,8 @@ ITEMS: list[Item] = [
 ]
 
 
-def write(path: Path, items: Iterable[Item], append: bool = False, act: Any = id) -> bytes:
-    with Writer(path, append=append) as writer:
+def write(path: Path, items: Iterable[Item], resume: bool = False, act: Any = id) -> bytes:
+    with Writer(path, resume=resume) as writer:
         for item in items:
             writer.add(item)
         act(writer)
@@ -160,10 +160,10 @@ def test_small_pieces_are_gathered_and_large_ones_cut(
     assert read(path)[1].tokens == rows
 
 
-def test_appending_adds_records(tmp_path: Path) -> None:
+def test_resuming_adds_records(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    write(path, ITEMS[:3], append=True)
-    assert write(path, ITEMS[3:], append=True) == write(tmp_path / "other", ITEMS)
+    write(path, ITEMS[:3], resume=True)
+    assert write(path, ITEMS[3:], resume=True) == write(tmp_path / "other", ITEMS)
     assert items_of(path) == PLAIN
 
 
@@ -177,11 +177,11 @@ def test_appending_adds_records(tmp_path: Path) -> None:
         (make_traces.file(make_traces.origin(), ONE)[:-40] + b"\xff" * 40, "damaged"),
     ],
 )
-def test_only_sound_trace_files_are_appended_to(data: bytes, problem: str, tmp_path: Path) -> None:
+def test_only_sound_trace_files_are_continued(data: bytes, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(data)
     with pytest.raises(TraceError, match=problem):
-        Writer(path, append=True)
+        Writer(path, resume=True)
     assert path.read_bytes() == data
 
 
@@ -189,26 +189,26 @@ def interrupt(writer: Writer, *done: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("append", [False, True])
-def test_an_exception_leaves_nothing_new(append: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", [False, True])
+def test_an_exception_leaves_nothing_new(resume: bool, tmp_path: Path) -> None:
     path = tmp_path / "trace"
     with pytest.raises(KeyboardInterrupt):
-        write(path, ITEMS, append, interrupt)
+        write(path, ITEMS, resume, interrupt)
     assert os.listdir(tmp_path) == []
     before = write(path, ITEMS)
     with pytest.raises(KeyboardInterrupt):
-        write(path, ITEMS, append, interrupt)
+        write(path, ITEMS, resume, interrupt)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["trace"]
 
 
-@pytest.mark.parametrize(("length", "append"), [(20, False), (300_000, False), (300_000, True)])
+@pytest.mark.parametrize(("length", "resume"), [(20, False), (300_000, False), (300_000, True)])
 def test_a_disk_without_space_leaves_what_was_there(
-    length: int, append: bool, tmp_path: Path
+    length: int, resume: bool, tmp_path: Path
 ) -> None:
     """The bound of a file's length cuts a write short, as a full disk does."""
     path = tmp_path / "trace"
-    before = write(path, ITEMS) if append else None
+    before = write(path, ITEMS) if resume else None
     numbers = np.random.default_rng(0).permutation(1 << 16).astype(np.uint16)
     layers, experts = np.append(numbers, numbers[::-1]), np.append(numbers[::-1], numbers + 1)
     one = Tokens(np.array([0]), np.array([2], np.uint8), np.array([0, 1 << 17]), layers, experts)
@@ -216,23 +216,23 @@ def test_a_disk_without_space_leaves_what_was_there(
     resource.setrlimit(resource.RLIMIT_FSIZE, (length, hard))
     try:
         with pytest.raises(MachineError, match="cannot write"):
-            write(path, [OTHER, one] * 4, append)
+            write(path, [OTHER, one] * 4, resume)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (path.read_bytes() if path.exists() else None) == before
-    assert os.listdir(tmp_path) == ["trace"] * append
+    assert os.listdir(tmp_path) == ["trace"] * resume
 
 
-@pytest.mark.parametrize("append", [False, True])
-def test_what_was_kept_outlives_an_exception(append: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_was_kept_outlives_an_exception(resume: bool, tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    before = write(path, ITEMS) if append else b""
+    before = write(path, ITEMS) if resume else b""
     with pytest.raises(KeyboardInterrupt):
-        write(path, ITEMS, append, lambda w: interrupt(w, w.keep(), w.add(ORIGIN)))
+        write(path, ITEMS, resume, lambda w: interrupt(w, w.keep(), w.add(ORIGIN)))
     expected = tmp_path / "expected"
-    if append:
+    if resume:
         expected.write_bytes(before)
-    assert path.read_bytes() == write(expected, ITEMS, append)
+    assert path.read_bytes() == write(expected, ITEMS, resume)
     assert sorted(os.listdir(tmp_path)) == ["expected", "trace"]
 
 
@@ -276,14 +276,14 @@ def test_an_import_that_was_left_is_written_over(length: int | None, tmp_path: P
     assert not partial.exists()
 
 
-@pytest.mark.parametrize("append", [False, True])
-def test_one_writes_at_a_time(append: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", [False, True])
+def test_one_writes_at_a_time(resume: bool, tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    if append:
+    if resume:
         write(path, ITEMS)
-    with Writer(path, append=append) as writer:
+    with Writer(path, resume=resume) as writer:
         with pytest.raises(MachineError, match="another process"):
-            Writer(path, append=append)
+            Writer(path, resume=resume)
         writer.add(ITEMS[0])
 
 
@@ -293,7 +293,7 @@ def test_a_cut_tail_is_overwritten_to_its_end(tmp_path: Path) -> None:
     path.write_bytes(
         without_end(whole) + record(2, payload_of([(0, 2, [(n, n) for n in range(900)])]))[:-1]
     )
-    assert len(write(path, [ORIGIN], append=True)) < len(whole) + 300
+    assert len(write(path, [ORIGIN], resume=True)) < len(whole) + 300
     assert items_of(path)[-1] == ORIGIN
 
 
@@ -304,10 +304,9 @@ def without_end(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("step", amounts(3, 1))
 def test_a_file_that_is_cut_anywhere(tmp_path: Path, step: int) -> None:
-    """It is an error, and a prefix of its records; appended records are read."""
+    """It is an error, and a prefix of its records."""
     path = tmp_path / "trace"
     whole = write(path, ITEMS)
-    more = [plain(ORIGIN), plain(ITEMS[1])]
     borders: set[int] = set()
     for length in range(len(HEADER), len(whole), step):
         path.write_bytes(whole[:length])
@@ -318,13 +317,6 @@ def test_a_file_that_is_cut_anywhere(tmp_path: Path, step: int) -> None:
         error = refused(path)
         assert error.problem == "the file has no end: it was cut, or is still being written"
         borders.add(int(str(error.place).removeprefix("byte ")))
-        with Writer(path, append=True) as writer:
-            assert writer.was_cut
-            assert [plain(item) for item in writer.held_items()] == items
-            for item in (ORIGIN, ITEMS[1]):
-                writer.add(item)
-        assert path.read_bytes().startswith(whole[: max(borders)])
-        assert items_of(path) == items + more
     assert len(borders) == len(ITEMS) + 1
     for length in range(len(HEADER)):
         path.write_bytes(whole[:length])

@@ -27,7 +27,7 @@ def output_file(
     path: str,
     *,
     force: bool,
-    append: bool | None = None,
+    resume: bool = False,
     inputs: Sequence[str] = (),
     suffix: str = "",
 ) -> Iterator[str]:
@@ -36,7 +36,7 @@ def output_file(
     For `-` it is a temporary file with `suffix`, whose bytes go to standard output when the block
     ends, however it ends.
     """
-    _check_output(path, force, append, inputs)
+    _check_output(path, force, resume, inputs)
     if path != STANDARD_STREAM:
         yield path
         return
@@ -55,16 +55,16 @@ def output_file(
                 sys.stdout.buffer.flush()
 
 
-def _check_output(path: str, force: bool, append: bool | None, inputs: Sequence[str]) -> None:
+def _check_output(path: str, force: bool, resume: bool, inputs: Sequence[str]) -> None:
     """Raise RequestError if a file must not be written.
 
-    It exists, without `force` to write over it or `append` to add to it (None if that is not
-    possible); it is one of `inputs`, a GGUF or a file of a pack, even with `force`; or it is a
-    folder or a drive, or its folder is missing. A stream, such as a FIFO, is written to.
+    It exists, without `force` to write over it or `resume` to continue it; it is one of `inputs`, a
+    GGUF or a file of a pack, even with `force`; or it is a folder or a drive, or its folder is
+    missing. A stream, such as a FIFO, is written to.
     """
     if path == STANDARD_STREAM:
-        if append:
-            raise RequestError("nothing can be added to standard output", place="--append")
+        if resume:
+            raise RequestError("standard output cannot be continued", place="--resume")
         return
     require_folder_of(path)
     if os.path.isdir(path):
@@ -86,7 +86,7 @@ def _check_output(path: str, force: bool, append: bool | None, inputs: Sequence[
         raise RequestError("a GGUF is never overwritten", path=path, hint=name)
     if is_in_pack(target):
         raise RequestError("a file of a pack is never overwritten", path=path, hint=name)
-    refuse_existing(path, force=force, append=append)
+    refuse_existing(path, force=force or resume)
 
 
 def read_prompt(path: str) -> str:

@@ -183,7 +183,6 @@ traced_pack_option = click.option(
     metavar="PACK",
     help="Pack of the model that was traced, in place of --model.",
 )
-append_option = flag_option("--append", help="Add to an existing trace file.")
 
 
 def output_option(

@@ -42,7 +42,6 @@ def record_trace(
     prompts: str | os.PathLike[str] | Sequence[str],
     target: str | os.PathLike[str],
     *,
-    append: bool = False,
     resume: bool = False,
     force: bool = False,
     tokens: int = 128,
@@ -67,11 +66,11 @@ def record_trace(
     number of tokens since the last call, and with their maximum.
 
     Raises what `ModelServer` and `Writer` raise, and RequestError, before anything is run, for a
-    prompt that is longer than the context, if `target` exists and none of `append`, `resume` and
-    `force` is given, and for a file to resume that is another recording's.
+    prompt that is longer than the context, if `target` exists and neither `resume` nor `force` is
+    given, and for a file to resume that is another recording's.
     """
     path = os.fspath(target)
-    _check_target(path, append, resume, force)
+    _check_target(path, resume, force)
     texts = read_prompts(os.fspath(prompts)) if isinstance(prompts, str | os.PathLike) else prompts
     sampling = Sampling(temperature=temperature, min_p=0, seed=seed)
     sampling.check()
@@ -80,7 +79,7 @@ def record_trace(
         check_bounds("threads", threads, 1, MAX_THREADS)
     memory = memory_length(memory)
     advance = progress or (lambda count, total: None)
-    with open_model(model) as pack, Writer(path, append=append, resume=resume) as writer:
+    with open_model(model) as pack, Writer(path, resume=resume) as writer:
         pack.require_files()
         name = digest.xxh3(json.dumps([texts, tokens, context, temperature, seed]).encode())
         origin = replace(origin_of(pack), recording=digest.to_text(name))
@@ -176,7 +175,7 @@ class _Recording:
             self._add(origin)
         elif encode_origin(last) != encode_origin(origin):
             problem = "the last recording has other prompts or options, or another model"
-            hint = "`append=True` adds another recording to it"
+            hint = "record into another file: commands that read traces take several"
             raise RequestError(problem, path=writer.path, hint=hint)
 
     def _add(self, item: Item) -> None:
@@ -263,12 +262,11 @@ def _pop_request(server: ModelServer, request: int, prompt_count: int, count: in
     return join(pieces)
 
 
-def _check_target(path: str, append: bool, resume: bool, force: bool) -> None:
-    if append and resume:
-        hint = "`resume=True` goes on with a recording, `append=True` begins another in the file"
-        raise RequestError("to append and to resume at once", path=path, hint=hint)
+def _check_target(path: str, resume: bool, force: bool) -> None:
+    if resume and force:
+        raise RequestError("`force` and `resume` at once", path=path)
     try:
-        check_target(path, append=append or resume, force=force)
+        check_target(path, force=force or resume)
     except RequestError as error:
         if error.hint is not None:
             error.hint += ", `resume=True` records the prompts that are missing"

@@ -18,7 +18,6 @@ from moepack.pack.reading.pack import Pack
 from moepack.source.experts import find_experts
 from moepack.source.experts import shape_of as shape_of_source
 from moepack.traces.compressed import TraceStream
-from moepack.traces.file import CUT
 from moepack.traces.file_writer import Writer, check_target
 from moepack.traces.formats import tables
 from moepack.traces.formats.number_text import FileHead
@@ -221,34 +220,27 @@ def import_trace(
     target: str | os.PathLike[str],
     *,
     model: TracedModel | None = None,
-    append: bool = False,
     force: bool = False,
     options: ReadOptions = ReadOptions(),
 ) -> TraceSummary:
-    """Write files of any format to the trace file `target`, or add them to it if `append`.
+    """Write files of any format to the trace file `target`.
 
     With `model` (a source, a pack, open or not, or a shape) selections that it cannot have made are
     refused. The file appears when it is whole; after an error it is as before. Raises RequestError
-    if it exists and neither `append` nor `force` is given, or if it has the selections of an added
-    file already; TraceError for faults in a file; MachineError for system errors.
+    if it exists and `force` is not given, and for a file with the same selections as another;
+    TraceError for faults in a file; MachineError for system errors.
     """
     paths, options = path_texts(paths, "paths"), options_of(options, model)
     path, shape = os.fspath(target), options.shape
-    check_target(path, append=append, force=force)
-    whole, contents = TraceCounter(), Contents()
-    with Writer(path, append=append) as writer:
-        for item in writer.held_items():
-            whole.add(item)
-            contents.add(item)
-        contents.end(path)
-        added = TraceCounter()
-        warnings = Counter([CUT] * writer.was_cut)
+    check_target(path, force=force)
+    counter = TraceCounter()
+    with Writer(path) as writer:
 
         def add(item: Item) -> None:
             if isinstance(item, Origin) and item.expert_counts is None and shape is not None:
                 item = replace(item, expert_counts=shape.expert_counts)
-            for consume in (writer.add, whole.add, added.add):
-                consume(item)
+            writer.add(item)
+            counter.add(item)
 
-        warnings += TraceFiles(paths, options).feed(add, contents=contents)
-    return whole.summary(path, added.totals, warnings)
+        warnings = TraceFiles(paths, options).feed(add)
+    return counter.summary(path, counter.totals, warnings)

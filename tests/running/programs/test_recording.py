@@ -139,22 +139,18 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, request: int, error: BaseException 
     monkeypatch.setattr(recording, "_compute", stopped)
 
 
-@pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_an_interrupted_recording_goes_on_with_the_prompts_that_are_missing(
-    before: bool, is_killed: bool, tmp_path: Path
+    is_killed: bool, tmp_path: Path
 ) -> None:
-    """To the bytes of one that was not interrupted, behind another recording too."""
+    """To the bytes of one that was not interrupted."""
     path, whole = tmp_path / "trace", tmp_path / "whole"
-    for target in (path, whole):
-        if before:
-            record_to(target, PROMPTS[1:], seed=7)
-    record_to(whole, append=before)
+    record_to(whole)
     error = None if is_killed else KeyboardInterrupt()
     with pytest.MonkeyPatch.context() as patch:
         stop_at(patch, 1, error)
         with pytest.raises(MachineError if is_killed else KeyboardInterrupt) as caught:
-            record_to(path, append=before)
+            record_to(path)
     assert caught.value.__notes__ == [
         f"1 of 3 prompts are kept in {path}; `resume=True` records the others"
     ]
@@ -163,7 +159,7 @@ def test_an_interrupted_recording_goes_on_with_the_prompts_that_are_missing(
     calls: list[tuple[int, int]] = []
     summary = record_to(path, resume=True, progress=lambda *call: calls.append(call))
     assert summary.added.request_count == 2
-    assert summary.request_count == 3 + 2 * before
+    assert summary.request_count == 3
     assert sum(count for count, _ in calls) == summary.added.token_count
     assert path.read_bytes() == whole.read_bytes()
     with pytest.MonkeyPatch.context() as patch:
@@ -180,12 +176,12 @@ def test_another_recording_is_not_gone_on_with(tmp_path: Path) -> None:
     for name, value in options.items():
         with pytest.raises(RequestError, match="other prompts or options, or another") as caught:
             record_to(path, **{name: value}, resume=True)
-        assert "`append=True`" in str(caught.value.hint)
+        assert "another file" in str(caught.value.hint)
     with pytest.raises(RequestError, match="exists already") as caught:
         record_to(path)
     assert "`resume=True` records the prompts that are missing" in str(caught.value.hint)
-    with pytest.raises(RequestError, match="to append and to resume at once"):
-        record_to(path, append=True, resume=True)
+    with pytest.raises(RequestError, match="`force` and `resume` at once"):
+        record_to(path, force=True, resume=True)
     assert path.read_bytes() == before
 
 

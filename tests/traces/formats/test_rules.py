@@ -62,11 +62,9 @@ def test_a_file_in_which_nothing_was_chosen_is_refused(name: str, tmp_path: Path
         error = refused(path, form=form, lenient=lenient)
         assert error.problem == "no selections in it"
         assert form in str(error.hint)
-    for append in (False, True):
-        options = registry.ReadOptions(form)
-        with pytest.raises(TraceError, match="no selections in it"):
-            moepack.import_trace([str(path)], target, append=append, options=options)
-        assert os.listdir(tmp_path) == ["trace"]
+    with pytest.raises(TraceError, match="no selections in it"):
+        moepack.import_trace([str(path)], target, options=registry.ReadOptions(form))
+    assert os.listdir(tmp_path) == ["trace"]
 
 
 def test_what_is_left_of_a_file_of_faults_is_nothing(tmp_path: Path) -> None:
