@@ -1,13 +1,9 @@
-"""Open a file that may be compressed, told by its first bytes: gzip, zstd, xz, bzip2, or plain."""
+"""Open a file that may be compressed, told by its first bytes: gzip, zstd, or plain."""
 
 import gzip
-import importlib
 import io
 import os
-import re
 import zlib
-from collections.abc import Callable
-from functools import partial
 from typing import IO, Any
 
 from zstandard import ZstdDecompressor, ZstdError
@@ -15,23 +11,19 @@ from zstandard import ZstdDecompressor, ZstdError
 from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, TraceError, read_failure
 
-_GZIP, _ZSTD, _XZ = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"
-_BZIP2 = re.compile(rb"BZh[1-9][1\x17]")
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_OTHERS = {b"\xfd7zXZ": "xzcat", b"BZh": "bzcat"}
+"""Programs that unpack other compressions, by their first bytes."""
 _READ_LENGTH = 1 << 18
 PIECE_LENGTH = 512
 """Packed bytes that are unpacked at once: they become 16 MiB at most, zstd's 128 KiB for 4 bytes.
 
 `zstandard` has no bound for what a call gives.
 """
-_XZ_MEMORY = 256 << 20
-"""Memory limit of unpacking xz, in bytes: four times the need of `xz -9`."""
 _ZSTD_WINDOW = 128 << 20
 """Largest window of a frame, in bytes: that of `unzstd` by default, and of `zstd --ultra -22`."""
-_HINTS = {
-    "Memory usage limit": f"it takes more than {_XZ_MEMORY >> 20} MiB to unpack; unxz does that",
-    "too much memory": f"window above {_ZSTD_WINDOW >> 20} MiB: `unzstd --long=31` unpacks it",
-}
-"""Hints, by words of the error."""
+_WIDE_WINDOW = "too much memory"
+_WIDE_HINT = f"window above {_ZSTD_WINDOW >> 20} MiB: `unzstd --long=31` unpacks it"
 
 
 class TraceStream:
@@ -66,26 +58,15 @@ class TraceStream:
         if head.startswith(_GZIP):
             return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
         if head.startswith(_ZSTD):
-            begin = ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj
-            unpacked = _Unpacked(file, begin, ZstdError, padding=b"")
-        elif head.startswith(_XZ):
-            lzma = self._module("lzma", "unxz")
-            begin = partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY)
-            unpacked = _Unpacked(file, begin, lzma.LZMAError)
-        elif _BZIP2.match(head):
-            unpacked = _Unpacked(file, self._module("bz2", "bunzip2").BZ2Decompressor)
-        else:
-            self.is_plain = self.is_file
-            return file
-        return io.BufferedReader(unpacked, _READ_LENGTH)
-
-    def _module(self, name: str, tool: str) -> Any:
-        """Import a module that Python may have been built without."""
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            problem, hint = f"this Python has no {name}", f"{tool} unpacks it"
-            raise MachineError(problem, path=self.path, hint=hint) from None
+            return io.BufferedReader(_ZstdFile(file), _READ_LENGTH)
+        for start, tool in _OTHERS.items():
+            if head.startswith(start):
+                hint = (
+                    f"unpack it, by a pipe as well: `{tool} FILE`; gzip and zstd are unpacked here"
+                )
+                raise TraceError("compressed in another way", path=self.path, hint=hint)
+        self.is_plain = self.is_file
+        return file
 
     def __enter__(self) -> "TraceStream":
         return self
@@ -132,31 +113,18 @@ class TraceStream:
         if isinstance(error, OSError) and error.errno is not None:
             return MachineError(f"cannot read: {error.strerror}", path=self.path)
         hint = "it was cut short or damaged: take it again from where it came"
-        hint = next((_HINTS[words] for words in _HINTS if words in str(error)), hint)
+        if _WIDE_WINDOW in str(error):
+            hint = _WIDE_HINT
         return TraceError(f"cannot be unpacked: {error}", path=self.path, hint=hint)
 
 
-class _Unpacked(io.RawIOBase):
-    """The unpacked bytes of a file of one stream, or of several that were joined.
+class _ZstdFile(io.RawIOBase):
+    """The unpacked bytes of a file of one frame, or of several that were joined."""
 
-    Python's own `LZMAFile` would take as much memory as a file asks for. `begin` returns an object
-    like `bz2.BZ2Decompressor` for each stream, `error` is what that raises; `padding` are the bytes
-    that may follow a stream.
-    """
-
-    def __init__(
-        self,
-        file: IO[bytes],
-        begin: Callable[[], Any],
-        error: type[Exception] = OSError,
-        *,
-        padding: bytes = b"\0",
-    ) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._padding = padding
-        self._begin = begin
-        self._error = error
-        self._stream = begin()
+        self._begin = ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj
+        self._frame = self._begin()
         self._packed = b""
         self._unpacked = memoryview(b"")
 
@@ -165,27 +133,23 @@ class _Unpacked(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         while not self._unpacked:
-            if self._stream.eof and not self._begin_next():
+            if self._frame.eof and not self._begin_next():
                 return 0
             packed, self._packed = self._packed or self._file.read(PIECE_LENGTH), b""
             if not packed:
                 raise EOFError("it ends too early")
             try:
-                self._unpacked = memoryview(self._stream.decompress(packed))
-            except self._error as error:
-                raise OSError(str(error)) from None  # without a number, as bz2 does
+                self._unpacked = memoryview(self._frame.decompress(packed))
+            except ZstdError as error:
+                raise OSError(str(error)) from None
         data = self._unpacked[: len(buffer)]
         self._unpacked = self._unpacked[len(data) :]
         buffer[: len(data)] = data
         return len(data)
 
     def _begin_next(self) -> bool:
-        """Begin the stream that follows, if there is one."""
-        rest = self._stream.unused_data.lstrip(self._padding)
-        while not rest:
-            more = self._file.read(PIECE_LENGTH)
-            if not more:
-                return False
-            rest = more.lstrip(self._padding)
-        self._packed, self._stream = rest, self._begin()
-        return True
+        """Begin the frame that follows, if there is one."""
+        rest = self._frame.unused_data or self._file.read(PIECE_LENGTH)
+        if rest:
+            self._packed, self._frame = rest, self._begin()
+        return bool(rest)

@@ -5,9 +5,7 @@ once, and a token its experts by layer. The tokens of a call have the same layer
 experts in each.
 """
 
-import bz2
 import gzip
-import lzma
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -157,8 +155,6 @@ def packed(data: bytes, packing: str) -> bytes:
         "": bytes,
         ".gz": gzip.compress,
         ".zst": zstandard.compress,
-        ".xz": lzma.compress,
-        ".bz2": bz2.compress,
     }
     return b"".join(packers[packing](part) for part in (data[:half], data[half:]))
 
@@ -316,7 +312,7 @@ FEW = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 ALL = TEXTS | {"moepack": Sample("moepack", own, seen)}
-PACKINGS = ("", ".gz", ".zst", ".xz", ".bz2")
+PACKINGS = ("", ".gz", ".zst")
 SMALL: Trace = [
     [Call(PREFILL, [{3: [7, 1], 5: [2, 0, 4]}, {3: [300, 1], 5: [1, 2, 3]}]),
      Call(DECODE, [{3: [5, 6], 4: [8], 5: [1]}])],

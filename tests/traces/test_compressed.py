@@ -19,7 +19,7 @@ from moepack.traces.compressed import TraceStream
 
 TEXT = b"0,1,2\n" * 20_000
 HALVES = (TEXT[: len(TEXT) // 2], TEXT[len(TEXT) // 2 :])
-COMPRESSORS = (gzip.compress, zstandard.compress, lzma.compress, bz2.compress)
+COMPRESSORS = (gzip.compress, zstandard.compress)
 SKIPPABLE = bytes.fromhex("552a4d18") + struct.pack("<I", 5) + b"aside"
 
 
@@ -63,10 +63,21 @@ def test_every_cut_of_a_compressed_file_is_noticed(tmp_path: Path) -> None:
 def test_damage_inside_of_a_compressed_file_is_noticed(tmp_path: Path) -> None:
     text = random.Random(0).randbytes(10_000).hex().encode()
     with_checksum = zstandard.ZstdCompressor(write_checksum=True).compress
-    for compress in (gzip.compress, lzma.compress, bz2.compress, with_checksum):
+    for compress in (gzip.compress, with_checksum):
         data = compress(text)
         middle = len(data) // 2
         refused(tmp_path / "trace", data[:middle] + bytes(99) + data[middle + 99 :])
+
+
+@pytest.mark.parametrize(("compress", "tool"), [(lzma.compress, "xzcat"), (bz2.compress, "bzcat")])
+def test_other_compressions_are_refused_with_what_unpacks_them(
+    compress: Callable[[bytes], bytes], tool: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(compress(TEXT))
+    with pytest.raises(TraceError, match="compressed in another way") as caught:
+        TraceStream(str(path))
+    assert f"`{tool} FILE`" in str(caught.value.hint)
 
 
 def test_a_window_that_takes_too_much_memory_has_a_hint(tmp_path: Path) -> None:
