@@ -75,8 +75,11 @@ class ThreadedBackend:
 
     def warn(self) -> None:
         """Warn once if the backend has fallen back."""
-        if self._warning is not None:
+        if self._warning is None:
+            return
+        with self._lock:  # of threads that read at once, one warns
             warning, self._warning = self._warning, None
+        if warning is not None:
             warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
     def queue(self, depth: int) -> "ThreadedQueue":
