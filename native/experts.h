@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 enum { PAGE = 4096, HUGE_PAGE = 2 << 20, MAX_PARTS = 16, MAX_CLASSES = 64 };
 
@@ -49,6 +50,19 @@ static inline uint32_t most_in_layer(const struct experts *experts) {
     return most;
 }
 
+/* ---- filling ---- */
+
+/* Allocate all layers and experts; false: no memory. */
+static inline bool experts_allocate(struct experts *experts, uint32_t layer_count, uint32_t expert_count) {
+    experts->layers = calloc((size_t)layer_count + 1, sizeof *experts->layers);
+    experts->parts = calloc(((size_t)expert_count + 1) * MAX_PARTS, sizeof *experts->parts);
+    experts->layer_of = calloc((size_t)expert_count + 1, sizeof *experts->layer_of);
+    return experts->layers && experts->parts && experts->layer_of;
+}
+
+/* Round up to whole pages: where the next part may begin in a slot. */
+static inline uint64_t whole_pages(uint64_t length) { return (length + PAGE - 1) / PAGE * PAGE; }
+
 /* The class of slots of a length, a new one if there is none; MAX_CLASSES: there are as many as there may be. */
 static inline uint32_t class_for(struct experts *experts, uint64_t length) {
     for (uint32_t i = 0; i < experts->class_count; i++)
@@ -57,6 +71,17 @@ static inline uint32_t class_for(struct experts *experts, uint64_t length) {
     experts->class_length[experts->class_count] = length;
     return experts->class_count++;
 }
+
+/* Add a layer, whose parts are filled, in slots of `length` bytes; false: there are too many lengths. */
+static inline bool experts_add_layer(struct experts *experts, struct layer layer, uint64_t length) {
+    layer.first = experts->count;
+    layer.slot_class = class_for(experts, length);
+    for (uint32_t i = 0; i < layer.count; i++) experts->layer_of[experts->count++] = experts->layer_count;
+    experts->layers[experts->layer_count++] = layer;
+    return layer.slot_class < MAX_CLASSES;
+}
+
+/* ---- reading ---- */
 
 static inline const struct layer *layer_of(const struct experts *experts, uint32_t expert) {
     return &experts->layers[experts->layer_of[expert]];

@@ -65,8 +65,8 @@ static moepack_code translate(const struct cache_error *from, moepack_error *err
 /* ---- the experts of an index ---- */
 
 /* Lay the parts of an expert into a slot: as in its blob, or each as far behind a page's start as in its file. */
-static moepack_code lay_out(const moepack *pack, const moepack_family *family, uint32_t expert, struct part *parts,
-                            uint64_t *length, moepack_error *error) {
+static moepack_code locate_parts(const moepack *pack, const moepack_family *family, uint32_t expert, struct part *parts,
+                                 uint64_t *length, moepack_error *error) {
     moepack_blob blob = {0};
     moepack_code code = moepack_locate_blob(pack, family, expert, &blob, error);
     uint64_t end = 0;
@@ -76,33 +76,28 @@ static moepack_code lay_out(const moepack *pack, const moepack_family *family, u
         if (code) break;
         uint64_t start = part.apart ? end + part.offset % PAGE : part.offset_in_blob;
         parts[p] = (struct part){part.offset, part.length, part.digest, part.file, (uint32_t)start, part.has_digest != 0, false};
-        end = (start + part.length + PAGE - 1) / PAGE * PAGE;
+        end = whole_pages(start + part.length);
     }
-    *length = blob.apart ? end + PAGE : (blob.length + PAGE - 1) / PAGE * PAGE;
+    *length = blob.apart ? end + PAGE : whole_pages(blob.length);
     return code;
 }
 
 static moepack_code add_layer(moepack_cache *cache, const moepack_family *family, moepack_error *error) {
     struct experts *experts = &cache->experts;
-    struct layer *layer = &experts->layers[experts->layer_count];
-    *layer = (struct layer){family->layer, experts->count, family->expert_count, family->parts_per_blob, 0, false};
+    struct layer layer = {.number = family->layer, .count = family->expert_count, .part_count = family->parts_per_blob};
     if (family->parts_per_blob > MAX_PARTS)
         return refuse(error, MOEPACK_ERR_FEATURE, "layer %u: an expert has more than %d parts", family->layer, MAX_PARTS);
     uint64_t longest = 0;
     for (uint32_t e = 0; e < family->expert_count; e++) {
         uint64_t length;
         struct part *parts = &experts->parts[(uint64_t)(experts->count + e) * MAX_PARTS];
-        moepack_code code = lay_out(&cache->pack, family, e, parts, &length, error);
+        moepack_code code = locate_parts(&cache->pack, family, e, parts, &length, error);
         if (code) return code;
         if (length > longest) longest = length;
-        experts->layer_of[experts->count + e] = experts->layer_count;
     }
-    layer->slot_class = class_for(experts, longest);
     if (longest >= 1u << 31) return refuse(error, MOEPACK_ERR_FEATURE, "layer %u: experts of 2 GiB and more", family->layer);
-    if (layer->slot_class == MAX_CLASSES)
+    if (!experts_add_layer(experts, layer, longest))
         return refuse(error, MOEPACK_ERR_FEATURE, "layer %u: experts of more than %d lengths", family->layer, MAX_CLASSES);
-    experts->count += family->expert_count;
-    experts->layer_count++;
     return MOEPACK_OK;
 }
 
@@ -110,11 +105,7 @@ static moepack_code add_layers(moepack_cache *cache, const char *name, moepack_e
     const moepack *pack = &cache->pack;
     uint64_t count = 0;
     for (uint32_t i = 0; i < pack->families.count; i++) count += moepack_family_at(pack, i)->expert_count;
-    cache->experts.layers = calloc(pack->families.count + 1, sizeof *cache->experts.layers);
-    cache->experts.parts = calloc((count + 1) * MAX_PARTS, sizeof *cache->experts.parts);
-    cache->experts.layer_of = calloc(count + 1, sizeof *cache->experts.layer_of);
-    if (!cache->experts.layers || !cache->experts.parts || !cache->experts.layer_of)
-        return refuse_memory(error);
+    if (!experts_allocate(&cache->experts, (uint32_t)pack->families.count, (uint32_t)count)) return refuse_memory(error);
     for (uint32_t number = 0; number < pack->layer_count; number++) {
         const moepack_family *family = NULL;
         if (moepack_find_family(pack, number, name, &family, NULL)) continue;

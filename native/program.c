@@ -92,12 +92,12 @@ static void *map_shared(int descriptor, int protection) {
 
 /* Lay the parts of an expert into a slot: as in its blob; or each as far behind a page's start as where it is mapped, so
  * that its whole pages can be. */
-static uint64_t lay_out(const struct table_part *from, struct part *parts, uint32_t count) {
+static uint64_t place_parts(const struct table_part *from, struct part *parts, uint32_t count) {
     uint64_t end = 0;
     for (uint32_t p = 0; p < count; p++) {
         uint64_t start = seam.is_strided ? from[p].slot_offset : end + from[p].mapped_offset % PAGE;
         parts[p] = (struct part){from[p].offset, from[p].length, from[p].digest, from[p].file, (uint32_t)start, from[p].has_digest, from[p].has_mirror};
-        uint64_t part_end = (start + from[p].length + PAGE - 1) / PAGE * PAGE;
+        uint64_t part_end = whole_pages(start + from[p].length);
         if (part_end > end) end = part_end;
     }
     return end;
@@ -107,26 +107,19 @@ static void read_experts(void) {
     struct experts *experts = &seam.experts;
     const struct table_layer *layers = seam_array(seam.table->layers);
     const struct table_part *parts = seam_array(seam.table->parts);
-    uint32_t expert_count = seam.table->expert_count;
     experts->is_aligned = seam.is_strided;
-    experts->layer_count = seam.table->layer_count;
-    experts->layers = calloc((size_t)experts->layer_count + 1, sizeof *experts->layers);
-    experts->parts = calloc(((size_t)expert_count + 1) * MAX_PARTS, sizeof *experts->parts);
-    experts->layer_of = calloc((size_t)expert_count + 1, sizeof *experts->layer_of);
-    if (!experts->layers || !experts->parts || !experts->layer_of) seam_end("no memory for the table of experts");
-    for (uint32_t i = 0; i < experts->layer_count; i++) {
+    if (!experts_allocate(experts, seam.table->layer_count, seam.table->expert_count))
+        seam_end("no memory for the table of experts");
+    for (uint32_t i = 0; i < seam.table->layer_count; i++) {
         uint64_t longest = 0;
         for (uint32_t e = 0; e < layers[i].expert_count; e++) {
             uint64_t place = (uint64_t)(experts->count + e) * MAX_PARTS;
-            uint64_t length = lay_out(parts + place, experts->parts + place, layers[i].part_count);
+            uint64_t length = place_parts(parts + place, experts->parts + place, layers[i].part_count);
             if (length > longest) longest = length;
-            experts->layer_of[experts->count + e] = i;
         }
-        uint32_t slot_class = class_for(experts, longest);
-        if (slot_class == MAX_CLASSES) seam_end("experts have more than %d lengths", MAX_CLASSES);
-        experts->layers[i] = (struct layer){layers[i].number, experts->count, layers[i].expert_count, layers[i].part_count,
-                                            slot_class, layers[i].is_rare != 0};
-        experts->count += layers[i].expert_count;
+        struct layer layer = {.number = layers[i].number, .count = layers[i].expert_count,
+                              .part_count = layers[i].part_count, .is_rare = layers[i].is_rare != 0};
+        if (!experts_add_layer(experts, layer, longest)) seam_end("experts have more than %d lengths", MAX_CLASSES);
     }
 }
 
