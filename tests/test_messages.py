@@ -97,7 +97,7 @@ def test_arguments_with_values_are_options_of_some_command() -> None:
     """Else a message of the command line would show how Python writes it."""
     arguments = {match[0] for module in modules() for text in texts(module) for match in
              ARGUMENT.finditer(text)}  # fmt: skip
-    assert len(arguments) > 8
+    assert len(arguments) > 7
     for text in arguments:
         assert any(as_typed(text, command).startswith("--") for command in COMMANDS), text
 
