@@ -38,7 +38,7 @@ _LEAST_SHARE = 0.98
 _MAPPED_TOKENS = 12
 """Fewer, since each reads much of the model."""
 _MICRO_BATCH = 512
-_ALONE, _ALL_WARM = "alone", "all, warm"
+_ALONE, _ALL_WARM, _BARE = "alone", "all, warm", "no prefetch"
 _SPINS = {"GOMP_SPINCOUNT": "1000"}
 """How long threads of the program alone spin: as under moepack, so that both take turns alike."""
 
@@ -144,11 +144,13 @@ class Model:
             f"{size_text(self.length)}; routing: {routing.origin}"
         )
 
-    def run(self, texts: Texts, memory: int, is_warm: bool = False) -> Run:
+    def run(self, texts: Texts, memory: int, is_warm: bool = False, prefetch: bool = True) -> Run:
         """Measure moepack with so many bytes of experts, from cold, or asked for a second time."""
         page_cache.drop(self._files)
         options = texts.options()
-        with moepack.serve(self.pack, memory=memory, learn=False, options=options) as server:
+        with moepack.serve(
+            self.pack, memory=memory, learn=False, prefetch=prefetch, options=options
+        ) as server:
             client = server.client
             if is_warm:
                 texts.ask(client, texts.token_count)
@@ -188,15 +190,27 @@ class Model:
 
 
 def rows(
-    model: Model, texts: Texts, rounds: int, shares: Sequence[float] = SHARES, mapped: bool = False
+    model: Model,
+    texts: Texts,
+    rounds: int,
+    shares: Sequence[float] = SHARES,
+    *,
+    mapped: bool = False,
 ) -> Iterator[Row]:
-    """Compare each share of the experts in memory with the program alone, which has all."""
+    """Compare each share of the experts in memory with the program alone, which has all.
+
+    Each is measured with and without prefetching what the next layer's router names; `mapped` adds
+    llama.cpp within the same memory.
+    """
     budgets = {f"{share:.0%}": int(share * model.expert_length) for share in shares}
     sides: dict[str, Callable[[], Run]] = {_ALONE: partial(model.run_alone, texts)}
-    for name, budget in budgets.items():
+    for name, budget in list(budgets.items()):
         sides[name] = partial(model.run, texts, budget)
-        if mapped and budget < model.expert_length:
-            sides[f"{name}, {MAPPED}"] = partial(model.run_mapped, texts, budget)
+        if budget < model.expert_length:
+            budgets[f"{name}, {_BARE}"] = budget
+            sides[f"{name}, {_BARE}"] = partial(model.run, texts, budget, prefetch=False)
+            if mapped:
+                sides[f"{name}, {MAPPED}"] = partial(model.run_mapped, texts, budget)
     if 1.0 in shares:
         sides[_ALL_WARM] = partial(model.run, texts, model.expert_length, is_warm=True)
     runs = in_turns(sides, rounds)
@@ -263,7 +277,7 @@ def main() -> None:
         for count in options.texts:
             texts = Texts(routing, count, options.prompt_tokens, options.tokens)
             shares = [percent / 100 for percent in options.shares]
-            print_rows(rows(model, texts, options.rounds, shares, options.mapped))
+            print_rows(rows(model, texts, options.rounds, shares, mapped=options.mapped))
     print(f"load {os.getloadavg()[0]:.1f}")
 
 
