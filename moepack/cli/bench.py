@@ -10,7 +10,7 @@ import click
 
 import moepack
 from moepack.cli.shared import options
-from moepack.cli.shared.files import output_file, read_prompt
+from moepack.cli.shared.files import output_file, picture_file, read_prompt
 from moepack.cli.shared.options import (
     file_option,
     flag_option,
@@ -86,11 +86,15 @@ _RUN_SETTINGS = (
 @number_option(
     "--rounds", least=1, most=100, help="Number of turns of each program with --run; by default 3."
 )
+@options.plot_options("the drive's surface")
 @options.progress_options
 def bench(
     pack_path: str,
     source_paths: tuple[str, ...],
+    point_seconds: float,
     runs: bool,
+    plot_path: str | None,
+    force: bool,
     **settings: Any,
 ) -> None:
     """Measure a model's drive, and the gain from a pack on it.
@@ -101,7 +105,7 @@ def bench(
 
     Example: moepack bench model.moepack --source model-00001-of-00004.gguf
     """
-    from moepack.report import measure_text
+    from moepack.report import chart, measure_text
 
     values = {name: settings.pop(name) for name in _RUN_SETTINGS}
     run_settings = {name: value for name, value in values.items() if value is not None}
@@ -111,15 +115,26 @@ def bench(
     if run_settings:
         option = f"--{next(iter(run_settings)).replace('_', '-')}"
         raise RequestError(f"{option} is for --run", hint=f"add --run, or leave {option} out")
-    with progress("measuring", "ms") as advance:
+    if plot_path and not point_seconds:
+        raise RequestError("there is no surface to draw", place="--plot", found="--point-seconds 0")
+    inputs = [path for path in (settings["trace"], settings["hotness"]) if path]
+    with (
+        picture_file(plot_path, force=force, inputs=inputs) as picture,
+        progress("measuring", "ms") as advance,
+    ):
         if not (source_paths or is_json() or is_quiet()) and named_pack(pack_path) is not None:
             complain("note", "without --source there is nothing to compare the pack with")
         report = moepack.bench_pack(
             pack_path,
             source=source_paths or None,
+            point_seconds=point_seconds,
             progress=advance,
             **settings,
         )
+        if picture and report.surface:
+            chart.surface(report.surface, f"{pack_path}, {report.backend}", picture)
+        elif picture:
+            complain("note", "the pack is too small for a surface: nothing is drawn")
     show(report, measure_text.bench)
 
 

@@ -10,7 +10,7 @@ import click
 
 import moepack
 from moepack.cli.shared import options
-from moepack.cli.shared.files import output_file
+from moepack.cli.shared.files import output_file, picture_file
 from moepack.cli.shared.options import file_option, flag_option, number_option, size_option
 from moepack.cli.shared.parameters import STANDARD_STREAM, ModelName, Numbers
 from moepack.cli.shared.progress import progress
@@ -206,19 +206,22 @@ _FORMULA = (
     help="Formula of estimate_speed.py, which takes the options of that script.",
 )
 @options.options(*(click.option(f"--{name}", name, type=float, hidden=True) for name in _FORMULA))
+@options.plot_options("speeds")
 @options.summary_options
 def forecast(
     source_or_pack: tuple[str, ...],
     machine_path: str | None,
     working_set: list[float] | None,
     formula: str | None,
+    plot_path: str | None,
+    force: bool,
     **options: Any,
 ) -> None:
     """Forecast the decoding speed of a model on a machine, and the time of a prompt, with ranges.
 
     Example: moepack forecast model.gguf --machine machine.toml --all
     """
-    from moepack.report import plan_text
+    from moepack.report import chart, plan_text
 
     parameters = {name: value for name in _FORMULA if (value := options.pop(name)) is not None}
     if formula is not None:
@@ -231,7 +234,10 @@ def forecast(
     if not source_or_pack or machine_path is None:
         raise click.UsageError("a model and --machine are needed")
     options["working_set"] = _working_set(working_set)
-    facts = moepack.forecast(source_or_pack, machine_path, **options)
+    with picture_file(plot_path, force=force, inputs=source_or_pack) as picture:
+        facts = moepack.forecast(source_or_pack, machine_path, **options)
+        if picture:
+            chart.speeds(facts, picture)
     show(facts, plan_text.forecast)
     suggest(facts.next_receipt)
 

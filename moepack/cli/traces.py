@@ -9,7 +9,7 @@ import click
 
 import moepack
 from moepack.cli.shared import options
-from moepack.cli.shared.files import output_file
+from moepack.cli.shared.files import output_file, picture_file
 from moepack.cli.shared.options import (
     file_option,
     flag_option,
@@ -116,17 +116,25 @@ def trace_stats(paths: tuple[str, ...], window: int | None, **reading: Any) -> N
 
 @click.command("concentration")
 @options.traces_argument
+@options.plot_options("heat and coverage")
 @options.traced_model_options
 @options.traced_pack_option
 @options.json_option
-def trace_concentration(paths: tuple[str, ...], **reading: Any) -> None:
+def trace_concentration(
+    paths: tuple[str, ...], plot_path: str | None, force: bool, **reading: Any
+) -> None:
     """Judge whether the most used experts are worth pinning.
 
     Example: moepack trace concentration chat.moetrace
     """
-    from moepack.report import trace_text
+    from moepack.report import chart, trace_text
+    from moepack.traces.analysis.concentration import read_sample
 
-    facts = moepack.concentration(paths, read_options(**reading))
+    with picture_file(plot_path, force=force, inputs=paths) as picture:
+        sample = read_sample(paths, read_options(**reading))
+        facts = sample.concentration()
+        if picture:
+            chart.heat(*sample.heat_table(), sample.curves(), ", ".join(paths), picture)
     is_static = facts.verdict == "static" and len(paths) == 1
     show(facts, trace_text.concentration, _count_line(paths[0]) if is_static else None)
 
@@ -244,6 +252,7 @@ _MIB = 1 << 20
 )
 @click.option("--policies", metavar="LIST", help="Cache policies: lru,lfu,…  [default: all]")
 @number_option("--batch", "batch_count", least=1, help="Prompt tokens computed at once.")
+@options.plot_options("hit rates by budget")
 @options.format_option
 @options.lenient_option
 @options.summary_options
@@ -252,6 +261,8 @@ def simulate(
     model_path: str | None,
     budgets: str | None,
     policies: str | None,
+    plot_path: str | None,
+    force: bool,
     form: str | None,
     lenient: bool,
     **options: Any,
@@ -260,9 +271,12 @@ def simulate(
 
     Example: moepack simulate chat.moetrace --model model.moepack
     """
-    from moepack.report import trace_text
+    from moepack.report import chart, trace_text
 
-    with progress("simulating", "replays") as advance:
+    with (
+        picture_file(plot_path, force=force, inputs=paths) as picture,
+        progress("simulating", "replays") as advance,
+    ):
         facts = moepack.simulate(
             paths,
             budgets=_list(budgets),
@@ -271,6 +285,8 @@ def simulate(
             progress=advance,
             **options,
         )
+        if picture:
+            chart.hit_rates(facts, ", ".join(paths), picture)
     next_step = None
     if facts.enough_length is not None and model_path is not None:
         memory = f"{divide_up(facts.enough_length, _MIB)}MiB"

@@ -16,6 +16,7 @@ PACKAGES: Mapping[str, Sequence[tuple[str, str | None]]] = MappingProxyType(
     {
         "gpu": [("nvidia-ml-py", None)],
         "mount": [("mfusepy", None)],
+        "plot": [("matplotlib", None)],
         "remote": [("huggingface_hub", None), ("obstore", None)],
         "report": [("jinja2", None)],
         "run": [("h11", None), ("prompt_toolkit", None), LLAMA_CPP],
@@ -59,7 +60,7 @@ def _problems(extra: str) -> list[str]:
 
 
 def hint(*extras: str) -> str:
-    """Return the command that adds extras (`report`, `run`) to this moepack; a checkout stays one.
+    """Return the command that adds extras (`plot`, `run`) to this moepack; a checkout stays one.
 
     Installers take moepack as installed, wherever it came from, and add the packages alone.
     """

@@ -250,10 +250,12 @@ def test_what_lies_in_memory_is_not_called_cold_and_gets_no_verdict() -> None:
 QUICK = ("--point-seconds", "0.002", "--length", "300KiB", "--seconds", "0")
 
 
-def test_bench_compares_and_ends_with_a_verdict(hot_pack: Path, cli: Run) -> None:
+def test_bench_compares_ends_with_a_verdict_and_draws(
+    hot_pack: Path, cli: Run, tmp_path: Path
+) -> None:
     require_disk(hot_pack)
     source = ("--source", first_shard("qwen3moe"))
-    run = cli("bench", hot_pack, *source, *QUICK)
+    run = cli("bench", hot_pack, *source, *QUICK, "--plot", tmp_path / "s.svg")
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     assert "random reads, MiB/s by size and reads in flight" in lines
@@ -268,6 +270,7 @@ def test_bench_compares_and_ends_with_a_verdict(hot_pack: Path, cli: Run) -> Non
         "takes 12; measure ",
         lines[-1],
     )
+    assert (tmp_path / "s.svg").read_text().startswith("<?xml")
 
 
 def test_bench_in_json_holds_what_was_measured(hot_pack: Path, cli: Run) -> None:
@@ -349,6 +352,8 @@ def test_a_call_that_cannot_be_is_refused_before_anything_is_opened(
     [
         (("--depths", "1,,2"), "--depths: not a list of numbers"),
         (("--length", "many"), "not a size"),
+        (("--plot", "s.pdf"), "not a picture"),
+        (("--plot", "s.svg", "--point-seconds", "0"), "no surface to draw"),
     ],
 )
 def test_options_that_cannot_be_are_usage_errors(

@@ -34,6 +34,8 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "extract": ("extract", "{pack}", *AT, "-o"),
     "trace import": ("trace", "import", str(TRACE), "-o"),
     "hotness": ("hotness", str(TRACE), "-o"),
+    "trace concentration": ("trace", "concentration", str(TRACE), "--plot"),
+    "bench": (*BRIEF_BENCH, "--plot"),
     "report": ("report", str(first_shard("mixtral")), "-o"),
 }
 """What writes a file, up to its name. Recording is in test_trace.py: it needs llama.cpp."""

@@ -9,6 +9,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 
@@ -121,13 +122,14 @@ COMMANDS = {
     "trace import": "trace import {new}.0.csv -o {new}.moetrace --force",
     "trace stats": "trace stats {new}.0.csv --pack {pack}",
     "trace stats of what is none": "trace stats {new}.toml",
-    "trace concentration": "trace concentration {new}.0.csv",
+    "trace concentration": "trace concentration {new}.0.csv --plot {new}.c.svg --force",
     "hotness": "hotness {new}.0.csv {new}.1.csv -o {new}.hot.csv --force",
     "simulate": "simulate {new}.0.csv --model {pack}",
     "bench": "bench {pack} --source {source} --seconds 0 --depths 1 --length 64KiB "
     "--point-seconds 0.001",
     "machine": "machine {pack} --seconds 0 -o {new}.m.toml --force",
-    "forecast": "forecast {pack} --machine {new}.machine --receipt {new}.receipt",
+    "forecast": "forecast {pack} --machine {new}.machine --receipt {new}.receipt "
+    "--plot {new}.f.svg --force",
     "report": "report {damaged} --trace {new}.0.csv --machine {new}.machine --run {new}.receipt "
     "-o {new}.html --force",
     "place": "place {source} --vram 24GiB --ram 64GiB",
@@ -171,7 +173,14 @@ def strings(value: object) -> list[str]:
 
 
 def test_files_for_other_programs_are_well_formed(scene: Scene) -> None:
-    """TOML allows no control characters in a text."""
+    """SVG allows few control characters, TOML none in a text."""
+    for suffix in (".c.svg", ".f.svg"):
+        words = next(words for words in COMMANDS.values() if f"{{new}}{suffix}" in words)
+        if not Path(scene.named(suffix)).exists():
+            assert main.run(scene.words(words)) == 0
+        data = Path(scene.named(suffix)).read_bytes()
+        assert len(list(ElementTree.fromstring(data).iter())) > 4
+        assert not _OBEYED.findall(data.decode().replace("\t", ""))
     if not Path(scene.named(".m.toml")).exists():
         assert main.run(scene.words(COMMANDS["machine"])) == 0
     again = ["forecast", scene.pack, "--machine", scene.named(".m.toml")]

@@ -67,6 +67,16 @@ def test_a_full_standard_output_is_no_traceback(packs: dict[str, Path], cli: Run
     assert "Traceback" not in run.stderr
 
 
+def test_a_pack_that_is_too_small_for_a_picture_is_measured_all_the_same(
+    tmp_path: Path, cli: Run
+) -> None:
+    assert cli("pack", moe().write(tmp_path / "m.gguf"), "-o", tmp_path / "p")
+    little = ("--seconds", "0", "--depths", "1", "--length", "64KiB", "--point-seconds", "0.001")
+    run = cli("bench", tmp_path / "p", *little, "--plot", tmp_path / "s.svg")
+    assert (run.returncode, "nothing is drawn" in run.stderr) == (0, True), run.stderr
+    assert not (tmp_path / "s.svg").exists()
+
+
 @pytest.mark.parametrize("has_source", [False, True])
 def test_bench_says_early_that_nothing_is_compared(
     has_source: bool, packs: dict[str, Path], cli: Run

@@ -233,6 +233,18 @@ def test_the_published_formula_has_the_options_of_its_script(cli: Run) -> None:
         assert facts["parameters"] == {**defaults, name: 2 * value}
 
 
+@pytest.mark.parametrize("options", [("--all",), ("--budget", "512KiB"), ()])
+def test_a_picture(
+    options: tuple[str, ...], box: Path, no_gpu: Path, tmp_path: Path, cli: Run
+) -> None:
+    for number, path in enumerate((box, no_gpu)):
+        target = tmp_path / f"{number}.svg"
+        arguments = ("forecast", MODEL, "--machine", path, *options, "--plot", target)
+        run = cli(*arguments)
+        assert run.returncode == 0, run.stderr
+        assert "<svg" in target.read_text()
+
+
 def test_the_machine_may_come_from_standard_input(box: Path, cli: Run) -> None:
     run = cli("forecast", MODEL, "--machine", "-", input=box.read_text())
     assert lines_of(run)[0].startswith(f"{MODEL} on box: ")

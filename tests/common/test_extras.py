@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-HINT = "print(extras.hint('report'))"
+HINT = "print(extras.hint('plot'))"
 
 
 def told(python: Path | str, packages: object, code: str, *options: str, **names: str) -> str:
@@ -56,7 +56,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = copied(folder / "copy", "moepack", "layouts", "include", "examples", *project)
     pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(home / "bin" / "python")]
     options = ["--no-deps", "--no-compile", "--ignore-installed", "--no-build-isolation"]
-    subprocess.run([*pip, "install", *options, f"{copy}[report]"], check=True)
+    subprocess.run([*pip, "install", *options, f"{copy}[plot]"], check=True)
     return home
 
 
@@ -66,7 +66,7 @@ def test_a_checkout_stays_one(tmp_path: Path, bare_venv: Path) -> None:
     copied(checkout, "moepack", "pyproject.toml")
     python = bare_venv / "bin" / "python"
     hint = shlex.split(told(python, checkout, HINT))
-    assert hint[-2:] == ["-e", f"{checkout}[report]"]
+    assert hint[-2:] == ["-e", f"{checkout}[plot]"]
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +79,9 @@ def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_environment_without_pip_is_added_to_by_uv(bare_venv: Path) -> None:
     python = bare_venv / "bin" / "python"
-    code = "print(extras.hint('report', 'run'), extras.package_hint('z>1'), sep='\\n')"
+    code = "print(extras.hint('plot', 'run'), extras.package_hint('z>1'), sep='\\n')"
     assert told(python, ROOT, code).splitlines() == [
-        f"uv pip install --python {python} -e '{ROOT}[report,run]'",
+        f"uv pip install --python {python} -e '{ROOT}[plot,run]'",
         f"uv pip install --python {python} 'z>1'",
     ]
 
@@ -92,9 +92,9 @@ def test_all_that_is_missing_is_named_at_once(bare_venv: Path) -> None:
         "'except Exception as e: print(e); print(e.hint)')"
     )
     problem, hint = told(bare_venv / "bin" / "python", ROOT, code).splitlines()
-    names = ("h11", "prompt_toolkit", "xllamacpp", "jinja2")
+    names = ("h11", "prompt_toolkit", "xllamacpp", "matplotlib")
     assert problem == " and ".join(f"{name} is not installed" for name in names)
-    assert shlex.split(hint)[-1] == f"{ROOT}[run,report]"
+    assert shlex.split(hint)[-1] == f"{ROOT}[run,plot]"
 
 
 MODEL = str(first_shard("qwen3moe"))
@@ -159,7 +159,7 @@ def test_the_extras_are_those_of_the_project() -> None:
 def test_pip_takes_the_hint_and_moepack_as_it_is_installed(home: Path) -> None:
     """Wherever it came from: nothing is looked up."""
     hint = shlex.split(told(home / "bin" / "python", "", HINT))
-    assert hint[-1] == "moepack[report]"
+    assert hint[-1] == "moepack[plot]"
     subprocess.run([*hint, "--quiet", "--no-index"], check=True)
 
 

@@ -165,7 +165,7 @@ MEASURES = {
     "concentration": ("import moepack", "moepack.concentration([path])"),
     "picture": (
         "from moepack.traces.analysis.concentration import read_sample",
-        "sample = read_sample([path]); sample.count_table(); sample.curves()",
+        "sample = read_sample([path]); sample.heat_table(); sample.curves()",
     ),
 }
 HIGHEST = [(0, 65535), (65535, 65535), (65535, 0)]

@@ -7,7 +7,12 @@ from contextlib import suppress
 import moepack
 from tests.support import measurements
 
-for _name in [module.name for module in pkgutil.walk_packages(moepack.__path__, "moepack.")]:
+_MODULES = [
+    *(module.name for module in pkgutil.walk_packages(moepack.__path__, "moepack.")),
+    "matplotlib.pyplot",  # which moepack loads when it draws, and which takes as long as all else
+]
+
+for _name in _MODULES:
     if not _name.endswith("__main__"):
         # A command that needs what is not there says so itself, as libraries do in many ways:
         # mfusepy by an OSError.

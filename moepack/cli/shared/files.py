@@ -55,6 +55,22 @@ def output_file(
                 sys.stdout.buffer.flush()
 
 
+@contextlib.contextmanager
+def picture_file(path: str | None, *, force: bool, inputs: Sequence[str]) -> Iterator[str | None]:
+    """Check the path of a picture, as `output_file` does, and yield it; None without a path.
+
+    On standard output it is SVG. Raises MachineError if nothing can be drawn here.
+    """
+    if path is None:
+        yield None
+        return
+    from moepack.report import chart
+
+    with output_file(path, force=force, inputs=inputs, suffix=".svg") as target:
+        chart.check(target)
+        yield target
+
+
 def _check_output(path: str, force: bool, resume: bool, inputs: Sequence[str]) -> None:
     """Raise RequestError if a file must not be written.
 

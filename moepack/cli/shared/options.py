@@ -205,6 +205,13 @@ def directory_option(help: str) -> Option[Any]:
     return click.option("--directory", type=OUTPUT_FOLDER, metavar="DIR", help=help)
 
 
+def plot_options(content: str) -> Option[Any]:
+    """Return the options for a picture of `content`."""
+    help_text = f"Chart of {content}: SVG or PNG."
+    plot = click.option("--plot", "plot_path", type=OutputFile(), metavar="FILE", help=help_text)
+    return options(plot, force_option)
+
+
 def hottest_option(objects: str) -> Option[Any]:
     """Return the option for the hottest of some objects, up to a size."""
     return size_option(

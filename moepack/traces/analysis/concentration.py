@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
 from moepack.common.shape import ModelShape
@@ -201,6 +202,12 @@ class RoutingSample:
         for row, layer in zip(table, layers, strict=True):
             row[: len(layer.counts)] = layer.counts
         return tuple(layer.number for layer in layers), table
+
+    def heat_table(self) -> tuple[tuple[int, ...], NDArray[np.float64]]:
+        """Return the layers, and their counts, hottest first, as multiples of a uniform share."""
+        layers, counts = self.count_table()
+        table = np.sort(np.maximum(counts, 0))[:, ::-1]
+        return layers, table / np.maximum(table.mean(axis=1, keepdims=True), 1e-9)
 
     def curves(self) -> dict[str, list[float]]:
         """Return the shares that the top experts cover, by their share in steps of 2 %."""

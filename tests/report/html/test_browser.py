@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from matplotlib.image import imread
 
 import moepack
 from moepack.report.html.report import ReportPage
@@ -54,10 +54,9 @@ def seen(tab: Tab, selector: str) -> np.ndarray:
     style = "position: fixed; z-index: 9; left: 0; top: 0; width: 720px; background: var(--paper)"
     tab.value(f"document.querySelector('{selector}').style = '{style}'")
     _, _, right, bottom = tab.area(selector)
-    image = Image.open(io.BytesIO(tab.picture())).convert("RGB")
-    pixels: np.ndarray = np.asarray(image)[: int(bottom), : int(right)]
+    pixels: np.ndarray = imread(io.BytesIO(tab.picture()))[: int(bottom), : int(right), :3]
     tab.value(f"document.querySelector('{selector}').style = ''")
-    return np.asarray(pixels.mean(axis=2))
+    return np.asarray(255 * pixels.mean(axis=2))
 
 
 @pytest.mark.parametrize("is_dark", [False, True])

@@ -152,7 +152,7 @@ def test_experts_that_a_file_says_there_are_count_as_those_of_a_model(origin: Or
     assert facts == model.concentration()
     assert facts.verdict == "static", facts.reason
     assert [layer.never_count for layer in facts.layers] == [EXPERTS - USED] * LAYERS
-    assert sample.count_table()[1].shape == (LAYERS, EXPERTS)
+    assert sample.heat_table()[1].shape == (LAYERS, EXPERTS)
     assert sample.curves()["LRU cache"] == pytest.approx(model.curves()["LRU cache"], nan_ok=True)
 
 

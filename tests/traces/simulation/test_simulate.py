@@ -13,7 +13,7 @@ import pytest
 
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.shape import ROUTED_FAMILY, ExpertKey, FamilyShape, ModelShape
-from moepack.report import trace_text
+from moepack.report import chart, trace_text
 from moepack.traces.formats import reading
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.model import Phase
@@ -163,7 +163,8 @@ def test_counts_are_no_tokens(tmp_path: Path) -> None:
     assert simulate(both, options=shape).warnings == {"counts without tokens": 12}
 
 
-def test_the_text_says_what_was_found(tmp_path: Path) -> None:
+def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     path = write_route(tmp_path / "t.csv")
     options = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 1 << 20))
     facts = simulate([path], budgets=["50%", "100%"], options=options)
@@ -174,8 +175,14 @@ def test_the_text_says_what_was_found(tmp_path: Path) -> None:
     rates = [o.decode_hit_rate for o in facts.results if o.budget_share == 1]
     assert line.split()[3:12] == ["–" if rate is None else f"{rate:.1%}" for rate in rates]
     assert "too short to tell experts apart" in text
+    chart.hit_rates(facts, "a title", str(tmp_path / "t.svg"))
+    assert (tmp_path / "t.svg").read_text().startswith("<?xml")
+    chart.hit_rates(facts, "a title", str(tmp_path / "again.svg"))
+    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "t.svg").read_bytes()
     none = replace(facts, step_length=None, curve=(CurvePoint(1 << 20, None, None),))
     assert "a decoded token uses –" in str(trace_text.simulation(none))
+    chart.hit_rates(none, "a title", str(tmp_path / "none.png"))
+    assert (tmp_path / "none.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_prints_what_the_call_returns(tmp_path: Path) -> None:
