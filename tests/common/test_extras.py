@@ -88,7 +88,7 @@ def test_an_environment_without_pip_is_added_to_by_uv(bare_venv: Path) -> None:
 
 def test_all_that_is_missing_is_named_at_once(bare_venv: Path) -> None:
     code = (
-        "exec('try: extras.require(\\'run\\', \\'report\\')\\n'"
+        "exec('try: extras.require(\\'run\\', \\'plot\\')\\n'"
         "'except Exception as e: print(e); print(e.hint)')"
     )
     problem, hint = told(bare_venv / "bin" / "python", ROOT, code).splitlines()
