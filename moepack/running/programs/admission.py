@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from moepack.running.streaming.control import CacheStatistics
 
-Read = Callable[[], CacheStatistics | None]
-
 _FIRST = 4
 """Calls after a change that say little of later ones: the new text's experts are read."""
 _FEW, _MANY = 16, 64
@@ -61,9 +59,9 @@ class _Decoding:
 class Admission:
     """Decides whether one more text is computed beside others, of `most`.
 
-    It is if the experts of a call are expected to fit into the cache with it, and if as many texts
-    were not slower in sum when they were last tried. The experts of a
-    call grow in proportion to its texts at most.
+    It is if the experts of a call are expected to fit into the cache with it, which grow in
+    proportion to its texts at most, and if as many texts were not slower in sum when they were last
+    tried. docs/policies.md has the rule.
     """
 
     def __init__(self, most: int) -> None:
@@ -116,16 +114,18 @@ class Admission:
 class Turns:
     """Has texts wait for their turn, in the order in which they came.
 
-    `read` returns what the cache of experts has counted; None without such a cache: then there is
-    nothing to decide, and `most` run at once, as with `is_fixed`. `log` is called with a sentence
-    when texts have to wait though there would be slots.
+    `read` returns what the cache of experts has counted. Where it returns None, `most` texts have
+    their turn at once. `log` is called with a sentence when texts wait for the sake of their sum.
     """
 
     def __init__(
-        self, most: int, read: Read, log: Callable[[str], None], *, is_fixed: bool = False
+        self,
+        most: int,
+        read: Callable[[], CacheStatistics | None],
+        log: Callable[[str], None],
     ) -> None:
         self._most, self._read, self._log = most, read, log
-        self._admission = None if is_fixed else Admission(most)
+        self._admission = Admission(most)
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -147,8 +147,7 @@ class Turns:
 
     def _change(self, step: int) -> None:
         """Count a text that has ended, and have others begin."""
-        statistics = self._read()
-        if self._admission is not None and statistics is not None:
+        if (statistics := self._read()) is not None:
             self._admission.note(self._count, statistics)
         self._count += step
         for waiter in [one for one in self._waiting if not one.done()]:
@@ -161,7 +160,7 @@ class Turns:
             self._timer = asyncio.get_running_loop().call_later(_SECONDS_BETWEEN, self._look)
 
     def _allows(self, has_statistics: bool) -> bool:
-        if self._admission is None or not has_statistics:
+        if not has_statistics:
             return self._count < self._most
         if self._admission.refuses(self._count):
             self._log(_NOTE)

@@ -1,7 +1,8 @@
 """A gate before llama.cpp's server: refuses requests of other sites, and clients that are too slow.
 
 h11 reads and writes HTTP on both sides, so that the server gets each request as it was checked
-here. What is decided here is who may pass, how much of it, and how many at a time.
+here. What is decided here is who may pass, how much of it, and how many at a time; which texts are
+computed at once, `admission` decides.
 """
 
 import asyncio

@@ -97,9 +97,8 @@ def _serve(params: Any) -> None:
 
     # The preloaded library has it; without that library nobody has to know.
     counted = getattr(ctypes.CDLL(None), "moepack_set_request_count", lambda count: None)
-    is_fixed = slot_count > 0
-    turns = Turns(slot_count if is_fixed else _USUAL_SLOTS, _statistics, _note, is_fixed=is_fixed)
-    gate = Gate(connect, access, _limits(params), _note, counted, turns.turn)
+    most, read = (slot_count, lambda: None) if slot_count > 0 else (_USUAL_SLOTS, _statistics)
+    gate = Gate(connect, access, _limits(params), _note, counted, Turns(most, read, _note).turn)
     asyncio.run(_answer(gate, listeners, tls))
     del server
 

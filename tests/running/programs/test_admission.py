@@ -1,7 +1,6 @@
 """Texts that are computed together or in turn, by what the calls of the model for them took."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -147,19 +146,9 @@ class Room:
         await asyncio.sleep(0.01)
 
 
-def turns(
-    most: int,
-    read: Callable[[], CacheStatistics | None] = lambda: None,
-    *,
-    log: Callable[[str], None] = lambda text: None,
-    is_fixed: bool = False,
-) -> Room:
-    return Room(Turns(most, read, log, is_fixed=is_fixed))
-
-
 def test_turns_are_in_the_order_of_arrival_and_who_leaves_frees_a_place() -> None:
     async def run() -> None:
-        room = turns(2)
+        room = Room(Turns(2, lambda: None, print))
         await room.come(*"abcdef")
         assert room.order == ["a", "b"]
         await room.leave("c")
@@ -177,7 +166,7 @@ def test_turns_are_in_the_order_of_arrival_and_who_leaves_frees_a_place() -> Non
 
 def test_one_that_leaves_as_its_turn_comes_frees_it() -> None:
     async def run() -> None:
-        room = turns(1)
+        room = Room(Turns(1, lambda: None, print))
         await room.come("a", "b", "c")
         room._ends["a"].set()
         await asyncio.sleep(0)
@@ -194,7 +183,7 @@ def test_texts_that_wait_begin_as_soon_as_it_is_known_that_they_may() -> None:
     log: list[str] = []
 
     async def run() -> None:
-        room = turns(4, lambda: texts.now, log=log.append)
+        room = Room(Turns(4, lambda: texts.now, log.append))
         await room.come("a", "b", "c")
         assert room.order == ["a"]
         for _ in range(4):
@@ -209,14 +198,5 @@ def test_texts_that_wait_begin_as_soon_as_it_is_known_that_they_may() -> None:
         await asyncio.sleep(0.3)
         assert room.order == ["a", "b"]
         assert "-np N" in log[0]
-
-    asyncio.run(run())
-
-
-def test_a_fixed_number_of_texts_runs_whatever_they_need() -> None:
-    async def run() -> None:
-        room = turns(3, lambda: CacheStatistics(budget=1), is_fixed=True)
-        await room.come(*"abcd")
-        assert room.order == ["a", "b", "c"]
 
     asyncio.run(run())
