@@ -79,7 +79,7 @@ enum {
 /* All others may be 0. */
 typedef struct moepack_cache_options {
     uint64_t memory;       /* bytes for experts: at least those of two tokens in a layer. More than the model: all stay */
-    const char *policy;    /* lru, lfu, layer, layer+lfu, s3fifo, least-stale or random (docs/policies.md); NULL: lru */
+    const char *policy;    /* lrfu or lru (docs/policies.md); NULL: lrfu */
     const char *family;    /* of the layers, by its name; NULL: each layer's main one */
     uint32_t experts_used; /* by a token, in each layer; 0: 8 */
     int check, reads;      /* MOEPACK_CHECK_…, MOEPACK_READS_… */

@@ -63,8 +63,8 @@ static bool allocate(struct cache *cache) {
     cache->pending = calloc(CAPACITY, sizeof *cache->pending);
     cache->counts_length = most_in_layer(experts) + 1;
     cache->counts = calloc(2 * (size_t)MAX_CONTEXTS * cache->counts_length, sizeof *cache->counts);
-    bool has_residents = residents_init(&cache->residents, experts, cache->options.policy, cache->options.is_by_layer,
-                                        cache->options.memory, reserve, owner);
+    bool has_residents = residents_init(&cache->residents, experts, cache->options.policy, cache->options.memory,
+                                        reserve, owner);
     bool has_prompts = prompts_init(&cache->prompts, experts), has_guesses = guesses_init(&cache->guesses);
     for (uint32_t i = 0; cache->pending && i < CAPACITY; i++) cache->pending[i].next_free = i + 1;
     return has_residents && has_prompts && has_guesses && cache->in_flight && cache->pending && cache->counts;
@@ -91,7 +91,7 @@ static void punch(void *data, uint64_t offset, uint64_t length) {
 
 static void publish_memory(struct cache *cache) {
     set(&cache->statistics->memory, cache->options.memory);
-    set(&cache->statistics->budget, residents_budget(&cache->residents));
+    set(&cache->statistics->budget, cache->residents.budget);
 }
 
 int cache_open(struct cache *cache, const struct experts *experts, struct cache_file *files, uint32_t file_count,
@@ -336,7 +336,7 @@ static void complete(struct cache *cache, uint32_t expert) {
 /* Is there more to read before it is used? After the first step pinned experts alone, which come first. */
 static bool is_warming(const struct cache *cache) {
     if (cache->warm_up_next >= cache->warm_up_count) return false;
-    return !cache->has_stepped || cache->residents.states[cache->warm_up[cache->warm_up_next]].is_pinned;
+    return !cache->has_stepped || cache->residents.states[cache->warm_up[cache->warm_up_next].expert].is_pinned;
 }
 
 static void publish(struct cache *cache) {
@@ -434,18 +434,6 @@ static uint32_t unique(const struct layer *layer, const int32_t *routed, size_t 
     return used_count;
 }
 
-/* At the first step: what was read before it is ordered as if it had been used, the most used last. */
-static void end_warm_up(struct cache *cache) {
-    uint64_t length = 0;
-    cache->has_stepped = true;
-    for (uint32_t i = 0; i < cache->warm_up_next; i++) {
-        length += slot_length(cache->experts, cache->warm_up[i]);
-        if (length > cache->favoured_length) break;
-        residents_favour(&cache->residents, cache->warm_up[i]);
-    }
-    for (uint32_t i = cache->warm_up_next; i-- > 0;) residents_refresh(&cache->residents, cache->warm_up[i]);
-}
-
 static void map_used(struct cache *cache, uint32_t context) {
     const struct step *step = &cache->residents.steps[context];
     for (uint32_t i = 0; cache->owner.map && i < step->used_count; i++)
@@ -515,7 +503,7 @@ int cache_use(struct cache *cache, uint32_t context, uint32_t layer, const int32
     uint32_t *counts = cache->counts + 2 * (size_t)context * cache->counts_length, *used = counts + cache->counts_length;
     uint32_t used_count = unique(&cache->experts->layers[layer], routed, (size_t)rows * columns, counts, used);
     pthread_mutex_lock(&cache->lock);
-    if (!cache->has_stepped) end_warm_up(cache);
+    cache->has_stepped = true;
     residents_release(&cache->residents, context);
     if (!used_count) {
         pthread_mutex_unlock(&cache->lock);
@@ -608,16 +596,16 @@ void cache_resize(struct cache *cache, uint64_t memory) {
 
 bool cache_pin(struct cache *cache, uint32_t expert) { return residents_pin(&cache->residents, expert); }
 
-void cache_warm_up(struct cache *cache, const uint32_t *experts, uint32_t count, uint64_t favoured_length) {
+void cache_warm_up(struct cache *cache, const struct warm_expert *experts, uint32_t count) {
     cache->warm_up = experts;
     cache->warm_up_count = count;
-    cache->favoured_length = favoured_length;
+    for (uint32_t i = 0; i < count; i++) residents_expect(&cache->residents, experts[i].expert, experts[i].share);
 }
 
 /* Read the next experts of the warm-up, as long as there is room. One that is there was used before it was announced. */
 static void begin_warm_up(struct cache *cache) {
     while (is_warming(cache) && has_tags(cache) && cache->ahead_in_flight < AHEAD_LIMIT) {
-        uint32_t expert = cache->warm_up[cache->warm_up_next];
+        uint32_t expert = cache->warm_up[cache->warm_up_next].expert;
         bool is_there = cache->residents.states[expert].bytes != ABSENT;
         if (!is_there && !residents_admit(&cache->residents, expert)) {
             cache->warm_up_count = cache->warm_up_next;

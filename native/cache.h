@@ -75,6 +75,10 @@ struct call { /* of the model by one context: its steps so far */
     uint32_t rows;
 };
 
+struct warm_expert { /* `share` of the tokens used it in earlier runs, in 2^-32 */
+    uint32_t expert, share;
+};
+
 struct in_flight { /* of one expert */
     uint8_t read_count;
     bool has_failed, is_ahead;
@@ -102,7 +106,6 @@ struct cache_owner {
 struct cache_options {
     uint64_t memory, reserve;
     enum policy policy;
-    bool is_by_layer;
     int check;
     enum drive_kind reads;
     bool is_cached;   /* through the page cache */
@@ -138,9 +141,8 @@ struct cache {
     uint32_t counts_length;   /* of either */
     struct cache_error error; /* of the last read that failed */
     struct cache_statistics *statistics, own_statistics;
-    const uint32_t *warm_up; /* experts to read before the first step */
+    const struct warm_expert *warm_up; /* to read before the first step */
     uint32_t warm_up_count, warm_up_next;
-    uint64_t favoured_length;
     uint64_t prepared_lengths[MAX_CLASSES]; /* bytes of each class that have pages, or will have */
     bool has_stepped, is_closing, has_thread;
     atomic_bool is_idle; /* nobody waits for the program: nothing is read ahead */
@@ -173,10 +175,10 @@ int cache_bring(struct cache *cache, uint32_t expert, struct cache_error *error)
 /* Read experts ahead, in this order, as far as there is room; none: stop. */
 void cache_read_ahead(struct cache *cache, const uint32_t *experts, uint32_t count);
 void cache_resize(struct cache *cache, uint64_t memory);
-/* Before the first step, and before the thread is started: experts that are never evicted; those to begin with, of
- * which the first, up to `favoured_length` bytes, are evicted last. */
+/* Before the first step, and before the thread is started: experts that are never evicted; those to begin
+ * with, the most used first. */
 bool cache_pin(struct cache *cache, uint32_t expert);
-void cache_warm_up(struct cache *cache, const uint32_t *experts, uint32_t count, uint64_t favoured_length);
+void cache_warm_up(struct cache *cache, const struct warm_expert *experts, uint32_t count);
 /* Start the thread that reads ahead while others compute. */
 int cache_start(struct cache *cache);
 

@@ -153,20 +153,11 @@ static void close_all(moepack_cache *cache) {
 
 /* ---- the public functions ---- */
 
-static bool read_policy(const char *name, struct cache_options *options) {
-    static const struct {
-        const char *name;
-        enum policy policy;
-        bool is_by_layer;
-    } policies[] = {
-        {"lru", POLICY_LRU, false},       {"lfu", POLICY_LFU, false},         {"layer", POLICY_LRU, true},
-        {"layer+lfu", POLICY_LFU, true},  {"s3fifo", POLICY_S3FIFO, false},   {"least-stale", POLICY_LEAST_STALE, false},
-        {"random", POLICY_RANDOM, false},
-    };
-    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++)
-        if (!strcmp(name, policies[i].name)) {
-            options->policy = policies[i].policy;
-            options->is_by_layer = policies[i].is_by_layer;
+static bool read_policy(const char *name, enum policy *policy) {
+    static const char *const names[] = {[POLICY_LRFU] = "lrfu", [POLICY_LRU] = "lru"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i])) {
+            *policy = (enum policy)i;
             return true;
         }
     return false;
@@ -184,8 +175,8 @@ static moepack_code open_cache(moepack_cache *cache, const moepack_cache_options
         return refuse(error, MOEPACK_ERR_NO_SUCH, "no such check: %d", options->check);
     if (options->reads < 0 || options->reads > MOEPACK_READS_BUFFERED)
         return refuse(error, MOEPACK_ERR_NO_SUCH, "no such way to read: %d", options->reads);
-    if (!read_policy(options->policy ? options->policy : "lru", &inner))
-        return refuse(error, MOEPACK_ERR_NO_SUCH, "no such policy: %.100s", options->policy);
+    if (options->policy && !read_policy(options->policy, &inner.policy))
+        return refuse(error, MOEPACK_ERR_NO_SUCH, "no such policy: expected lrfu or lru, found %.100s", options->policy);
     inner.check = checks[options->check];
     inner.reads = kinds[options->reads];
     uint32_t experts_used = options->experts_used ? options->experts_used : 8;

@@ -223,7 +223,7 @@ static bool has_only_cpus(void *caller) {
 
 static void open_cache(void) {
     const struct table *table = seam.table;
-    struct cache_options options = {own_share(), table->reserve, (enum policy)table->policy, table->is_by_layer != 0,
+    struct cache_options options = {own_share(), table->reserve, (enum policy)table->policy,
                                     (int)table->check, (enum drive_kind)table->reads, table->is_cached != 0, table->is_prepared != 0,
                                     !seam.is_image, table->prefetches != 0};
     struct cache_owner owner = {NULL, mapping_map, mapping_unmap, tick};
@@ -234,7 +234,7 @@ static void open_cache(void) {
     const uint32_t *pinned = seam_array(table->pinned);
     for (uint32_t i = 0; i < table->pinned_count; i++)
         if (!cache_pin(&seam.cache, pinned[i])) seam_end("the pinned experts are larger than the memory for experts");
-    cache_warm_up(&seam.cache, seam_array(table->warm_up), table->warm_up_count, table->favoured_length);
+    cache_warm_up(&seam.cache, seam_array(table->warm_up), table->warm_up_count);
     if (!mapping_open() || (seam.is_image && !faults_open())) seam_end("the model cannot be mapped: %s", strerror(errno));
     if (cache_start(&seam.cache) || (seam.moepack >= 0 && !start_waiting())) seam_end("no thread");
 }

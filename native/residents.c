@@ -5,16 +5,9 @@
 
 /* ---- making and freeing ---- */
 
-static struct partition *partition_of(const struct residents *residents, uint32_t expert) {
-    bool is_by_layer = residents->partition_count > 1;
-    return &residents->partitions[is_by_layer ? residents->experts->layer_of[expert] : 0];
-}
-
-static void set_budgets(struct residents *residents, uint64_t memory) {
+static void set_budget(struct residents *residents, uint64_t memory) {
     residents->memory = memory;
-    uint64_t budget = memory > residents->reserve ? memory - residents->reserve : 0;
-    for (uint32_t i = 0; i < residents->partition_count; i++)
-        residents->partitions[i].budget = budget / residents->partition_count;
+    residents->budget = memory > residents->reserve ? memory - residents->reserve : 0;
 }
 
 static bool make_steps(struct residents *residents) {
@@ -24,61 +17,42 @@ static bool make_steps(struct residents *residents) {
         residents->steps[i].missing = calloc((size_t)most + 1, sizeof(uint32_t));
         if (!residents->steps[i].used || !residents->steps[i].missing) return false;
     }
-    residents->is_miss = calloc((size_t)most + 1, sizeof(bool));
     residents->ordered = calloc((size_t)most + 1, sizeof(uint32_t));
-    return residents->is_miss && residents->ordered;
+    return residents->ordered;
 }
 
-static bool make_partitions(struct residents *residents, enum policy policy) {
-    const struct experts *experts = residents->experts;
-    for (uint32_t i = 0; i < experts->count; i++) residents->entries[i].position = NO_EXPERT;
-    for (uint32_t i = 0; i < residents->partition_count; i++)
-        if (!order_init(&residents->partitions[i].order, policy, experts, residents->entries, experts->count)) return false;
-    for (uint32_t i = 0; i < experts->count; i++) partition_of(residents, i)->whole_length += slot_length(experts, i);
-    return true;
-}
-
-bool residents_init(struct residents *residents, const struct experts *experts, enum policy policy, bool is_by_layer,
-                    uint64_t memory, uint64_t reserve, struct residents_owner owner) {
+bool residents_init(struct residents *residents, const struct experts *experts, enum policy policy, uint64_t memory,
+                    uint64_t reserve, struct residents_owner owner) {
     *residents = (struct residents){.experts = experts, .owner = owner, .reserve = reserve};
     size_t count = (size_t)experts->count + 1;
-    residents->partition_count = is_by_layer && experts->layer_count ? experts->layer_count : 1;
     residents->states = calloc(count, sizeof *residents->states);
-    residents->entries = calloc(count, sizeof *residents->entries);
-    residents->partitions = calloc(residents->partition_count, sizeof *residents->partitions);
     residents->of_step = calloc(count, 1);
     residents->users = calloc(count, 1);
     residents->leftovers = calloc(count, sizeof(uint32_t));
-    residents->favoured = calloc(count, sizeof(uint32_t));
     residents->ahead = calloc(count, sizeof(uint32_t));
-    bool has_memory = residents->states && residents->entries && residents->partitions && residents->of_step &&
-                      residents->users && residents->leftovers && residents->favoured && residents->ahead;
-    if (!has_memory || !make_partitions(residents, policy) || !make_steps(residents)) return false;
+    bool has_memory = residents->states && residents->of_step && residents->users && residents->leftovers && residents->ahead;
+    if (!order_init(&residents->order, policy, experts) || !make_steps(residents) || !has_memory) return false;
     for (uint32_t i = 0; i < experts->count; i++) {
         residents->states[i].slot = NO_SLOT;
         residents->common_count += !layer_of(experts, i)->is_rare;
+        residents->whole_length += slot_length(experts, i);
     }
-    set_budgets(residents, memory);
+    set_budget(residents, memory);
     return slots_init(&residents->slots, experts);
 }
 
 void residents_free(struct residents *residents) {
-    for (uint32_t i = 0; residents->partitions && i < residents->partition_count; i++)
-        order_free(&residents->partitions[i].order);
+    order_free(&residents->order);
     for (uint32_t i = 0; i < MAX_CONTEXTS; i++) {
         free(residents->steps[i].used);
         free(residents->steps[i].missing);
     }
     slots_free(&residents->slots);
     free(residents->states);
-    free(residents->entries);
-    free(residents->partitions);
     free(residents->of_step);
     free(residents->users);
-    free(residents->is_miss);
     free(residents->ordered);
     free(residents->leftovers);
-    free(residents->favoured);
     free(residents->ahead);
 }
 
@@ -160,26 +134,14 @@ static bool punch_spare(struct residents *residents, uint32_t kept_class) {
     return true;
 }
 
-static uint32_t evict_by_policy(struct residents *residents, struct partition *partition, const uint8_t *kept,
-                                uint32_t slot_class);
-
-/* Evict one more, though the budget does not ask for it: of a class, or of any; from the fullest partition if it has
- * one, else from any. */
-static bool evict_more(struct residents *residents, uint32_t slot_class) {
-    struct partition *fullest = residents->partitions;
-    for (uint32_t i = 0; i < residents->partition_count; i++)
-        if (residents->partitions[i].length > fullest->length) fullest = &residents->partitions[i];
-    if (evict_by_policy(residents, fullest, residents->users, slot_class) != NO_EXPERT) return true;
-    for (uint32_t i = 0; i < residents->partition_count; i++)
-        if (evict_by_policy(residents, &residents->partitions[i], residents->users, slot_class) != NO_EXPERT) return true;
-    return false;
-}
+static bool evict_by_policy(struct residents *residents, const uint8_t *kept, uint32_t slot_class);
 
 /* Slots of other classes would have to be punched out of huge pages, so one of the same class is evicted first. A few
  * of each class stay: else unannounced uses would wait for one in turn. */
 static bool evict_alike(struct residents *residents, uint32_t slot_class) {
     const struct slot_class *slots = &residents->slots.classes[slot_class];
-    return slots->taken_count * slots->length > 2 * residents->reserve && evict_more(residents, slot_class);
+    return slots->taken_count * slots->length > 2 * residents->reserve &&
+           evict_by_policy(residents, residents->users, slot_class);
 }
 
 static void end_ahead(struct residents *residents, uint32_t expert, bool is_used);
@@ -214,7 +176,7 @@ static bool make_room(struct residents *residents, uint32_t slot_class, enum roo
     if (room == ROOM_EVICT && evict_alike(residents, slot_class) && reclaim(residents, slot_class, true)) return true;
     if (punch_spare(residents, is_over ? ANY_CLASS : slot_class)) return true;
     if (reclaim(residents, slot_class, false)) return true;
-    return room == ROOM_EVICT && (drop_ahead(residents) || evict_more(residents, ANY_CLASS));
+    return room == ROOM_EVICT && (drop_ahead(residents) || evict_by_policy(residents, residents->users, ANY_CLASS));
 }
 
 static bool take_slot(struct residents *residents, uint32_t expert, enum room room) {
@@ -236,50 +198,26 @@ static bool take_slot(struct residents *residents, uint32_t expert, enum room ro
 
 /* ---- the cache ---- */
 
-static bool is_ordered(const struct residents *residents, uint32_t expert) {
-    return !residents->states[expert].is_pinned && !residents->states[expert].is_favoured;
-}
-
-static void leave_order(struct residents *residents, uint32_t expert) {
-    struct resident *state = &residents->states[expert];
-    struct partition *partition = partition_of(residents, expert);
-    if (state->is_favoured) {
-        state->is_favoured = false;
-        remove_from(residents->favoured, &residents->favoured_count, expert);
-        partition->favoured_length -= slot_length(residents->experts, expert);
-    } else if (!state->is_pinned) {
-        order_remove(&partition->order, expert);
-    }
-}
-
 static void leave_cache(struct residents *residents, uint32_t expert) {
     residents->states[expert].is_admitted = false;
-    partition_of(residents, expert)->length -= slot_length(residents->experts, expert);
+    residents->length -= slot_length(residents->experts, expert);
     keep_leftover(residents, expert);
 }
 
-static uint32_t evict_by_policy(struct residents *residents, struct partition *partition, const uint8_t *kept,
-                                uint32_t slot_class) {
-    uint32_t expert = order_evict(&partition->order, kept, slot_class);
-    for (uint32_t i = residents->favoured_count; expert == NO_EXPERT && i-- > 0;) {
-        uint32_t favoured = residents->favoured[i];
-        bool is_of_class = slot_class == ANY_CLASS || class_of(residents->experts, favoured) == slot_class;
-        if (kept[favoured] || !is_of_class || partition_of(residents, favoured) != partition) continue;
-        leave_order(residents, favoured);
-        expert = favoured;
-    }
+static bool evict_by_policy(struct residents *residents, const uint8_t *kept, uint32_t slot_class) {
+    uint32_t expert = order_evict(&residents->order, kept, slot_class);
     if (expert != NO_EXPERT) leave_cache(residents, expert);
-    return expert;
+    return expert != NO_EXPERT;
 }
 
-static void shrink(struct residents *residents, struct partition *partition) {
-    while (partition->length > partition->budget)
-        if (evict_by_policy(residents, partition, residents->of_step, ANY_CLASS) == NO_EXPERT) return;
+static void shrink(struct residents *residents) {
+    while (residents->length > residents->budget)
+        if (!evict_by_policy(residents, residents->of_step, ANY_CLASS)) return;
 }
 
 static void enter_cache(struct residents *residents, uint32_t expert) {
     residents->states[expert].is_admitted = true;
-    partition_of(residents, expert)->length += slot_length(residents->experts, expert);
+    residents->length += slot_length(residents->experts, expert);
     unkeep_leftover(residents, expert);
 }
 
@@ -311,19 +249,16 @@ static void end_all_ahead(struct residents *residents, const uint8_t *kept, bool
 }
 
 static void look_up(struct residents *residents, uint32_t layer, const uint32_t *used, uint32_t count) {
-    struct partition *partition = partition_of(residents, used[0]);
     uint32_t ordered_count = 0;
     for (uint32_t i = 0; i < count; i++) {
         bool is_miss = !residents->states[used[i]].is_admitted;
         residents->tally.miss_count += is_miss;
         residents->tally.hit_count += !is_miss;
         if (is_miss) enter_cache(residents, used[i]);
-        if (!is_ordered(residents, used[i])) continue;
-        residents->is_miss[ordered_count] = is_miss;
-        residents->ordered[ordered_count++] = used[i];
+        if (!residents->states[used[i]].is_pinned) residents->ordered[ordered_count++] = used[i];
     }
-    order_record(&partition->order, layer, residents->ordered, residents->is_miss, ordered_count);
-    shrink(residents, partition);
+    order_record(&residents->order, layer, residents->ordered, ordered_count);
+    shrink(residents);
 }
 
 /* ---- steps ---- */
@@ -418,7 +353,7 @@ void residents_complete(struct residents *residents, uint32_t expert, bool is_ri
     release_slot(residents, expert);
     state->is_cancelled = state->is_ahead = false;
     if (state->is_admitted) {
-        leave_order(residents, expert);
+        order_remove(&residents->order, expert);
         leave_cache(residents, expert);
     }
     trim(residents);
@@ -458,80 +393,52 @@ bool residents_next_ahead(struct residents *residents, uint32_t *expert) {
 }
 
 bool residents_admit(struct residents *residents, uint32_t expert) {
-    struct partition *partition = partition_of(residents, expert);
     struct resident *state = &residents->states[expert];
-    uint64_t length = slot_length(residents->experts, expert);
-    bool has_room = state->is_pinned || partition->length + length <= partition->budget;
+    bool has_room = state->is_pinned || residents->length + slot_length(residents->experts, expert) <= residents->budget;
     if (state->bytes != ABSENT || (state->is_admitted && !state->is_pinned) || !has_room) return false;
     if (!take_slot(residents, expert, ROOM_FREE)) return false;
     if (state->is_pinned) return true;
     enter_cache(residents, expert);
-    bool is_miss = true;
-    order_record(&partition->order, residents->experts->layer_of[expert], &expert, &is_miss, 1);
+    order_admit(&residents->order, expert);
     return true;
 }
 
+void residents_expect(struct residents *residents, uint32_t expert, uint32_t share) {
+    order_expect(&residents->order, expert, share);
+}
+
 bool residents_pin(struct residents *residents, uint32_t expert) {
-    struct partition *partition = partition_of(residents, expert);
     struct resident *state = &residents->states[expert];
     if (state->is_admitted) return true;
-    if (partition->length + slot_length(residents->experts, expert) > partition->budget) return false;
+    if (residents->length + slot_length(residents->experts, expert) > residents->budget) return false;
     state->is_pinned = true;
     residents->pinned_length += slot_length(residents->experts, expert);
     enter_cache(residents, expert);
     return true;
 }
 
-void residents_favour(struct residents *residents, uint32_t expert) {
-    struct partition *partition = partition_of(residents, expert);
-    struct resident *state = &residents->states[expert];
-    uint64_t length = slot_length(residents->experts, expert);
-    if (!state->is_admitted || !is_ordered(residents, expert)) return;
-    if (2 * (partition->favoured_length + length) > partition->budget) return;
-    order_remove(&partition->order, expert);
-    partition->favoured_length += length;
-    state->is_favoured = true;
-    residents->favoured[residents->favoured_count++] = expert;
-}
-
-void residents_refresh(struct residents *residents, uint32_t expert) {
-    bool is_miss = false;
-    if (!residents->states[expert].is_admitted || !is_ordered(residents, expert)) return;
-    order_record(&partition_of(residents, expert)->order, residents->experts->layer_of[expert], &expert, &is_miss, 1);
-}
-
 /* ---- memory ---- */
 
 void residents_resize(struct residents *residents, uint64_t memory) {
     end_all_ahead(residents, NULL, false);
-    set_budgets(residents, memory);
-    for (uint32_t i = 0; i < residents->partition_count; i++) shrink(residents, &residents->partitions[i]);
+    set_budget(residents, memory);
+    shrink(residents);
     trim(residents);
 }
 
 void residents_evict(struct residents *residents, uint32_t expert) {
-    leave_order(residents, expert);
+    order_remove(&residents->order, expert);
     leave_cache(residents, expert);
 }
 
 bool residents_is_evictable(const struct residents *residents, uint32_t expert) {
-    return residents->states[expert].is_admitted && is_ordered(residents, expert);
-}
-
-uint64_t residents_budget(const struct residents *residents) {
-    uint64_t budget = 0;
-    for (uint32_t i = 0; i < residents->partition_count; i++) budget += residents->partitions[i].budget;
-    return budget;
+    return residents->states[expert].is_admitted && !residents->states[expert].is_pinned;
 }
 
 int64_t residents_free_length(const struct residents *residents) {
-    uint64_t length = residents->ahead_length;
-    for (uint32_t i = 0; i < residents->partition_count; i++) length += residents->partitions[i].length;
-    return (int64_t)(residents_budget(residents) - length);
+    return (int64_t)(residents->budget - residents->length - residents->ahead_length);
 }
 
 bool residents_holds_all(const struct residents *residents) {
-    for (uint32_t i = 0; i < residents->partition_count; i++)
-        if (residents->partitions[i].whole_length > residents->partitions[i].budget) return false;
-    return residents->common_resident_count == residents->common_count;
+    return residents->whole_length <= residents->budget && residents->common_resident_count == residents->common_count;
 }

@@ -23,7 +23,7 @@ enum bytes { ABSENT, READING, RESIDENT };
 struct resident {
     uint64_t slot;
     uint8_t bytes;
-    bool is_admitted, is_pinned, is_favoured;
+    bool is_admitted, is_pinned;
     bool is_ahead;     /* read before it is used, and not admitted */
     bool is_cancelled; /* being read, but for nobody */
     bool is_leftover;  /* evicted, and in the list of those */
@@ -34,11 +34,6 @@ struct step {
     uint32_t layer, used_count, missing_count, next_missing;
     uint32_t *used, *missing;
     uint64_t length; /* of its slots */
-};
-
-struct partition { /* experts that share a budget: a layer's, or all */
-    struct order order;
-    uint64_t budget, length, whole_length, favoured_length;
 };
 
 struct tally {
@@ -57,15 +52,12 @@ struct residents {
     uint64_t memory, reserve; /* bytes of all slots; of those beside the cache's budget */
     uint64_t pinned_length;
     struct resident *states;
-    struct order_entry *entries;
-    struct partition *partitions;
-    uint32_t partition_count;
+    struct order order;
+    uint64_t budget, length, whole_length; /* bytes of the cache: what it may take, has admitted, would take for all */
     struct slots slots;
     uint8_t *of_step, *users; /* by expert: is of the current step; the contexts that use it */
-    bool *is_miss;                /* of the current step */
     uint32_t *ordered;
     uint32_t *leftovers, leftover_count;
-    uint32_t *favoured, favoured_count;
     uint32_t *ahead, ahead_count; /* read before use: queued, being read or there */
     uint32_t next_ahead;          /* the first that is queued */
     uint64_t ahead_length;        /* of the budget, lent to reading ahead */
@@ -78,9 +70,9 @@ struct residents {
 
 enum next_read { READ_NEXT, READ_WAIT, READ_NONE };
 
-/* false without memory; `policy` as in docs/policies.md, layers apart with `is_by_layer` */
-bool residents_init(struct residents *residents, const struct experts *experts, enum policy policy, bool is_by_layer,
-                    uint64_t memory, uint64_t reserve, struct residents_owner owner);
+/* false without memory; `policy` as in docs/policies.md */
+bool residents_init(struct residents *residents, const struct experts *experts, enum policy policy, uint64_t memory,
+                    uint64_t reserve, struct residents_owner owner);
 void residents_free(struct residents *residents);
 
 /* Begin a step of a context: `used` are experts of one layer, each once, in the order of their last routing. Its last
@@ -108,10 +100,8 @@ bool residents_next_ahead(struct residents *residents, uint32_t *expert);
 bool residents_admit(struct residents *residents, uint32_t expert);
 /* Never evict an expert; false if it would exceed its budget. Before the first step. */
 bool residents_pin(struct residents *residents, uint32_t expert);
-/* Evict an admitted expert after all others; the first favoured one last. Up to half of the budget. */
-void residents_favour(struct residents *residents, uint32_t expert);
-/* Order an admitted expert as if a step had just used it. */
-void residents_refresh(struct residents *residents, uint32_t expert);
+/* Before the first step: count an expert as if the last tokens had used it with a share, in 2^-32. */
+void residents_expect(struct residents *residents, uint32_t expert, uint32_t share);
 
 /* Set other bytes for all slots. Experts beyond them are evicted; those in use go when they are released. */
 void residents_resize(struct residents *residents, uint64_t memory);
@@ -119,8 +109,6 @@ void residents_resize(struct residents *residents, uint64_t memory);
 void residents_evict(struct residents *residents, uint32_t expert);
 /* Is it admitted, and may the policy evict it? */
 bool residents_is_evictable(const struct residents *residents, uint32_t expert);
-/* Bytes that the policy orders. */
-uint64_t residents_budget(const struct residents *residents);
 /* Bytes of the budget that are neither admitted nor lent; below 0 after a step that was larger. */
 int64_t residents_free_length(const struct residents *residents);
 /* Are all experts of common layers resident, and does nothing evict them? */

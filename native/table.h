@@ -21,13 +21,12 @@ struct table {
     uint32_t version, process; /* of moepack */
     uint32_t layer_count, expert_count, file_count, mapped_count, dense_count;
     uint32_t pinned_count, warm_up_count;
-    uint32_t policy, is_by_layer, check, reads, is_cached;
-    uint64_t reserve, favoured_length;
+    uint32_t policy, check, reads, is_cached, is_prepared;
+    uint64_t reserve;
     uint64_t image_length, experts_offset; /* of a pack; 0 where shards are mapped */
     uint64_t layers, parts, files, mapped, dense, pinned, warm_up; /* arrays */
     int32_t image;                                                 /* a descriptor of moepack's process */
-    uint32_t is_prepared;
-    uint32_t prefetches, unused; /* for the next layer, while decoding */
+    uint32_t prefetches; /* for the next layer, while decoding */
 };
 
 struct table_layer {

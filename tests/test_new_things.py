@@ -84,7 +84,7 @@ def test_a_cache_policy_is_simulated_and_made(monkeypatch: pytest.MonkeyPatch) -
     class Dummy(LeastRecentlyUsed):
         pass
 
-    monkeypatch.setattr(cache, "_KINDS", {**cache._KINDS, "dummy": (Dummy, False)})
+    monkeypatch.setattr(cache, "_POLICIES", {**cache._POLICIES, "dummy": Dummy})
     monkeypatch.setattr(cache, "POLICIES", (*cache.POLICIES, "dummy"))
     lengths = {ExpertKey(0, expert): 10 for expert in range(4)}
     assert cache.make("dummy", 20, lengths).budget == 20
@@ -95,10 +95,8 @@ def test_simulation_and_programs_have_the_same_policies() -> None:
     orders = names.partition("enum policy {")[2].partition("}")[0].split(",")
     numbers = {name.strip(): number for number, name in enumerate(orders)}
     assert set(table.POLICIES) == set(cache.POLICIES)
-    for name, (number, is_by_layer) in table.POLICIES.items():
-        word = "lru" if name == "layer" else name.removeprefix("layer+").replace("-", "_")
-        assert numbers[f"POLICY_{word.upper()}"] == number
-        assert is_by_layer == name.startswith("layer")
+    for name, number in table.POLICIES.items():
+        assert numbers[f"POLICY_{name.upper()}"] == number
 
 
 def test_an_export_is_a_command_and_in_the_table(

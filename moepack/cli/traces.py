@@ -250,7 +250,7 @@ _MIB = 1 << 20
     metavar="LIST",
     help="Memory for experts: 500MiB,2GiB,25%.  [default: a dozen budgets]",
 )
-@click.option("--policies", metavar="LIST", help="Cache policies: lru,lfu,…  [default: all]")
+@click.option("--policies", metavar="LIST", help="Cache policies: lrfu,lru,…  [default: all]")
 @number_option("--batch", "batch_count", least=1, help="Prompt tokens computed at once.")
 @options.plot_options("hit rates by budget")
 @options.format_option

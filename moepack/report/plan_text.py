@@ -222,8 +222,8 @@ def placement(facts: PlacementFacts) -> Page:
         blocks += ["or:", *_option(one)]
     blocks += [f"note: {line}" for line in facts.notes]
     if (pins := facts.pins) is not None:
-        static, lru = share_text(pins.static_hit_rate), share_text(pins.lru_hit_rate)
-        blocks.append(f"hits at this budget: the hottest that fit {static}, LRU {lru}")
+        static, lrfu = share_text(pins.static_hit_rate), share_text(pins.lrfu_hit_rate)
+        blocks.append(f"hits at this budget: the hottest that fit {static}, LRFU {lrfu}")
         pinned = f"pinned: {size_text(pins.pin_length)}" if pins.pin_length else "none is pinned"
         blocks.append(f"{pinned}; {pins.reason}")
     forecasts = [one.forecast for one in (facts.option, *facts.alternatives)]

@@ -74,8 +74,7 @@ def learned(facts: LearnedFacts) -> str:
         )
         lines.append(f"  covered    {covered}, of {length_text(facts.coverage.total_length)}")
     begin = "begin with the most used experts" if facts.is_warming else "begin as if without counts"
-    pin = "pin some of them" if facts.is_pinning else "pin none"
-    lines += [f"  runs       {begin}, and {pin}", f"  kept in    {facts.path}", facts.reason]
+    lines += [f"  runs       {begin}", f"  kept in    {facts.path}", facts.reason]
     return "\n".join(lines)
 
 
@@ -174,13 +173,11 @@ def simulation(facts: Simulation) -> Page:
 _NOTES = {
     "belady": "belady knows the future: with experts of one length, no cache that reads on demand "
     "hits more",
-    "layer": "layer and layer+lfu keep the last experts of each layer, even beyond the budget",
     "static": "static pins the hottest experts of the first half of decoding, and is measured on "
     "the second",
 }
 _RANKS: Sequence[str] = (
-    *("lru", "LRU reads a token", "belady", "uniform", "static", "lfu", "of all", "layer"),
-    *("least-stale", "layer+lfu", "s3fifo"),
+    *("lrfu", "lrfu reads a token", "lru", "belady", "uniform", "static", "of all"),
 )
 """The ranks of columns: the first ones stay longest on narrow terminals."""
 
@@ -196,10 +193,10 @@ def _hit_rates(facts: Simulation) -> Table:
     for budget, caches in sorted(by_budget.items()):
         share = next(iter(caches.values())).budget_share
         rates = [share_text(caches[policy].decode_hit_rate) for policy in policies]
-        read = caches["lru"].bytes_per_token if "lru" in caches else None
+        read = caches["lrfu"].bytes_per_token if "lrfu" in caches else None
         uniform = share_text(even.get(budget))
         rows.append([size_text(budget), f"{share:.0%}", *rates, uniform, length_text(read)])
-    names = ("of all", *policies, "uniform", "LRU reads a token")
+    names = ("of all", *policies, "uniform", "lrfu reads a token")
     ranks = (_RANKS.index(name) if name in _RANKS else len(_RANKS) for name in names)
     ranked = (Column(name, rank=rank) for name, rank in zip(names, ranks, strict=True))
     return Table([Column("budget"), *ranked], rows)

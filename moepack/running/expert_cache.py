@@ -169,7 +169,7 @@ class ExpertCache(Closing):
         path: str | os.PathLike[str],
         memory: Size,
         *,
-        policy: str = "lru",
+        policy: str = "lrfu",
         check: str = "first",
         backend: str = "auto",
         experts_used: int | None = None,

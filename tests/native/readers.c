@@ -179,15 +179,15 @@ int main(int argument_count, char **arguments) {
     struct sigaction ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
     sigaction(SIGSEGV, &ours, NULL);
     uint64_t step = COLUMNS * LENGTHS[3], least = 2 * step;
-    struct cache_options options = {.memory = least, .reserve = step, .policy = (enum policy)(seed % 5), .is_by_layer = seed % 3 == 1,
+    struct cache_options options = {.memory = least, .reserve = step, .policy = (enum policy)(seed % 2),
                                     .reads = (enum drive_kind)atoi(arguments[2]), .is_prepared = seed % 2};
     struct cache_owner owner = {NULL, map, unmap, NULL};
     struct cache_error error;
     require(!cache_open(&cache, &experts, &file, 1, &options, owner, NULL, &error), error.message);
     if (seed % 2) cache_pin(&cache, 0);
-    static uint32_t warm[COUNT];
-    for (uint32_t i = 0; i < COUNT; i++) warm[i] = i;
-    cache_warm_up(&cache, warm, COUNT, step / 2);
+    static struct warm_expert warm[COUNT];
+    for (uint32_t i = 0; i < COUNT; i++) warm[i] = (struct warm_expert){i, UINT32_MAX / (i + 1)};
+    cache_warm_up(&cache, warm, COUNT);
     require(!cache_start(&cache), "there is a thread");
     pthread_t users[USERS], faulters[FAULTERS], other;
     for (unsigned i = 0; i < USERS; i++) pthread_create(&users[i], NULL, announce, (void *)(uintptr_t)i);

@@ -77,7 +77,7 @@ static void punch(void *data, uint64_t offset, uint64_t length) {
 /* ---- the rules ---- */
 
 static void check_states(void) {
-    uint64_t lengths[MOST_LAYERS] = {0}, taken = 0, resident = 0;
+    uint64_t admitted = 0, taken = 0, resident = 0;
     for (uint32_t e = 0; e < experts.count; e++) {
         const struct resident *state = &residents.states[e];
         uint64_t length = slot_length(&experts, e);
@@ -86,7 +86,7 @@ static void check_states(void) {
         if (state->bytes == RESIDENT) resident += length;
         if (state->bytes == RESIDENT) require(has_content(e), "a resident expert's slot has its bytes");
         if (is_mapped[e]) require(state->bytes == RESIDENT, "only resident experts are mapped");
-        if (state->is_admitted) lengths[residents.partition_count > 1 ? experts.layer_of[e] : 0] += length;
+        if (state->is_admitted) admitted += length;
         require(!(state->is_admitted && state->is_leftover), "an admitted expert is no leftover");
         require(state->bytes != RESIDENT || state->is_admitted || state->is_leftover || state->is_ahead, "a resident expert has a reason");
         for (uint32_t other = 0; other < e; other++) {
@@ -96,11 +96,24 @@ static void check_states(void) {
             require(is_apart, "slots do not overlap");
         }
     }
-    for (uint32_t i = 0; i < residents.partition_count; i++)
-        require(residents.partitions[i].length == lengths[i], "a cache has the length of what is admitted");
+    require(residents.length == admitted, "the cache has the length of what is admitted");
     require(resident == residents.resident_length, "resident bytes are counted");
     require(taken <= residents.slots.length, "slots have memory");
     require(residents.tally.hit_count + residents.tally.miss_count == looked_up, "each lookup is a hit or a miss");
+}
+
+static void check_order(void) {
+    const struct order *order = &residents.order;
+    for (uint32_t e = 0; e < experts.count; e++) {
+        const struct order_entry *entry = &order->entries[e];
+        const struct layer_order *layer = &order->layers[experts.layer_of[e]];
+        const struct resident *state = &residents.states[e];
+        require(entry->is_ordered == (state->is_admitted && !state->is_pinned), "the policy orders what may be evicted");
+        if (!entry->is_ordered) continue;
+        bool is_lru = order->policy == POLICY_LRU, is_recent = !is_lru && entry->last_use >= layer->last_step;
+        uint64_t value = is_lru ? entry->last_use : entry->count;
+        require(value >= (is_recent ? layer->least_recent : layer->least), "nothing is below the bounds of its layer");
+    }
 }
 
 static void check_users(void) {
@@ -231,8 +244,6 @@ static void happen(uint64_t least, uint64_t most) {
     default:
         if (draw(20) == 0) change_memory(least, most);
         if (draw(10) == 0 && residents_admit(&residents, expert = (uint32_t)draw(experts.count))) begin_reading(expert);
-        if (draw(10) == 0) residents_favour(&residents, (uint32_t)draw(experts.count));
-        if (draw(10) == 0) residents_refresh(&residents, (uint32_t)draw(experts.count));
     }
 }
 
@@ -253,9 +264,8 @@ static void settle(void) {
         if (is_done) break;
     }
     for (uint32_t c = 0; c < MAX_CONTEXTS; c++) require(phases[c] == IDLE || phases[c] == COMPUTING, "no context waits for ever");
-    uint64_t admitted = 0; /* a step that is larger than its cache stays there until the next */
-    for (uint32_t i = 0; i < residents.partition_count; i++) admitted += residents.partitions[i].length;
-    bool is_small = residents.slots.length <= residents.memory || residents.slots.length <= admitted;
+    /* a step that is larger than the cache stays there until the next */
+    bool is_small = residents.slots.length <= residents.memory || residents.slots.length <= residents.length;
     require(!reading_count && is_small, "memory comes down to its limit");
 }
 
@@ -285,11 +295,11 @@ int main(int argument_count, char **arguments) {
     most_used = 1 + (uint32_t)draw(layers[0].count);
     least = reserve + longest * (1 + draw(most_used)); /* or less than a large step takes */
     if (most < least) most = least;
-    bool is_by_layer = draw(3) == 0;
     struct residents_owner owner = {NULL, unmap, punch};
-    require(residents_init(&residents, &experts, (enum policy)draw(5), is_by_layer, least + draw(most - least + 1), reserve, owner) &&
+    require(residents_init(&residents, &experts, (enum policy)draw(2), least + draw(most - least + 1), reserve, owner) &&
                 prompts_init(&prompts, &experts),
             "there is memory");
+    for (uint32_t e = 0; e < experts.count; e += 3) residents_expect(&residents, e, (uint32_t)draw(1ull << 32));
     for (uint64_t i = draw(4); i > 0; i--) {
         uint32_t expert = (uint32_t)draw(experts.count);
         if (!residents.states[expert].is_pinned && residents_pin(&residents, expert)) least += longest;
@@ -299,6 +309,7 @@ int main(int argument_count, char **arguments) {
     for (event_count = 0; event_count < steps; event_count++) {
         happen(least, most);
         check_states();
+        check_order();
         check_users();
         if (draw(500) == 0) settle();
     }

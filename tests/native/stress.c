@@ -87,7 +87,7 @@ int main(int count, char **arguments) {
     memory = strtoull(arguments[2], NULL, 10);
     step_count = (uint32_t)atoi(arguments[5]);
     moepack_error error;
-    moepack_cache_options options = {.memory = memory, .reads = atoi(arguments[3]), .experts_used = COLUMNS, .policy = "s3fifo", .check = MOEPACK_CHECK_ALWAYS};
+    moepack_cache_options options = {.memory = memory, .reads = atoi(arguments[3]), .experts_used = COLUMNS, .policy = "lrfu", .check = MOEPACK_CHECK_ALWAYS};
     if (moepack_cache_open(arguments[1], &options, &cache, &error)) fail("open", error.message);
     pthread_t threads[16], other;
     int thread_count = atoi(arguments[4]), seed = atoi(arguments[6]);

@@ -4,10 +4,9 @@ A policy records each step, and names the expert to evict. Everything is a plain
 each time; nothing here is of moepack's.
 """
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 Expert = tuple[int, int]
 """A layer and a number."""
@@ -40,124 +39,37 @@ class Lru:
             self.by_use.remove(expert)
         return expert
 
-    def rank(self, expert: Expert) -> int:
+    def rank(self, expert: Expert) -> Any:
         return 0
 
 
-class Lfu(Lru):
-    """Counts of steps, and the order of last uses."""
+class Lrfu(Lru):
+    """Counts that are halved, and the order of last uses."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[Expert] = Counter()
+        self.calls = 0
+        self.last_steps: dict[int, Experts] = {}
+        self.layer = 0
 
     def record(self, step: Experts, misses: Experts) -> None:
         super().record(step, misses)
-        self.counts.update(step)
-
-    def rank(self, expert: Expert) -> int:
-        return self.counts[expert]
-
-
-class S3Fifo:
-    """Queues of experts, and the uses of each."""
-
-    def __init__(self) -> None:
-        self.small: list[Expert] = []
-        self.main: list[Expert] = []
-        self.ghosts: list[Expert] = []
-        self.uses: dict[Expert, int] = {}
-
-    def record(self, step: Experts, misses: Experts) -> None:
+        self.layer = step[0][0]
+        self.last_steps[self.layer] = list(step)
+        if self.layer == min(self.last_steps):
+            self.calls += 1
+            if self.calls % 16 == 0:
+                for expert in self.counts:
+                    self.counts[expert] //= 2
         for expert in step:
-            if expert not in misses:
-                self.uses[expert] = min(3, self.uses[expert] + 1)
-        for expert in misses:
-            self.uses[expert] = 0
-            if expert in self.ghosts:
-                self.ghosts.remove(expert)
-                self.main.append(expert)
-            else:
-                self.small.append(expert)
+            self.counts[expert] += 2**32
 
-    def evict(self, step: Experts) -> Expert | None:
-        while True:
-            is_small_first = 10 * len(self.small) >= len(self.small) + len(self.main)
-            queues = [self.small, self.main] if is_small_first else [self.main, self.small]
-            candidates = [expert for queue in queues for expert in queue if expert not in step]
-            if not candidates:
-                return None
-            expert = candidates[0]
-            if expert in self.main:
-                self.main.remove(expert)
-                if not self.uses[expert]:
-                    return expert
-                self.uses[expert] -= 1
-                self.main.append(expert)
-            else:
-                self.small.remove(expert)
-                if self.uses[expert] < 2:
-                    self.ghosts.append(expert)
-                    while len(self.ghosts) > len(self.small) + len(self.main):
-                        self.ghosts.pop(0)
-                    return expert
-                self.uses[expert] = 0
-                self.main.append(expert)
-
-
-class LeastStale:
-    """Stale experts, and the fresh ones of each layer."""
-
-    def __init__(self) -> None:
-        self.stale: list[Expert] = []
-        self.fresh: dict[int, list[Expert]] = {}
-        """The experts of each layer's last step, in the order of these steps."""
-
-    def record(self, step: Experts, misses: Experts) -> None:
-        layer = step[0][0]
-        self.stale += self.fresh.pop(layer, [])
-        self.stale = [expert for expert in self.stale if expert not in step]
-        self.fresh[layer] = list(step)
-
-    def evict(self, step: Experts) -> Expert | None:
-        ordered = itertools.chain(self.stale, *reversed(self.fresh.values()))
-        expert = next((expert for expert in ordered if expert not in step), None)
-        if expert is not None:
-            (self.stale if expert in self.stale else self.fresh[expert[0]]).remove(expert)
-        return expert
-
-
-def split_mix_64() -> Iterator[int]:
-    """Yield the numbers of SplitMix64 from the seed 0."""
-    state = 0
-    while True:
-        state = (state + 0x9E3779B97F4A7C15) % 2**64
-        number = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-        number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) % 2**64
-        yield number ^ (number >> 31)
-
-
-class AnyOne:
-    """A list, and random numbers."""
-
-    def __init__(self) -> None:
-        self.experts: list[Expert] = []
-        self.numbers = split_mix_64()
-
-    def record(self, step: Experts, misses: Experts) -> None:
-        self.experts += misses
-
-    def evict(self, step: Experts) -> Expert | None:
-        if not self.experts:
-            return None
-        start = next(self.numbers) % len(self.experts)
-        for expert in self.experts[start:] + self.experts[:start]:
-            if expert not in step:
-                index, last = self.experts.index(expert), self.experts.pop()
-                if index < len(self.experts):
-                    self.experts[index] = last
-                return expert
-        return None
+    def rank(self, expert: Expert) -> Any:
+        layer = expert[0]
+        is_recent = expert in self.last_steps[layer]
+        turns = sorted(self.last_steps, key=lambda one: (one > self.layer, -one))
+        return self.counts[expert] + is_recent * 16 * 2**32, turns.index(layer)
 
 
 class Belady:

@@ -14,6 +14,7 @@ from moepack.cli.shared.options import (
 )
 from moepack.cli.shared.parameters import PathName
 from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
+from moepack.traces.caching.cache import DEFAULT_POLICY, POLICIES
 
 streaming_options = options(
     size_option(
@@ -25,14 +26,14 @@ streaming_options = options(
     ),
     click.option(
         "--policy",
-        type=click.Choice(["lru", "lfu", "layer", "layer+lfu", "s3fifo", "least-stale"]),
-        default="lru",
+        type=click.Choice(POLICIES),
+        default=DEFAULT_POLICY,
         help="Cache eviction policy.",
     ),
     size_option(
         "--pin",
         share_of="experts",
-        help="Amount of the hottest experts to pin: 2GiB, 10%.  [default: as earlier runs suggest]",
+        help="Amount of the hottest experts to pin: 2GiB, 10%.  [default: none]",
     ),
     click.option(
         "--backend",

@@ -98,12 +98,12 @@ def cache_misses(
 def by_trace(
     trace: SpooledTrace, budgets: Sequence[int], batch_count: int | None, layers: Collection[int]
 ) -> dict[int, Misses]:
-    """Return LRU's misses on a trace at each budget, in some layers.
+    """Return LRFU's misses on a trace at each budget, in some layers.
 
     Raises what `simulate` raises, and TraceError for a trace of another model.
     """
     facts = simulate(
-        trace, budgets=budgets, policies=("lru",), batch_count=batch_count, layers=layers
+        trace, budgets=budgets, policies=("lrfu",), batch_count=batch_count, layers=layers
     )
     check_trace(facts, trace, layers)
     spread = _TRACE_SPREAD if facts.is_long_enough else _SHORT_SPREAD

@@ -44,14 +44,14 @@ class PinFacts:
     """Whether it is worth pinning the hottest experts; None is unknown.
 
     `verdict` is the concentration gate's, `reason` its sentence. At the budget for experts the
-    hottest have `static_hit_rate` on held-out tokens, and LRU has `lru_hit_rate`. Of the budget
+    hottest have `static_hit_rate` on held-out tokens, and LRFU has `lrfu_hit_rate`. Of the budget
     `pin_length` bytes are pinned: 0 if that is worth nothing.
     """
 
     verdict: str
     reason: str
     static_hit_rate: float | None
-    lru_hit_rate: float | None
+    lrfu_hit_rate: float | None
     pin_length: int
 
 

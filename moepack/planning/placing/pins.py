@@ -46,10 +46,10 @@ def pins_by_trace(trace: SpooledTrace, budget: int, most: int, layers: Collectio
     sample = RoutingSample(trace.shape.without_mtp())
     trace.feed(sample.add)
     gate = sample.concentration()
-    facts = simulate(trace, budgets=[budget], policies=("lru", "static"), layers=layers)
+    facts = simulate(trace, budgets=[budget], policies=("lrfu", "static"), layers=layers)
     check_trace(facts, trace, layers)
     rates = {one.policy: one.decode_hit_rate for one in facts.results}
-    return judge(gate.verdict, gate.reason, rates["static"], rates["lru"], most)
+    return judge(gate.verdict, gate.reason, rates["static"], rates["lrfu"], most)
 
 
 def pins_by_hotness(
@@ -59,20 +59,20 @@ def pins_by_hotness(
     most: int,
     layers: Collection[int],
 ) -> PinFacts:
-    """Judge by hotness, without the hits of an LRU cache."""
+    """Judge by hotness, without the hits of an LRFU cache."""
     hotness, gate = judged
     coverage = held_out_coverage(hotness, shape.of_layers(layers), budget)
     return judge(gate.verdict, gate.reason, coverage, None, most)
 
 
 def judge(
-    verdict: str, reason: str, static: float | None, lru: float | None, most: int
+    verdict: str, reason: str, static: float | None, lrfu: float | None, most: int
 ) -> PinFacts:
-    """Return whether pinning is worth it: by the gate, and unless LRU hits nearly as much."""
+    """Return whether pinning is worth it: by the gate, and unless LRFU hits nearly as much."""
     is_worth_it = verdict == "static" and not (
-        static is not None and lru is not None and lru > static - CLEAR
+        static is not None and lrfu is not None and lrfu > static - CLEAR
     )
-    return PinFacts(verdict, reason, static, lru, max(0, most) if is_worth_it else 0)
+    return PinFacts(verdict, reason, static, lrfu, max(0, most) if is_worth_it else 0)
 
 
 def held_out_coverage(hotness: Hotness, shape: ModelShape, budget: int) -> float | None:

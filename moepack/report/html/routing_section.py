@@ -180,8 +180,7 @@ def _coverage_curves(named: Mapping[str, list[float]], reason: str) -> Picture:
 _POLICIES = {
     "belady": Key("belady (knows the future)", "c3", "dashed"),
     "static": Key("static, held out", "c2"),
-    "lfu": Key("LFU", "c4"),
-    "s3fifo": Key("S3-FIFO", "c5", "dotted"),
+    "lrfu": Key("LRFU", "c4"),
 }
 """The policies that are drawn beside LRU; the table has all."""
 
@@ -202,13 +201,13 @@ def cache_section(facts: ReportFacts) -> PageSection | str:
         ]
         columns = (Column("policy", "l"), Column("hits"), Column("reads a token"))
         tables.append(DataTable(f"In {length_text(budget)}", Table(columns, rows)))
-    lru = next((one for one in results if one.policy == "lru"), None)
-    if lru is not None:
-        rate, length = share_text(lru.decode_hit_rate), length_text(lru.budget_length)
+    lrfu = next((one for one in results if one.policy == "lrfu"), None)
+    if lrfu is not None:
+        rate, length = share_text(lrfu.decode_hit_rate), length_text(lrfu.budget_length)
         tokens = tokens_text(simulation.decode_token_count)
-        headline.append((rate, f"hits of LRU in {length}, over {tokens}"))
-        read = length_text(lru.bytes_per_token)
-        sentence += f"; in {length} LRU hits {rate} of the lookups, and a token reads {read}"
+        headline.append((rate, f"hits of LRFU in {length}, over {tokens}"))
+        read = length_text(lrfu.bytes_per_token)
+        sentence += f"; in {length} LRFU hits {rate} of the lookups, and a token reads {read}"
     unknown = "no budget was named: `moepack report MODEL --budget 8GiB -o report.html` marks one"
     return PageSection(
         name="caches",

@@ -28,17 +28,15 @@ _SECONDS_BETWEEN = 120.0
 class Learner:
     """Counts the routed experts of a model while it runs, and keeps the counts in `store`.
 
-    `most_used` are experts to begin with, from earlier runs; `is_pinning` is whether the first of
-    them are worth being evicted last. `notice` is called with a sentence about a failure: then the
-    run goes on without.
+    `most_used` are experts to begin with, and the shares of tokens that used them in earlier runs.
+    `notice` is called with a sentence about a failure: then the run goes on without.
     """
 
     def __init__(self, store: LearnedStore, notice: Callable[[str], None]) -> None:
         self._store, self._notice = store, notice
         learned = self._read()
         verdict = judge_learned(learned)
-        self.most_used = learned.hottest_first() if verdict.is_warming else []
-        self.is_pinning = verdict.is_pinning
+        self.most_used = learned.shares() if verdict.is_warming else {}
         self._counter = UseCounter(learned)
         self._pending = store.new()
         self._next_writing = time.monotonic() + _SECONDS_BETWEEN
@@ -95,8 +93,8 @@ class LearnedFacts:
 
     `since` is the first day of the counts, null without any. `chosen_count` of
     `expert_count` experts were used at all. `coverage` is by these counts themselves; `verdict`
-    and `reason` are those of `concentration`. `is_warming` and `is_pinning` are whether runs read
-    the most used experts at their start, and pin the first of them.
+    and `reason` are those of `concentration`. `is_warming` is whether runs read the most used
+    experts at their start.
     """
 
     path: str
@@ -109,7 +107,6 @@ class LearnedFacts:
     verdict: str
     reason: str
     is_warming: bool
-    is_pinning: bool
 
 
 def learned_facts(path: PathOrPaths) -> LearnedFacts:
@@ -135,7 +132,6 @@ def learned_facts(path: PathOrPaths) -> LearnedFacts:
             verdict=verdict.verdict,
             reason=verdict.reason,
             is_warming=verdict.is_warming,
-            is_pinning=verdict.is_pinning,
         )
 
 

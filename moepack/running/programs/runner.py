@@ -109,7 +109,7 @@ def open_supervisor(
         experts_used=experts_used(command, pack.manifest.source.architecture),
     )
     if learner is not None:
-        options = options._replace(most_used=learner.most_used, pins_most_used=learner.is_pinning)
+        options = options._replace(most_used=learner.most_used)
     records, counts = records or trace is not None, learner is not None
     return Supervisor(pack, options, failed, records=records, counts=counts)
 

@@ -67,15 +67,6 @@ def step_length(shape: ModelShape, lengths: SlotLengths, token_count: int) -> in
     )
 
 
-def token_length(shape: ModelShape, lengths: SlotLengths) -> int:
-    """Return the most bytes of experts that one token may use, in all layers together."""
-    longest = _longest_by_layer(lengths)
-    return sum(
-        longest[layer] * (family.experts_used or family.expert_count)
-        for layer, family in shape.routed.items()
-    )
-
-
 def _longest_by_layer(lengths: SlotLengths) -> dict[int, int]:
     longest: dict[int, int] = {}
     for key, length in lengths.items():

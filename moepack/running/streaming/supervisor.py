@@ -6,7 +6,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate, takewhile
@@ -24,13 +24,13 @@ from moepack.running.streaming.budget import (
     SlotLengths,
     check_memory,
     step_length,
-    token_length,
 )
 from moepack.running.streaming.control import Control, ProgramError, Selection
 from moepack.running.streaming.mapped_model import map_model
 from moepack.running.streaming.record import Call, RoutingRecord
 from moepack.running.streaming.table import BACKENDS, CacheChoices, ExpertTable
 from moepack.running.streaming.usage import ExpertUsage, Prefetches
+from moepack.traces.caching.cache import DEFAULT_POLICY
 
 _SECONDS_BETWEEN = 1.0
 """The interval at which the free memory is looked at."""
@@ -48,24 +48,23 @@ class StreamingOptions(NamedTuple):
 
     `memory` is the bytes for experts, in whole pages, or a text: `8GiB`, `50%` of this machine's
     memory, `floor` for the least that works; by default the free memory, from second to second. Of
-    the hottest, up to `pinned` bytes (`2GiB`, `10%` of the experts) are never evicted; None leaves
-    it to the counts of earlier runs. `policy`, `backend` and `check` are names in POLICIES,
-    BACKENDS and CHECKS of `table`. `micro_batch` is how many tokens programs compute at once: the
-    experts of one such step have to fit. `most_used` in earlier runs, the most used first, are read
-    while a program loads, as far as there is space; with `pins_most_used` the first are evicted
-    last. A token uses `experts_used` in each layer, by default as many as the model states.
-    `beside` is bytes that programs are yet to take beside experts, and left of the free memory.
-    With `prefetch` experts that the next layer's router names are read while a layer is computed.
+    the hottest, up to `pinned` bytes (`2GiB`, `10%` of the experts) are never evicted. `policy`,
+    `backend` and `check` are names in POLICIES, BACKENDS and CHECKS of `table`. `micro_batch` is
+    how many tokens programs compute at once: the experts of one such step have to fit. `most_used`
+    in earlier runs, the most used first, with the shares of tokens that used them, are read while a
+    program loads, as far as there is space. A token uses `experts_used` in each layer, by default
+    as many as the model states. `beside` is bytes that programs are yet to take beside experts, and
+    left of the free memory. With `prefetch` experts that the next layer's router names are read
+    while a layer is computed.
     """
 
     memory: Size | None = None
-    policy: str = "lru"
+    policy: str = DEFAULT_POLICY
     pinned: Size | None = None
     backend: str = "auto"
     check: str = "first"
     micro_batch: int = 512
-    most_used: Sequence[ExpertKey] = ()
-    pins_most_used: bool = False
+    most_used: Mapping[ExpertKey, float] = {}
     experts_used: int | None = None
     beside: int = 0
     prefetch: bool = True
@@ -127,10 +126,8 @@ class Supervisor(Closing):
         self._divide_memory(pack.shape.using(options.experts_used), lengths, pinned_length, options)
         budget = self._share() - self._reserve
         limit = budget if self._memory is not None else budget // 2
-        is_pinning = options.pins_most_used and options.pinned is None
-        favoured_length = budget - token_length(self._shape, lengths) if is_pinning else 0
-        most_used = _first_within(options.most_used, lengths, limit - pinned_length)
-        warm_up = dict.fromkeys([*pinned, *most_used])
+        most_used = _first_within([*options.most_used], lengths, limit - pinned_length)
+        warm_up = {key: options.most_used.get(key, 0.0) for key in [*pinned, *most_used]}
         self.has_warm_up = len(warm_up) > len(pinned)
         """Whether a program that loads reads the experts that earlier runs used most."""
         return CacheChoices(
@@ -139,8 +136,7 @@ class Supervisor(Closing):
             options.backend,
             self._reserve,
             pinned,
-            list(warm_up),
-            max(0, favoured_length),
+            warm_up,
             is_prepared=self._memory is not None,
             prefetches=options.prefetch,
         )

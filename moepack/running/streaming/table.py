@@ -20,27 +20,22 @@ from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.second_source import SecondSource
 from moepack.running.streaming.mapped_model import FamilySpans, MappedModel
 from moepack.storage.extents import RangeSet
+from moepack.traces.caching.cache import check_policy
 
 _Value = TypeVar("_Value")
 _MAX_PARTS = 16
 _PAGE = 4096
 _VERSION = 2
-_HEADER = struct.Struct("<8s14I11Qi3I")
+_HEADER = struct.Struct("<8s14I10QiI")
 _LAYER = struct.Struct("<4I" + "64s" * _MAX_PARTS)
 _PART = struct.Struct("<4Q2I2HI")
 _PAIR = struct.Struct("<QQ")
 _DENSE = struct.Struct("<3Q2I")
 
-POLICIES = {
-    "lru": (0, False),
-    "lfu": (1, False),
-    "layer": (0, True),
-    "layer+lfu": (1, True),
-    "s3fifo": (2, False),
-    "least-stale": (3, False),
-    "random": (4, False),
-}
-"""By name: the number of the order of evictions, and whether each layer has its own cache."""
+_WARM = struct.Struct("<2I")
+
+POLICIES = {"lrfu": 0, "lru": 1}
+"""By name: the number of the order of evictions."""
 CHECKS = {"never": 0, "first": 1, "always": 2}
 BACKENDS = {
     "auto": (0, False),
@@ -54,9 +49,10 @@ BACKENDS = {
 class CacheChoices(NamedTuple):
     """How the library caches: names as in POLICIES, CHECKS and BACKENDS; lengths are bytes.
 
-    `reserve` is kept beside the cache's budget; of `warm_up`, which is read while a program loads,
-    the first up to `favoured_length` are evicted last. With `is_prepared` programs take it while
-    they load; with `prefetches` they read, while decoding, what the next layer's router names.
+    `reserve` is kept beside the cache's budget. `warm_up`, which is read while a program loads, has
+    the shares of tokens that used each expert in earlier runs, the most used first. With
+    `is_prepared` programs take the memory while they load; with `prefetches` they read, while
+    decoding, what the next layer's router names.
     """
 
     policy: str
@@ -64,8 +60,7 @@ class CacheChoices(NamedTuple):
     backend: str
     reserve: int
     pinned: Sequence[ExpertKey] = ()
-    warm_up: Sequence[ExpertKey] = ()
-    favoured_length: int = 0
+    warm_up: Mapping[ExpertKey, float] = {}
     is_prepared: bool = False
     prefetches: bool = True
 
@@ -139,7 +134,10 @@ class ExpertTable:
                 for one in self._model.dense()
             ),
             self._encode_keys(choices.pinned),
-            self._encode_keys(choices.warm_up),
+            b"".join(
+                _WARM.pack(self._numbers[key], min(int(share * 2**32), 2**32 - 1))
+                for key, share in choices.warm_up.items()
+            ),
         ]
         sections[2] = bytes(_PAIR.size * len(paths))
         offsets, end = [], _HEADER.size
@@ -153,7 +151,7 @@ class ExpertTable:
     def _header(
         self, choices: CacheChoices, sections: Sequence[bytes], offsets: Sequence[int]
     ) -> bytes:
-        policy, is_by_layer = _look_up("policy", POLICIES, choices.policy)
+        check_policy(choices.policy, list(POLICIES))
         kind, is_cached = _look_up("backend", BACKENDS, choices.backend)
         return _HEADER.pack(
             b"MOEPTABL",
@@ -166,20 +164,17 @@ class ExpertTable:
             len(sections[4]) // _DENSE.size,
             len(choices.pinned),
             len(choices.warm_up),
-            policy,
-            is_by_layer,
+            POLICIES[choices.policy],
             _look_up("check", CHECKS, choices.check),
             kind,
             is_cached,
+            choices.is_prepared,
             choices.reserve,
-            choices.favoured_length,
             self._model.length,
             self._model.experts_offset,
             *offsets,
             -1 if self._model.image is None else self._model.image,
-            choices.is_prepared,
             choices.prefetches,
-            0,
         )
 
     def _layer(self, family: PackedFamily) -> bytes:

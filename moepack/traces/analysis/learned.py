@@ -42,11 +42,6 @@ class LearnedVerdict(NamedTuple):
     reason: str
     is_warming: bool
 
-    @property
-    def is_pinning(self) -> bool:
-        """Whether the most used experts are worth pinning."""
-        return self.verdict == "static"
-
 
 def judge_learned(learned: Learned) -> LearnedVerdict:
     """Judge the earlier half by the later one, as `concentration` does."""
@@ -88,7 +83,7 @@ class UseCounter:
         for (layer, size), top in zip(learned.expert_counts.items(), tops, strict=True):
             keys = self._keys[layer] = [ExpertKey(layer, expert) for expert in range(size)]
             lengths = dict.fromkeys(keys, 1)
-            self._caches[layer] = SimulatedCache(top, lengths, LeastRecentlyUsed)
+            self._caches[layer] = SimulatedCache(top, lengths, LeastRecentlyUsed())
         for key in reversed(learned.hottest_first()):
             self._caches[key.layer].step([key], Tally())
 

@@ -15,12 +15,9 @@ from dataclasses import dataclass
 from moepack.common.errors import RequestError
 from moepack.common.shape import ExpertKey
 from moepack.traces.caching.policies import (
-    LeastFrequentlyUsed,
+    LeastRecentlyFrequentlyUsed,
     LeastRecentlyUsed,
-    LeastStale,
     Policy,
-    RandomEviction,
-    S3Fifo,
 )
 
 
@@ -39,38 +36,14 @@ class Tally:
         return self.hit_count / count if count else None
 
 
-@dataclass(slots=True)
-class _Partition:
-    """The bytes and the order of the resident experts that share a budget: a layer's, or all."""
-
-    budget: int
-    policy: Policy
-    length: int = 0
-
-
 class SimulatedCache:
-    """A cache of experts within `budget` bytes.
+    """A cache of experts within `budget` bytes; `lengths` are the bytes of every expert."""
 
-    `lengths` are the bytes of every expert there is. With `by_layer` each layer has an equal share
-    of the budget to itself.
-    """
-
-    def __init__(
-        self,
-        budget: int,
-        lengths: Mapping[ExpertKey, int],
-        policy: Callable[[], Policy],
-        *,
-        by_layer: bool = False,
-    ) -> None:
+    def __init__(self, budget: int, lengths: Mapping[ExpertKey, int], policy: Policy) -> None:
         self.budget = budget
         self._lengths = lengths
-        layers = dict.fromkeys(key.layer for key in lengths)
-        count = len(layers) if by_layer else 1
-        partitions = [_Partition(budget // max(1, count), policy()) for _ in range(count)]
-        self._by_layer = {
-            layer: partitions[number if by_layer else 0] for number, layer in enumerate(layers)
-        }
+        self._policy = policy
+        self._length = 0
         self._resident: set[ExpertKey] = set()
 
     def __contains__(self, key: ExpertKey) -> bool:
@@ -88,43 +61,42 @@ class SimulatedCache:
         keys = routed
         if len(used) < len(routed):
             keys = list(dict.fromkeys(reversed(routed)))[::-1]
-        layer = keys[0].layer
-        partition = self._by_layer[layer]
         misses: list[ExpertKey] = []
         if not used <= self._resident:
             misses = [key for key in keys if key not in self._resident]
             self._resident.update(misses)
             missed_length = sum([self._lengths[key] for key in misses])
-            partition.length += missed_length
+            self._length += missed_length
             tally.miss_count += len(misses)
             tally.missed_length += missed_length
         tally.hit_count += len(keys) - len(misses)
-        partition.policy.record(layer, keys, misses)
-        while partition.length > partition.budget:
-            evicted = partition.policy.evict(used)
+        self._policy.record(keys[0].layer, keys, misses)
+        while self._length > self.budget:
+            evicted = self._policy.evict(used)
             if evicted is None:
                 break
             self._resident.remove(evicted)
-            partition.length -= self._lengths[evicted]
+            self._length -= self._lengths[evicted]
         return misses
 
 
-_KINDS: Mapping[str, tuple[Callable[[], Policy], bool]] = {
-    "lru": (LeastRecentlyUsed, False),
-    "lfu": (LeastFrequentlyUsed, False),
-    "layer": (LeastRecentlyUsed, True),
-    "layer+lfu": (LeastFrequentlyUsed, True),
-    "s3fifo": (S3Fifo, False),
-    "least-stale": (LeastStale, False),
-    "random": (RandomEviction, False),
+_POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "lrfu": LeastRecentlyFrequentlyUsed,
+    "lru": LeastRecentlyUsed,
 }
-"""By name, the order in which experts are evicted, and whether each layer has its own cache."""
-POLICIES = tuple(_KINDS)
+POLICIES = tuple(_POLICIES)
+DEFAULT_POLICY = POLICIES[0]
+_RETIRED = ("lfu", "layer", "layer+lfu", "s3fifo", "least-stale", "random")
 
 
 def make(policy: str, budget: int, lengths: Mapping[ExpertKey, int]) -> SimulatedCache:
     """Make a cache that evicts by `policy`, one of POLICIES; raise RequestError for another."""
-    if policy not in POLICIES:
-        raise RequestError("no such policy", expected=", ".join(POLICIES), found=policy)
-    order, by_layer = _KINDS[policy]
-    return SimulatedCache(budget, lengths, order, by_layer=by_layer)
+    check_policy(policy, POLICIES)
+    return SimulatedCache(budget, lengths, _POLICIES[policy]())
+
+
+def check_policy(policy: str, names: Sequence[str]) -> None:
+    """Raise RequestError for a policy that is not one of `names`."""
+    if policy not in names:
+        hint = f"{DEFAULT_POLICY} replaces {policy}" if policy in _RETIRED else None
+        raise RequestError("no such policy", expected=", ".join(names), found=policy, hint=hint)

@@ -1,14 +1,12 @@
 """Cache policies: the order in which resident experts are evicted. They know no bytes."""
 
 import heapq
-import itertools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 from moepack.common.shape import ExpertKey
-
-_BITS = (1 << 64) - 1
 
 
 class Policy(Protocol):
@@ -87,181 +85,75 @@ class Ranking:
         return None
 
 
-class LeastFrequentlyUsed:
-    """LFU: evict the expert that the fewest steps used, among equals by LRU.
+class LeastRecentlyFrequentlyUsed:
+    """LRFU (Lee et al. 2001): evict the expert whose uses count least.
 
-    Uses are counted from the first, also while an expert is not resident: otherwise an expert that
-    comes back would begin again, and be evicted next.
+    Counts are halved every HALF_LIFE calls, and experts of their layer's last step count more. They
+    go on while an expert is not resident. Of those alike, the layer computed last goes first: its
+    turn is furthest away.
     """
 
-    _TIME = (1 << 48) - 1
-    """The bits of a rank that are the time of the last use; those above count uses."""
+    HALF_LIFE = 16
+    """Calls of the model; one begins with each step of the lowest layer so far."""
+    _USE = 1 << 32
+    _RECENT = HALF_LIFE * _USE
 
     def __init__(self) -> None:
-        self._ranks: dict[ExpertKey, int] = {}
-        self._clock = 0
-        self._ranking = Ranking(self._ranks.__getitem__)
-        self.evict = self._ranking.pop
+        self._counts: dict[ExpertKey, int] = {}
+        self._last_uses: dict[ExpertKey, int] = {}
+        self._last_steps: dict[int, int] = {}
+        """By layer, the time at which its last step began; time counts uses."""
+        self._resident: dict[int, set[ExpertKey]] = {}
+        """By layer."""
+        self._queues: dict[int, list[tuple[int, int, ExpertKey]]] = {}
+        """By layer, rank, last use and name, the least last; none where anything has changed."""
+        self._time = self._call_count = 0
+        self._latest, self._lowest = 0, sys.maxsize
+        """Layers of the steps so far."""
 
     def record(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
         """Count a use of each."""
-        ranks, all_time = self._ranks, self._TIME
-        for clock, key in enumerate(keys, self._clock):
-            ranks[key] = (ranks.get(key, 0) | all_time) + 1 + clock
-        self._clock += len(keys)
-        self._ranking.put(misses)
+        if layer <= self._lowest:
+            self._lowest = layer
+            self._begin_call()
+        self._queues.pop(self._latest, None)  # its experts may be evicted from now on
+        self._queues.pop(layer, None)
+        self._latest = layer
+        self._last_steps[layer] = self._time
+        self._resident.setdefault(layer, set()).update(misses)
+        for time, key in enumerate(keys, self._time):
+            self._counts[key] = self._counts.get(key, 0) + self._USE
+            self._last_uses[key] = time
+        self._time += len(keys)
 
-
-class LeastStale:
-    """Evict first experts that their layer's last step did not use, by LRU.
-
-    Of the rest it evicts the experts of the layer that was computed last, whose turn is furthest
-    away. So it is LRU that knows that layers come in turns. The idea and the name are of SpecMD
-    (arXiv 2602.03921); the rule for the rest is ours.
-    """
-
-    def __init__(self) -> None:
-        self._stale: OrderedDict[ExpertKey, None] = OrderedDict()
-        self._fresh: OrderedDict[int, dict[ExpertKey, None]] = OrderedDict()
-        """By layer, the layer of the last step last: the experts of its last step."""
-
-    def record(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
-        """Make a step's experts fresh, and those of its layer's step before stale."""
-        before = self._fresh.pop(layer, {})
-        fresh = dict.fromkeys(keys)
-        for key in before:
-            if key not in fresh:
-                self._stale[key] = None
-        for key in keys:
-            if key not in before:
-                self._stale.pop(key, None)
-        self._fresh[layer] = fresh
+    def _begin_call(self) -> None:
+        self._call_count += 1
+        if self._call_count % self.HALF_LIFE == 0:
+            self._counts = {key: count // 2 for key, count in self._counts.items()}
+            self._queues.clear()
 
     def evict(self, kept: Container[ExpertKey]) -> ExpertKey | None:
-        """Evict a stale expert, or one of the furthest turn."""
-        for experts in (self._stale, *reversed(self._fresh.values())):
-            key = _first(experts, kept)
-            if key is not None:
-                self._remove(key)
-                return key
-        return None
+        """Evict the least; of layers alike, the one whose turn is furthest away."""
+        for layer in self._resident.keys() - self._queues.keys():
+            self._queues[layer] = self._sorted(layer, kept)
+        ranks = {layer: queue[-1][0] for layer, queue in self._queues.items() if queue}
+        if not ranks:
+            return None
+        least = min(ranks.values())
+        alike = [layer for layer, rank in ranks.items() if rank == least]
+        layer = max(alike, key=lambda layer: (layer <= self._latest, layer))
+        key = self._queues[layer].pop()[-1]
+        self._resident[layer].remove(key)
+        return key
 
-    def _remove(self, key: ExpertKey) -> None:
-        if key in self._stale:
-            del self._stale[key]
-            return
-        fresh = self._fresh[key.layer]
-        del fresh[key]
-        if not fresh:
-            del self._fresh[key.layer]
-
-
-class S3Fifo:
-    """S3-FIFO (Yang et al., SOSP 2023): a small queue for new experts, a main one for the rest.
-
-    An expert that is used twice more in the small queue moves to the main one; one that left the
-    small queue and comes back soon goes there at once. Queues are measured in experts; the small
-    one is a tenth.
-    """
-
-    _SMALL_SHARE = 10
-    _MOST_USES = 3
-
-    def __init__(self) -> None:
-        self._uses: dict[ExpertKey, int] = {}
-        self._small: OrderedDict[ExpertKey, None] = OrderedDict()
-        self._main: OrderedDict[ExpertKey, None] = OrderedDict()
-        self._ghosts: OrderedDict[ExpertKey, None] = OrderedDict()
-
-    def record(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
-        """Count a use of each resident expert; queue new ones."""
-        uses, most = self._uses, self._MOST_USES
-        for key in keys:
-            if uses.get(key, most) < most:
-                uses[key] += 1
-        for key in misses:
-            uses[key] = 0
-            if key in self._ghosts:
-                del self._ghosts[key]
-                self._main[key] = None
-            else:
-                self._small[key] = None
-
-    def evict(self, kept: Container[ExpertKey]) -> ExpertKey | None:
-        """Evict the first of its queue that is not to stay."""
-        # Each turn evicts one, uses one up or moves one on, so this ends.
-        while True:
-            count = len(self._small) + len(self._main)
-            queues = [self._small, self._main]
-            if len(self._small) * self._SMALL_SHARE < count:
-                queues.reverse()
-            key = _first(itertools.chain(*queues), kept)
-            if key is None:
-                return None
-            leaves = self._leaves_small if key in self._small else self._leaves_main
-            if leaves(key):
-                return key
-
-    def _leaves_small(self, key: ExpertKey) -> bool:
-        del self._small[key]
-        uses = self._uses.pop(key)
-        if uses > 1:
-            self._main[key] = None
-            self._uses[key] = 0
-            return False
-        self._ghosts[key] = None
-        while len(self._ghosts) > len(self._small) + len(self._main):
-            self._ghosts.popitem(last=False)
-        return True
-
-    def _leaves_main(self, key: ExpertKey) -> bool:
-        uses = self._uses.pop(key)
-        if uses:
-            self._main.move_to_end(key)
-            self._uses[key] = uses - 1
-        else:
-            del self._main[key]
-        return not uses
-
-
-class RandomEviction:
-    """Evict any expert, as a policy that knows nothing does. The same each time."""
-
-    def __init__(self) -> None:
-        self._keys: list[ExpertKey] = []
-        self._index: dict[ExpertKey, int] = {}
-        self._state = 0
-
-    def record(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
-        """Record newly admitted experts."""
-        for key in misses:
-            self._index[key] = len(self._keys)
-            self._keys.append(key)
-
-    def evict(self, kept: Container[ExpertKey]) -> ExpertKey | None:
-        """Evict any."""
-        count = len(self._keys)
-        start = self._draw() % count if count else 0
-        for number in range(count):
-            key = self._keys[(start + number) % count]
+    def _sorted(self, layer: int, kept: Container[ExpertKey]) -> list[tuple[int, int, ExpertKey]]:
+        last_step, queue = self._last_steps[layer], []
+        for key in self._resident[layer]:
             if key not in kept:
-                self._remove(key)
-                return key
-        return None
-
-    def _draw(self) -> int:
-        """Return the next 64 bits of SplitMix64 (Steele, Lea and Flood 2014)."""
-        self._state = (self._state + 0x9E3779B97F4A7C15) & _BITS
-        x = self._state
-        x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & _BITS
-        x = ((x ^ x >> 27) * 0x94D049BB133111EB) & _BITS
-        return x ^ x >> 31
-
-    def _remove(self, key: ExpertKey) -> None:
-        index, last = self._index.pop(key), self._keys.pop()
-        if last != key:
-            self._keys[index] = last
-            self._index[last] = index
+                last_use = self._last_uses[key]
+                recent = self._RECENT if last_use >= last_step else 0
+                queue.append((self._counts[key] + recent, last_use, key))
+        return sorted(queue, reverse=True)
 
 
 def _first(keys: Iterable[ExpertKey], kept: Container[ExpertKey]) -> ExpertKey | None:

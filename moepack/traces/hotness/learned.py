@@ -131,6 +131,11 @@ class Learned:
         counts = self.counts
         return sorted(counts, key=lambda key: (-counts[key], key))
 
+    def shares(self) -> dict[ExpertKey, float]:
+        """Return the shares of tokens that used each of these, the hottest first."""
+        counts = self.counts
+        return {key: counts[key] / self.token_count for key in self.hottest_first()}
+
     def to_hotness(self, path: str) -> Hotness:
         """Return it as hotness, the later half held out; `path` is for messages.
 

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -20,7 +20,7 @@ from moepack.traces.simulation.lookups import Lookups, LookupStream
 from moepack.traces.spool import Arrays, Spool
 
 BELADY, STATIC = "belady", "static"
-_LRU, _LAYER = "lru", "layer"
+_LRU = "lru"
 
 
 class Caches:
@@ -49,27 +49,13 @@ class Caches:
         if policy == _LRU:
             whole = self.curves.whole
             return whole.prefill.tally(budget), whole.decode.tally(budget)
-        if policy == _LAYER:
-            share = budget // len(self._routed)
-            return self._layer_tallies(
-                {layer: share // family.expert_length for layer, family in self._routed.items()}
-            )
         return replay(self._spool, self._keys, caching.make(policy, budget, self._key_lengths))
-
-    def _layer_tallies(self, capacities: dict[int, int]) -> tuple[Tally, Tally]:
-        """Return the tallies of caches by layer, with their numbers of experts."""
-        prefill, decode = Tally(), Tally()
-        for layer, curves in self.curves.layers.by_layer.items():
-            length = self._routed[layer].expert_length
-            _add(prefill, curves.prefill.tally(capacities[layer]), length)
-            _add(decode, curves.decode.tally(capacities[layer]), length)
-        return prefill, decode
 
     def _belady(self, budgets: Sequence[int]) -> Iterator[CacheFacts]:
         with Spool() as next_uses:
             add_next_uses(self._spool, len(self._keys), next_uses)
             for budget in budgets:
-                policy = partial(Belady, reversed(next_uses))
+                policy = Belady(reversed(next_uses))
                 cache = SimulatedCache(budget, self._key_lengths, policy)
                 yield self._facts(BELADY, budget, *replay(self._spool, self._keys, cache))
 
@@ -154,11 +140,10 @@ def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _add(total: Tally, tally: Tally, length: int = 1) -> None:
-    """Add a tally, of which a byte stands for `length`."""
+def _add(total: Tally, tally: Tally) -> None:
     total.hit_count += tally.hit_count
     total.miss_count += tally.miss_count
-    total.missed_length += tally.missed_length * length
+    total.missed_length += tally.missed_length
 
 
 NEVER = int(np.iinfo(np.int64).max)

@@ -90,7 +90,7 @@ class LruCurves:
     """Miss-ratio curves of LRU caches for the experts of `routed` layers.
 
     `whole` is by the bytes of one cache, and so is `uniform`, with a router that routes as often in
-    each step, to all experts alike. `layers` has the caches of single layers.
+    each step, to all experts alike.
     """
 
     def __init__(self, routed: Mapping[int, FamilyShape]) -> None:
@@ -100,7 +100,6 @@ class LruCurves:
             expert_counts[layer] = family.expert_count
         self._uniform_router = UniformRouter(expert_counts)
         self.whole, self.uniform = PhaseCurves(), PhaseCurves()
-        self.layers = LayerCurves()
         self._stacks = LruStack(), LruStack()
 
     def add(self, lookups: Lookups) -> None:
@@ -113,7 +112,6 @@ class LruCurves:
         places = self._uniform_router.places(lookups)
         distances = uniform.distances(zeros, places, lengths, lookups.step)
         self.uniform.add(lookups, distances, lengths)
-        self.layers.add(lookups)
 
 
 class UniformRouter:

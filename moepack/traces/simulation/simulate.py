@@ -92,8 +92,7 @@ def simulate(
 
 def _check_options(policies: Sequence[str], batch_count: int | None) -> None:
     for policy in policies:
-        if policy not in POLICIES:
-            raise RequestError("no such policy", expected=", ".join(POLICIES), found=policy)
+        caching.check_policy(policy, POLICIES)
     if batch_count is not None and batch_count < 1:
         expected = "1 or more"
         raise RequestError(

@@ -51,7 +51,7 @@ def test_of_a_trace_it_is_what_a_simulation_says(
     assert set(misses) == set(budgets)
     for budget, one in misses.items():
         (alone,) = simulate(
-            [TRACE], model=shape, budgets=[budget], policies=["lru"], batch_count=batch_count
+            [TRACE], model=shape, budgets=[budget], policies=["lrfu"], batch_count=batch_count
         ).results
         expected = (alone.bytes_per_token, alone.decode_hit_rate, "trace")
         assert (one.length, one.hit_rate, one.source) == expected

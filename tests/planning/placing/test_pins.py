@@ -13,7 +13,7 @@ SHAPE = ModelShape((FamilyShape(0, ROUTED_FAMILY, 4, 10, 2),))
 
 
 @pytest.mark.parametrize(
-    ("verdict", "static", "lru", "is_worth_it"),
+    ("verdict", "static", "lrfu", "is_worth_it"),
     [
         ("static", 0.6, 0.3, True),
         ("static", None, None, True),
@@ -23,13 +23,13 @@ SHAPE = ModelShape((FamilyShape(0, ROUTED_FAMILY, 4, 10, 2),))
         ("unknown", None, None, False),
     ],
 )
-def test_the_gate_and_lru_decide(
-    verdict: str, static: float | None, lru: float | None, is_worth_it: bool
+def test_the_gate_and_lrfu_decide(
+    verdict: str, static: float | None, lrfu: float | None, is_worth_it: bool
 ) -> None:
-    pins = judge(verdict, "why", static, lru, 100)
+    pins = judge(verdict, "why", static, lrfu, 100)
     assert pins.pin_length == (100 if is_worth_it else 0)
-    assert (pins.static_hit_rate, pins.lru_hit_rate) == (static, lru)
-    assert judge(verdict, "why", static, lru, -5).pin_length == 0
+    assert (pins.static_hit_rate, pins.lrfu_hit_rate) == (static, lrfu)
+    assert judge(verdict, "why", static, lrfu, -5).pin_length == 0
 
 
 def hotness(counts: tuple[int, ...], held_out: tuple[int, ...] | None) -> Hotness:
@@ -59,4 +59,4 @@ def test_experts_of_other_layers_take_no_room_from_those_that_are_cached() -> No
     budget = shape.routed_length // 4
     with read_trace(FIXTURES / "qwen3moe-trace.csv", model=shape) as trace:
         whole, part = (pins_by_trace(trace, budget, 0, layers) for layers in ((0, 1), (0,)))
-    assert (part.lru_hit_rate or 0) > (whole.lru_hit_rate or 0)
+    assert (part.lrfu_hit_rate or 0) > (whole.lrfu_hit_rate or 0)

@@ -329,11 +329,11 @@ def test_hotness_decides_whether_experts_are_pinned() -> None:
     memory = working + whole.floor + 1000
     options: dict[str, Any] = {"engine": "pack", "context": 64, "margin": 0, "memory": memory}
     by_trace = some(place(source, **options, traces=[str(trace)]).pins)
-    static, lru = some(by_trace.static_hit_rate), some(by_trace.lru_hit_rate)
+    static, lru = some(by_trace.static_hit_rate), some(by_trace.lrfu_hit_rate)
     is_worth_it = by_trace.verdict == "static" and lru <= static - 0.05
     assert bool(by_trace.pin_length) == is_worth_it
     by_hotness = some(place(source, **options, hotness=str(HOTNESS)).pins)
-    assert by_hotness.lru_hit_rate is None, "counts do not tell the order"
+    assert by_hotness.lrfu_hit_rate is None, "counts do not tell the order"
 
 
 def test_a_forecast_comes_with_a_machine(gpt_oss: Path) -> None:

@@ -113,7 +113,7 @@ def test_nothing_is_used_of_a_uniform_router(ggml: Path) -> None:
     with open_model(MODEL) as pack:
         learner = make_learner(pack)
     assert learner is not None
-    assert (learner.most_used, learner.is_pinning) == ([], False)
+    assert learner.most_used == {}
 
 
 @pytest.mark.parametrize("value", ["0", "Off", "no "])
@@ -253,7 +253,7 @@ def test_counts_are_shown_written_used_to_rank_and_forgotten(
     shown = cli("hotness", "--learned", pack_copy)
     assert shown.stdout.startswith("3,200 selections of ")
     assert "over 400 tokens since 20" in shown.stdout
-    assert "begin with the most used experts, and pin " in shown.stdout
+    assert "begin with the most used experts\n" in shown.stdout
     facts = json.loads(cli("hotness", "--learned", MODEL, "--json").stdout)
     assert facts["token_count"] == 400
     assert facts["selection_count"] == 3200

@@ -41,6 +41,11 @@ def length_of(keys: Sequence[ExpertKey]) -> int:
     return sum(LENGTHS[key] for key in keys)
 
 
+def shares_of(keys: Sequence[ExpertKey]) -> dict[ExpertKey, float]:
+    """Return shares of tokens that fall from key to key; none is worth a whole use."""
+    return {key: 0.05 / (number + 1) for number, key in enumerate(keys)}
+
+
 def first_within(keys: Sequence[ExpertKey], length: int) -> Sequence[ExpertKey]:
     return keys[: max(count for count in range(len(keys) + 1) if length_of(keys[:count]) <= length)]
 
@@ -54,15 +59,14 @@ def budget_of(run: Supervised) -> int:
 def warm(
     ggml: Path,
     *,
-    is_pinning: bool = False,
     keys: Sequence[ExpertKey] = MOST_USED,
     count: int | None = None,
     **options: Any,
 ) -> Iterator[tuple[Supervised, Program]]:
     """Yield a program that has read the most used experts, `count` if not all that fit."""
-    options = {"memory": MEMORY, "micro_batch": 1, **options}
+    options = {"memory": MEMORY, "micro_batch": 1, "most_used": shares_of(keys), **options}
     with (
-        supervised(MODEL, most_used=keys, pins_most_used=is_pinning, **options) as run,
+        supervised(MODEL, **options) as run,
         run.chooser(ggml, MODEL) as program,
     ):
         there = first_within(keys, budget_of(run)) if count is None else keys[:count]
@@ -117,7 +121,7 @@ def test_it_ends_when_a_router_chooses(ggml: Path, preloaded: Preloaded, tmp_pat
     model = moe((0, 1), 24, ne=(512, 512), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
     every = [ExpertKey(layer, expert) for layer in (0, 1) for expert in range(24)]
     (tmp_path / "faults").write_text(f"slow 300 0 {1 << 40}")
-    options: Any = {"memory": 1 << 30, "micro_batch": 1, "most_used": every}
+    options: Any = {"memory": 1 << 30, "micro_batch": 1, "most_used": shares_of(every)}
     faults = {"FAULTY_READS": str(tmp_path / "faults")}
     with (
         supervised(model, backend="buffered", **options) as run,
@@ -135,44 +139,24 @@ def test_it_ends_when_a_router_chooses(ggml: Path, preloaded: Preloaded, tmp_pat
         assert run.supervisor.usage.read_length < 100 << 20
 
 
-@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
-@pytest.mark.parametrize(("pinned", "stays"), [(None, True), (0, False), (100_000, False)])
-def test_what_is_worth_it_stays_unless_the_user_pins_others(
-    ggml: Path, policy: str, pinned: int | None, stays: bool
+@pytest.mark.parametrize(("policy", "stays"), [("lrfu", True), ("lru", False)])
+def test_experts_of_many_tokens_outlast_those_used_now_and_then(
+    ggml: Path, policy: str, stays: bool
 ) -> None:
-    options: Any = {"policy": policy, "memory": 900_000, "pinned": pinned}
-    with (
-        supervised(
-            MODEL, micro_batch=1, most_used=MOST_USED, pins_most_used=True, **options
-        ) as run,
-        run.chooser(ggml, MODEL) as program,
-    ):
-        wait_until(lambda: run.supervisor.usage.expert_length > 400_000)
+    shares = {**shares_of(MOST_USED), **dict.fromkeys(MOST_USED[:2], 1.0)}
+    with warm(ggml, memory=900_000, policy=policy, most_used=shares) as (run, program):
         for _ in range(3):
-            for layer in (0, 1):
-                graphs = [(0, layer, [[one, one + 1]], 2) for one in range(0, 13, 2)]
-                assert program.call(graphs) == [[0] * len(graphs)]
-        assert (misses(run, program, MOST_USED[:3]) == 0) == stays
-
-
-def test_experts_that_stay_leave_room_for_those_of_a_token(ggml: Path) -> None:
-    token = [(0, layer, [[0, 1, 2, 3]], 4) for layer in (0, 1)]
-    with warm(ggml, is_pinning=True, memory=900_000) as (run, program):
-        assert program.call(token) == [[0, 0]]
-        before = run.supervisor.usage.miss_count
-        assert program.call(token * 3) == [[0] * 6]
-        assert run.supervisor.usage.miss_count == before
+            graphs = [(0, 0, [[one, one + 1]], 2) for one in range(0, 13, 2)]
+            assert program.call(graphs) == [[0] * len(graphs)]
+        assert misses(run, program, MOST_USED[:2]) == (0 if stays else 2)
 
 
 @needs_llama
 @pytest.mark.parametrize("kind", ["gguf", "pack"])
-@pytest.mark.parametrize("is_pinning", [False, True])
-def test_answers_are_those_of_the_program_alone(
-    form: Form, alone: Alone, kind: str, is_pinning: bool
-) -> None:
-    pins: Any = {"most_used": MOST_USED, "pins_most_used": is_pinning}
+def test_answers_are_those_of_the_program_alone(form: Form, alone: Alone, kind: str) -> None:
+    options: Any = {"memory": "floor", "micro_batch": 32, "most_used": shares_of(MOST_USED)}
     with (
-        supervised(form("qwen3moe", kind), memory="floor", micro_batch=32, **pins) as run,
+        supervised(form("qwen3moe", kind), **options) as run,
         run.program(*SLOTS) as program,
     ):
         assert answers(program) == alone("qwen3moe")
@@ -187,7 +171,7 @@ def test_an_expert_that_cannot_be_read_is_nobodys_failure_until_it_is_needed(
         part = pack.locate(*MOST_USED[0], "ffn_up_exps.weight")
     fault = f"errno {errno.EIO} {part.offset} {part.offset + part.length}"
     (tmp_path / "faults").write_text(fault)
-    options: Any = {"memory": MEMORY, "micro_batch": 1, "most_used": MOST_USED}
+    options: Any = {"memory": MEMORY, "micro_batch": 1, "most_used": shares_of(MOST_USED)}
     faults = {"FAULTY_READS": str(tmp_path / "faults")}
     with (
         supervised(model, backend="buffered", **options) as run,

@@ -70,7 +70,6 @@ def test_the_verdict_is_that_of_a_trace(verdict: str, rows: int) -> None:
     facts = sample_of(tokens).concentration()
     judged = judge_learned(learned)
     assert judged.verdict == facts.verdict == verdict
-    assert judged.is_pinning == (verdict == "static")
     assert judged.is_warming == (verdict == "static")
     quarter = facts.total.coverage[2]
     assert quarter.latest_share is not None
@@ -81,15 +80,15 @@ def test_the_verdict_is_that_of_a_trace(verdict: str, rows: int) -> None:
 
 def test_a_few_tokens_are_too_few_to_pin_and_enough_to_begin_with() -> None:
     judged = judge_learned(learned_of(chosen(SKEWED, 100)))
-    assert (judged.verdict, judged.is_pinning, judged.is_warming) == ("small", False, True)
+    assert (judged.verdict, judged.is_warming) == ("small", True)
     judged = judge_learned(learned_of(chosen(EVEN, 100)))
-    assert (judged.verdict, judged.is_pinning, judged.is_warming) == ("small", False, False)
+    assert (judged.verdict, judged.is_warming) == ("small", False)
 
 
 @pytest.mark.parametrize("count", [0, 1, LEAST_TOKENS])
 def test_of_one_window_nothing_is_said(count: int) -> None:
     judged = judge_learned(learned_of(chosen(SKEWED, count)))
-    assert (judged.verdict, judged.is_pinning, judged.is_warming) == ("unknown", False, False)
+    assert (judged.verdict, judged.is_warming) == ("unknown", False)
 
 
 def test_caches_of_later_runs_begin_with_what_was_used_most() -> None:

@@ -28,8 +28,14 @@ def keys(layer: int, *experts: int) -> list[ExpertKey]:
 
 
 def test_another_policy_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match="no such policy, expected lru, lfu.*found mru"):
+    with pytest.raises(RequestError, match="no such policy, expected lrfu, lru, found mru"):
         make("mru", 1, LENGTHS)
+
+
+def test_a_retired_policy_is_refused_with_what_replaces_it() -> None:
+    with pytest.raises(RequestError) as caught:
+        make("layer+lfu", 1, LENGTHS)
+    assert caught.value.hint == "lrfu replaces layer+lfu"
 
 
 def test_what_is_kept_for_a_ranking_does_not_grow_with_a_run() -> None:
@@ -58,9 +64,6 @@ def test_a_cache_holds_what_it_says_and_no_more_than_it_may(
         assert set(cache.step(chosen, tally)) == set(chosen) - resident
         resident = {key for key in LENGTHS if key in cache}
         assert resident >= set(chosen)
-        shares = LAYERS if policy.startswith("layer") else 1
-        together = {key for key in resident if shares == 1 or key.layer == layer}
-        length = sum(LENGTHS[key] for key in together)
-        assert length <= budget // shares or together == set(chosen)
+        assert sum(LENGTHS[key] for key in resident) <= budget or resident == set(chosen)
         assert len(cache) == len(resident)
     assert tally.hit_count + tally.miss_count == sum(len(set(one)) for _, one in choices)

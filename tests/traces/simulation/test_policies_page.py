@@ -170,26 +170,18 @@ def static(steps: Sequence[Step], token_count: int, budget: int) -> Expected:
     return (rate, None, None, ratio(sum(map(SIZE.__getitem__, missed)), rest), None)
 
 
-SINGLE: dict[str, Callable[[Sequence[Step]], plain.Policy]] = {
+KINDS: dict[str, Callable[[Sequence[Step]], plain.Policy]] = {
     "lru": lambda _: plain.Lru(),
-    "lfu": lambda _: plain.Lfu(),
-    "s3fifo": lambda _: plain.S3Fifo(),
-    "least-stale": lambda _: plain.LeastStale(),
-    "random": lambda _: plain.AnyOne(),
+    "lrfu": lambda _: plain.Lrfu(),
     "belady": lambda steps: plain.Belady([step.experts for step in steps]),
 }
-BY_LAYER: dict[str, Callable[[], plain.Policy]] = {"layer": plain.Lru, "layer+lfu": plain.Lfu}
 
 
 def expected(policy: str, budget: int, steps: Sequence[Step], token_count: int) -> Expected:
     if policy == "static":
         return static(steps, token_count, budget)
-    if policy in SINGLE:
-        cache = Cache(budget, SINGLE[policy](steps), SIZE.__getitem__)
-        return counted(steps, token_count, cache)
-    share, kind = budget // len(LENGTHS), BY_LAYER[policy]
-    caches = {layer: Cache(share, kind(), SIZE.__getitem__) for layer in LENGTHS}
-    return counted(steps, token_count, caches)
+    cache = Cache(budget, KINDS[policy](steps), SIZE.__getitem__)
+    return counted(steps, token_count, cache)
 
 
 @pytest.mark.parametrize("examples", amounts(40, 2000))
