@@ -1,9 +1,8 @@
 """Cache policies: the order in which resident experts are evicted. They know no bytes."""
 
-import heapq
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Protocol
 
 from moepack.common.shape import ExpertKey
@@ -42,47 +41,6 @@ class LeastRecentlyUsed:
         if key is not None:
             del self._order[key]
         return key
-
-
-class Ranking:
-    """Resident experts by `rank`, the least first; ranks change before a step is put."""
-
-    def __init__(self, rank: Callable[[ExpertKey], int]) -> None:
-        self._rank = rank
-        self._resident: set[ExpertKey] = set()
-        # An entry with less than its expert's rank is put right when it comes up; one with more
-        # comes up after the right one. There are so many of them at most, that each use costs no
-        # more than its own.
-        self._queue: list[tuple[int, ExpertKey]] = []
-        self._kept: list[ExpertKey] = []
-        """Experts that join the queue with the next step, as they cannot be popped before that."""
-
-    def put(self, keys: Iterable[ExpertKey]) -> None:
-        """Add a step's experts: at least admitted ones, and ones of lower rank than before."""
-        rank, queue = self._rank, self._queue
-        for key in self._kept:
-            heapq.heappush(queue, (rank(key), key))
-        self._kept = list(keys)
-        self._resident.update(keys)
-        if len(queue) > 64 + 4 * len(self._resident):
-            self._queue = [(rank(key), key) for key in self._resident.difference(self._kept)]
-            heapq.heapify(self._queue)
-
-    def pop(self, kept: Container[ExpertKey]) -> ExpertKey | None:
-        """Remove the first that is not in `kept`, the last step's experts; None without one."""
-        queue = self._queue
-        while queue:
-            rank, key = heapq.heappop(queue)
-            if key not in self._resident:
-                continue
-            if key in kept:
-                self._kept.append(key)
-            elif rank < (now := self._rank(key)):
-                heapq.heappush(queue, (now, key))
-            else:
-                self._resident.remove(key)
-                return key
-        return None
 
 
 class LeastRecentlyFrequentlyUsed:

@@ -1,7 +1,8 @@
 """The simulated caches: from miss-ratio curves, by replays, or with experts held for good."""
 
+import heapq
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -10,7 +11,6 @@ import numpy as np
 from moepack.common.shape import ExpertKey, ModelShape
 from moepack.traces.caching import cache as caching
 from moepack.traces.caching.cache import SimulatedCache, Tally
-from moepack.traces.caching.policies import Ranking
 from moepack.traces.expert_places import values_before
 from moepack.traces.hotness.counter import hottest_within
 from moepack.traces.model import Ints
@@ -182,13 +182,35 @@ class Belady:
         steps = chain.from_iterable(array.tolist() for (array,) in next_uses)
         self._next_ranks = map(operator.neg, steps)
         self._ranks: dict[ExpertKey, int] = {}
-        self._ranking = Ranking(self._ranks.__getitem__)
-        self.evict = self._ranking.pop
+        """Of resident experts, the furthest next use first."""
+        self._queue: list[tuple[int, ExpertKey]] = []
+        """Ranks with their experts, outdated ones among them."""
 
     def record(self, layer: int, keys: Sequence[ExpertKey], misses: Sequence[ExpertKey]) -> None:
         """Rank a step's experts by their next uses."""
-        self._ranks.update(zip(keys, self._next_ranks, strict=False))
-        self._ranking.put(keys)
+        for key, rank in zip(keys, self._next_ranks, strict=False):
+            self._ranks[key] = rank
+            heapq.heappush(self._queue, (rank, key))
+        if len(self._queue) > 64 + 4 * len(self._ranks):
+            self._queue = [(rank, key) for key, rank in self._ranks.items()]
+            heapq.heapify(self._queue)
+
+    def evict(self, kept: Container[ExpertKey]) -> ExpertKey | None:
+        """Evict the first that is not in `kept`."""
+        evicted: ExpertKey | None = None
+        passed: list[tuple[int, ExpertKey]] = []
+        while self._queue and evicted is None:
+            rank, key = heapq.heappop(self._queue)
+            if self._ranks.get(key) != rank:
+                continue
+            if key in kept:
+                passed.append((rank, key))
+            else:
+                evicted = key
+                del self._ranks[key]
+        for entry in passed:
+            heapq.heappush(self._queue, entry)
+        return evicted
 
 
 def add_next_uses(lookups: Spool, place_count: int, backwards: Spool) -> None:

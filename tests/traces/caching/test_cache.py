@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from moepack.common.errors import RequestError
 from moepack.common.shape import ExpertKey
 from moepack.traces.caching.cache import POLICIES, Tally, make
-from moepack.traces.caching.policies import Ranking
 
 LAYERS, EXPERTS = 3, 8
 LENGTHS = {
@@ -36,20 +35,6 @@ def test_a_retired_policy_is_refused_with_what_replaces_it() -> None:
     with pytest.raises(RequestError) as caught:
         make("layer+lfu", 1, LENGTHS)
     assert caught.value.hint == "lrfu replaces layer+lfu"
-
-
-def test_what_is_kept_for_a_ranking_does_not_grow_with_a_run() -> None:
-    idle = ExpertKey(0, 9)
-    ranks = {idle: 1}
-    ranking = Ranking(ranks.__getitem__)
-    ranking.put([idle])
-    for turn in range(100_000):
-        key = ExpertKey(0, turn % 4)
-        ranks[key] = -turn
-        ranking.put([key])
-    assert len(ranking._queue) < 200
-    kept = frozenset([key])
-    assert [ranking.pop(kept) for _ in range(5)] == [*keys(0, 2, 1, 0, 9), None]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moepack.common.errors import RequestError, TraceError
@@ -18,6 +19,7 @@ from moepack.traces.formats import reading
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.model import Phase
 from moepack.traces.simulation import simulate as simulation
+from moepack.traces.simulation.caches import Belady
 from moepack.traces.simulation.facts import CurvePoint, Simulation
 from moepack.traces.simulation.simulate import simulate
 from tests.support import warm_command
@@ -235,3 +237,13 @@ def test_progress_counts_all_caches_and_ends_at_their_number(tmp_path: Path) -> 
     options = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 1 << 20))
     simulate([path], budgets=["50%", "100%"], options=options, progress=note)
     assert sum(done) == len(simulation.POLICIES) * 2
+
+
+def test_what_belady_keeps_does_not_grow_with_a_run() -> None:
+    policy = Belady([(np.arange(4, 10_004),)])
+    keys = [ExpertKey(0, expert) for expert in range(4)]
+    for turn in range(10_000):
+        policy.record(0, [keys[turn % 4]], [])
+    assert len(policy._queue) < 100
+    assert [policy.evict({keys[3]}) for _ in keys] == [keys[2], keys[1], keys[0], None]
+    assert policy.evict(()) == keys[3]
