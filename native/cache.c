@@ -344,6 +344,8 @@ static void publish(struct cache *cache) {
     struct cache_statistics *statistics = cache->statistics;
     set(&statistics->hit_count, residents->tally.hit_count);
     set(&statistics->miss_count, residents->tally.miss_count);
+    set(&statistics->draft_hit_count, residents->tally.draft_hit_count);
+    set(&statistics->draft_miss_count, residents->tally.draft_miss_count);
     set(&statistics->wasted_length, residents->tally.wasted_length);
     set(&statistics->guessed_count, cache->guesses.guessed_count);
     set(&statistics->right_count, cache->guesses.right_count);

@@ -25,7 +25,7 @@ enum { PLACES = 2, PATH_LENGTH = 4096 };
 
 /* Statistics, in memory that other processes may map. */
 struct cache_statistics {
-    _Atomic uint64_t hit_count, miss_count; /* lookups */
+    _Atomic uint64_t hit_count, miss_count; /* lookups, without those of drafts */
     _Atomic uint64_t read_length;           /* bytes, those read ahead in vain included */
     _Atomic uint64_t wait_nanoseconds;      /* in which steps waited for reads */
     _Atomic uint64_t fault_count;           /* uses that nobody announced */
@@ -40,6 +40,7 @@ struct cache_statistics {
     _Atomic uint64_t guessed_count, right_count; /* experts that the next layer's router named, one layer early */
     _Atomic uint64_t ahead_count, ahead_right_count; /* those of them that were missing, and worth a read */
     _Atomic uint64_t control_count, control_right_count; /* guesses of a layer by its own router */
+    _Atomic uint64_t draft_hit_count, draft_miss_count; /* lookups in layers for multi-token prediction */
 };
 
 /* One of the places where a file's bytes lie; a second drive has a mirror. */

@@ -6,7 +6,7 @@
 #include "seam.h"
 
 /*
- * What is known of llama.cpp: three functions by which its libraries talk to each other, and the names of tensors.
+ * What is known of llama.cpp: the functions by which its libraries talk to each other, and the names of tensors.
  *
  * `state_lock` guards the contexts. A context's step is brought by the thread that computes it, without that lock.
  */
@@ -22,9 +22,12 @@ typedef bool (*eval_callback)(void *tensor, bool ask, void *data);
 
 struct context { /* of llama.cpp, by its scheduler */
     void *scheduler, *data;
+    const void *graph; /* that it computes */
     eval_callback callback;
     bool asked; /* the program's own callback wants the tensor */
     bool is_computing, has_failed;
+    bool is_of_another; /* its graph has the experts of another model, as of one that drafts */
+    bool has_drafted;   /* it uses experts that need not be in memory where all others are */
     uint32_t number;
     int32_t *ids;
     size_t id_room;
@@ -42,7 +45,8 @@ static atomic_bool any_is_in_place;
 static const char *(*get_name)(const void *);
 static void (*get_bytes)(const void *, void *, size_t, size_t);
 static int64_t (*count_elements)(const void *);
-static void *(*get_data)(const void *); /* NULL: this build has none */
+static void *(*get_data)(const void *);                      /* NULL: this build has none */
+static void *(*get_tensor)(const void *graph, const char *); /* so too */
 
 const char *ggml_name(const void *tensor) { return get_name(tensor); }
 void ggml_read(const void *tensor, void *bytes, size_t length) { get_bytes(tensor, bytes, 0, length); }
@@ -60,6 +64,31 @@ static int layer_of_selection(const void *tensor) {
     for (uint32_t i = 0; !*end && i < seam.experts.layer_count; i++)
         if (seam.experts.layers[i].number == (uint32_t)number) return (int)i;
     return -1;
+}
+
+/* Does a graph compute a layer with another model's experts? Those of the model are where its files are mapped; a layer
+ * that was copied elsewhere while it loaded, and a library that does not tell, are taken for the model's. */
+static bool is_of_another(const void *graph, uint32_t layer) {
+    const struct table_layer *of = (const struct table_layer *)seam_array(seam.table->layers) + layer;
+    bool is_known = get_tensor && get_data && is_in_place && is_in_place[layer], is_found = false;
+    for (uint32_t p = 0; is_known && p < of->part_count; p++) {
+        char name[PART_NAME_LENGTH + 16];
+        struct region region;
+        snprintf(name, sizeof name, "blk.%u.%s", of->number, of->names[p]);
+        const void *tensor = get_tensor(graph, name), *address = tensor ? get_data(tensor) : NULL;
+        if (address && (mapping_is_strided_address(address) || regions_find(address, &region))) return false;
+        is_found |= address != NULL;
+    }
+    return is_found;
+}
+
+/* The layer of the cache whose experts a tensor of a context selects; -1: it is no selection of the model. */
+static int find_selection(struct context *context, const void *tensor) {
+    int layer = seam.is_attached ? layer_of_selection(tensor) : -1; /* a forked child reads the files themselves */
+    if (layer < 0) return -1;
+    if (context->graph) context->is_of_another = is_of_another(context->graph, (uint32_t)layer);
+    context->graph = NULL; /* all of it is of one model */
+    return context->is_of_another ? -1 : layer;
 }
 
 /* Read a selection into context->ids: rows of tokens, with columns of experts. */
@@ -108,14 +137,18 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
     for (size_t i = 0; i < count; i++) /* another model's, if it has no such expert */
         if (context->ids[i] < 0 || (uint32_t)context->ids[i] >= seam.experts.layers[layer].count) return true;
     if (!count) return true;
+    context->has_drafted |= seam.experts.layers[layer].is_rare;
     bool is_copied = any_is_in_place && !is_in_place[layer];
     if (atomic_load(&seam.control->wants_selections))
         write_selection(context, seam.experts.layers[layer].number | (is_copied ? SELECTION_COPIED : 0), rows, columns);
     if (is_copied) return true;
+    const struct step *step = &seam.cache.residents.steps[context->number];
+    mapping_compare(step); /* all that was computed since the last one was with these */
     if (cache_use(&seam.cache, context->number, layer, context->ids, rows, columns, &error)) {
         seam_report(&error);
         return false;
     }
+    mapping_compare(step);
     if (cache_wants_guess(&seam.cache, layer, rows))
         routers_guess(&context->routers, context->number, tensor, layer, rows, columns, context->ids);
     return true;
@@ -123,7 +156,7 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
 
 static bool on_tensor(void *tensor, bool is_asked, void *data) {
     struct context *context = data;
-    int layer = seam.is_attached ? layer_of_selection(tensor) : -1; /* a forked child reads the files themselves */
+    int layer = find_selection(context, tensor);
     if (is_asked) {
         context->asked = context->callback && context->callback(tensor, true, context->data);
         return context->asked || layer >= 0;
@@ -155,7 +188,7 @@ static struct context *context_of(void *scheduler) {
     if (!context) seam_end("more than %d contexts compute at once", UNANNOUNCED);
     context->scheduler = scheduler;
     routers_forget(&context->routers);
-    context->is_computing = context->has_failed = false;
+    context->is_computing = context->has_failed = context->is_of_another = context->has_drafted = false;
     context->number = (uint32_t)(context - contexts);
     if (context->number == context_count) atomic_store(&seam.page->context_count, ++context_count);
     return context;
@@ -165,8 +198,9 @@ static void set_functions(void *caller) {
     if (count_elements) return;
     get_name = (__typeof__(get_name))seam_find("ggml_get_name", caller);
     get_bytes = (__typeof__(get_bytes))seam_find("ggml_backend_tensor_get", caller);
-    get_data = (__typeof__(get_data))seam_find_optional("ggml_get_data", caller);
     count_elements = (__typeof__(count_elements))seam_find("ggml_nelements", caller);
+    get_data = (__typeof__(get_data))seam_find_optional("ggml_get_data", caller);
+    get_tensor = (__typeof__(get_tensor))seam_find_optional("ggml_graph_get_tensor", caller);
 }
 
 /* Selections are announced unless all experts stay in memory, and nobody wants to know them. */
@@ -187,7 +221,7 @@ EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback 
     context->callback = callback;
     context->data = data;
     context->last_use = ++use_count;
-    bool is_watched = is_watching();
+    bool is_watched = context->has_drafted || is_watching();
     set_callback(scheduler, is_watched ? on_tensor : callback, is_watched ? context : data);
     pthread_mutex_unlock(&state_lock);
 }
@@ -203,11 +237,13 @@ EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) 
     if (context) {
         context->last_use = ++use_count;
         context->is_computing = true;
+        context->graph = graph;
         context->has_failed = false; /* a graph may be used again, without a new callback */
     }
     pthread_mutex_unlock(&state_lock);
     int status = compute(scheduler, graph);
     if (!context || !seam.is_attached) return status;
+    mapping_compare(&seam.cache.residents.steps[context->number]);
     cache_release(&seam.cache, context->number);
     pthread_mutex_lock(&state_lock);
     context->is_computing = false;

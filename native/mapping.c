@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "seam.h"
 
@@ -162,3 +163,47 @@ void mapping_renew(void) {
     }
     pthread_mutex_unlock(&seam.cache.lock);
 }
+
+#ifdef COMPARES
+
+enum { MOST_PIECES = 16 };
+
+struct pieces { /* of a part, wherever it is mapped */
+    struct piece {
+        const char *address;
+        uint64_t length, behind;
+    } list[MOST_PIECES];
+    uint32_t count;
+};
+
+static int add_piece(void *data, char *address, uint64_t length, uint64_t behind) {
+    struct pieces *pieces = data;
+    if (pieces->count < MOST_PIECES) pieces->list[pieces->count++] = (struct piece){address, length, behind};
+    return 0;
+}
+
+static void compare_part(uint32_t expert, uint32_t number) {
+    const struct part *part = part_of(&seam.experts, expert, number);
+    const struct table_part *mapped = table_part(expert, number);
+    const struct layer *layer = layer_of(&seam.experts, expert);
+    uint32_t index = seam.experts.layer_of[expert], own = expert - layer->first;
+    struct pieces pieces = {.count = 0};
+    char *expected = malloc(part->length);
+    if (!expected || pread(seam.files[part->file].places[0].cached, expected, part->length, (off_t)part->offset) != (ssize_t)part->length)
+        seam_end("a part cannot be read to be compared");
+    if (seam.is_strided)
+        add_piece(&pieces, mapping_blob(index) + strides[index] * own + part->slot_offset, part->length, 0);
+    else
+        regions_each(mapped->mapped_file, mapped->mapped_offset, mapped->length, add_piece, &pieces);
+    for (uint32_t i = 0; i < pieces.count; i++)
+        if (memcmp(pieces.list[i].address, expected + pieces.list[i].behind, pieces.list[i].length))
+            seam_end("layer %u expert %u part %u is not mapped as its file has it", layer->number, own, number);
+    free(expected);
+}
+
+void mapping_compare(const struct step *step) {
+    for (uint32_t i = 0; i < step->used_count; i++)
+        for (uint32_t p = 0; p < layer_of(&seam.experts, step->used[i])->part_count; p++) compare_part(step->used[i], p);
+}
+
+#endif

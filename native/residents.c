@@ -248,12 +248,15 @@ static void end_all_ahead(struct residents *residents, const uint8_t *kept, bool
     residents->ahead_length = 0;
 }
 
-static void look_up(struct residents *residents, uint32_t layer, const uint32_t *used, uint32_t count) {
+static void look_up(struct residents *residents, uint32_t layer, const uint32_t *used, uint32_t count, bool is_draft) {
+    struct tally *tally = &residents->tally;
+    uint64_t *hit_count = is_draft ? &tally->draft_hit_count : &tally->hit_count;
+    uint64_t *miss_count = is_draft ? &tally->draft_miss_count : &tally->miss_count;
     uint32_t ordered_count = 0;
     for (uint32_t i = 0; i < count; i++) {
         bool is_miss = !residents->states[used[i]].is_admitted;
-        residents->tally.miss_count += is_miss;
-        residents->tally.hit_count += !is_miss;
+        *miss_count += is_miss;
+        *hit_count += !is_miss;
         if (is_miss) enter_cache(residents, used[i]);
         if (!residents->states[used[i]].is_pinned) residents->ordered[ordered_count++] = used[i];
     }
@@ -294,7 +297,7 @@ void residents_begin(struct residents *residents, uint32_t context, uint32_t lay
         end_all_ahead(residents, residents->of_step, true);
     else
         residents->states[used[0]].is_ahead = false;
-    look_up(residents, layer, used, count);
+    look_up(residents, layer, used, count, context != UNANNOUNCED && residents->experts->layers[layer].is_rare);
     memcpy(step->used, used, count * sizeof *used);
     step->used_count = count;
     step->layer = layer;

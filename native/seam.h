@@ -85,6 +85,13 @@ void mapping_unmap(void *data, uint32_t expert);
 void mapping_renew(void);
 /* The expert whose blob lies at an address of the strided region; NO_EXPERT: none. */
 uint32_t mapping_expert_at(const void *address);
+/* For tests, which compile with COMPARES: end the program where a step's experts are not as their files have them. By the
+ * thread that computes the step, without the lock. */
+#ifdef COMPARES
+void mapping_compare(const struct step *step);
+#else
+static inline void mapping_compare(const struct step *step) { (void)step; }
+#endif
 bool mapping_is_strided_address(const void *address);
 char *mapping_blob(uint32_t layer);
 uint64_t mapping_stride(uint32_t layer);

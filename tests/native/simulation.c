@@ -99,7 +99,9 @@ static void check_states(void) {
     require(residents.length == admitted, "the cache has the length of what is admitted");
     require(resident == residents.resident_length, "resident bytes are counted");
     require(taken <= residents.slots.length, "slots have memory");
-    require(residents.tally.hit_count + residents.tally.miss_count == looked_up, "each lookup is a hit or a miss");
+    const struct tally *tally = &residents.tally;
+    require(tally->hit_count + tally->miss_count + tally->draft_hit_count + tally->draft_miss_count == looked_up,
+            "each lookup is a hit or a miss");
 }
 
 static void check_order(void) {

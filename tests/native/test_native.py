@@ -18,7 +18,10 @@ SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recove
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize(("compiler", "level"), [("gcc", "-O0"), ("gcc", "-O3"), ("clang", "-O2")])
+@pytest.mark.parametrize(
+    ("compiler", "level"),
+    [("gcc", "-O0"), ("gcc", "-O3"), ("clang", "-O2"), ("gcc", "-DCOMPARES")],
+)
 def test_it_compiles_without_warnings(tmp_path: Path, compiler: str, level: str, name: str) -> None:
     flags = (*WARNINGS, *CONVERSION, level, "-shared", "-fPIC")
     libraries = ("-lm", "-lpthread", "-ldl", "-o", tmp_path / "a.so")

@@ -236,6 +236,8 @@ class Supervisor(Closing):
                 control_right_count=sum(one.control_right_count for one in every),
             ),
             wasted_length=sum(one.wasted_length for one in every),
+            draft_hit_count=sum(one.draft_hit_count for one in every),
+            draft_miss_count=sum(one.draft_miss_count for one in every),
         )
 
     @property

@@ -38,7 +38,8 @@ class ExpertUsage:
     """The experts that programs have needed so far.
 
     Lookups are counted when they are announced: not while all experts stay in memory, which
-    `holds_all` says of now. `fault_count` is accesses to experts that no router had announced.
+    `holds_all` says of now. Those in layers for multi-token prediction, which only draft, are
+    counted apart. `fault_count` is accesses to experts that no router had announced.
     `resident_length` is memory that is taken, in whole pages, `expert_length` the experts in it.
     `routed_count` is tokens that were routed: of one that half of the layers have computed it is
     one half. `wasted_length` is what was prefetched for decoding or prompts, and not used. Lengths
@@ -57,3 +58,5 @@ class ExpertUsage:
     routed_count: int
     prefetches: Prefetches
     wasted_length: int
+    draft_hit_count: int = 0
+    draft_miss_count: int = 0

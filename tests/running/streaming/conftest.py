@@ -9,6 +9,7 @@ import pytest
 
 from moepack.packing.shard_index import index_model
 from tests.support.models import first_shard
+from tests.support.native import compiled_once, sources
 from tests.support.needs import require_llama
 from tests.support.supervised import ROOT, SLOTS, Alone, Answers, Form, Program, answers
 
@@ -55,3 +56,10 @@ def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         return library
 
     return compile_library
+
+
+@pytest.fixture(scope="session")
+def comparing() -> Path:
+    """Return the library that compares the experts of each step with their files."""
+    flags = ("-O1", "-DCOMPARES", "-shared", "-fPIC", "-fvisibility=hidden")
+    return compiled_once("comparing.so", "gcc", *flags, *sources("seam"), "-lm", "-ldl")
