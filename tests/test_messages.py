@@ -40,6 +40,7 @@ OTHER_WORDS = {
     "running/programs/access.py": "what is typed for llama-server, whose options it parses itself",
     "running/programs/server_options.py": "llama.cpp's command line",
     "running/programs/command.py": "llama.cpp's command line",
+    "running/programs/drafts.py": "llama.cpp's command line",
     "running/programs/executable.py": "options of env(1)",
     "running/programs/llama_server_options.py": "what is typed for llama-server",
     "running/programs/runner.py": "llama.cpp's command line",

@@ -214,6 +214,10 @@ def generated(facts: RunFacts) -> str:
     first = facts.first_token_seconds
     after = UNKNOWN if first is None else f"{first:.2f} s" if first < 9.995 else f"{first:,.0f} s"
     end = _ENDS.get(facts.end, "")
+    if facts.draft_count:
+        end = (
+            f"; {facts.accepted_count:,} of {count_text(facts.draft_count, 'draft')} accepted{end}"
+        )
     return (
         f"prompt: {count_text(facts.prompt_count, 'token')}{kept}, "
         f"{rate_text(facts.prompt.tokens_per_second)} tok/s, first token after {after}\n"
@@ -256,12 +260,13 @@ def expert_memory(supervisor: Supervisor) -> str:
 
 def expert_usage(usage: ExpertUsage) -> str:
     """Return a line about a program's experts: lookups, reads and memory."""
-    lookups = usage.hit_count + usage.miss_count
-    share = usage.hit_count / lookups if lookups else None
     speed = usage.read_length / usage.read_seconds if usage.read_seconds else None
     faults = f", {count_text(usage.fault_count, 'page fault')}" if usage.fault_count else ""
+    lookups = _lookups(usage.hit_count, usage.miss_count)
+    has_drafts = usage.draft_hit_count or usage.draft_miss_count
+    drafts = f"; of drafts {_lookups(usage.draft_hit_count, usage.draft_miss_count)}"
     return (
-        f"experts: {share_text(share)} of {count_text(lookups, 'lookup')} hit, "
+        f"experts: {lookups}{drafts if has_drafts else ''}, "
         f"{size_text(usage.read_length)} read in {usage.read_seconds:.1f} s "
         f"({length_text(speed)}/s), {size_text(usage.resident_length)} of "
         f"{size_text(usage.budget)} in memory{faults}{prefetches_text(usage.prefetches)}"
@@ -280,3 +285,9 @@ def prefetches_text(prefetches: Prefetches) -> str:
     return (
         f", next layer's experts guessed {right} right, {read} prefetched, {share_text(share)} used"
     )
+
+
+def _lookups(hit_count: int, miss_count: int) -> str:
+    lookups = hit_count + miss_count
+    share = hit_count / lookups if lookups else None
+    return f"{share_text(share)} of {count_text(lookups, 'lookup')} hit"

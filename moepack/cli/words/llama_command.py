@@ -60,6 +60,8 @@ _PASSED_ON = """
     --dry-base --dry-allowed-length --dry-penalty-last-n --dynatemp-range --dynatemp-exp --mirostat
     --mirostat-lr --mirostat-ent --logit-bias -l --grammar --grammar-file -j --json-schema -jf
     --json-schema-file --reasoning-format --reasoning-budget --chat-template-kwargs --keep
+    --spec-type --spec-draft-n-max --spec-draft-n-min --spec-draft-p-min
+    -md --model-draft --spec-draft-model
 """
 _PASSED_ON_FLAGS = """
     --swa-full --ignore-eos --context-shift --no-context-shift --jinja --no-jinja
@@ -94,7 +96,7 @@ _HUB = Spelling(
 )
 _HUB_OPTIONS = ("-hf", "-hfr", "--hf-repo")
 _LEFT_OUT = Spelling(values=0, is_left_out=True)
-_OTHER_MODELS = "-md --model-draft -mm --mmproj"
+_OTHER_MODELS = "-mm --mmproj"
 _BEHIND = Spelling(problem="options of llama.cpp's programs come after --")
 
 

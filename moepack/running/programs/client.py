@@ -48,7 +48,7 @@ class AnswerFacts(PhaseFacts):
     `processed_count` tokens of the prompt are processed so far, of which `kept_count` were kept
     from an earlier text. The last of the text's `token_count` tokens needs no step. `thoughts`
     precede the answer. `first_token_seconds` is from the request to the first token, `seed` the
-    sampler's.
+    sampler's. `draft_count` tokens were drafted, of which the text has `accepted_count`.
     """
 
     text: str = ""
@@ -61,6 +61,8 @@ class AnswerFacts(PhaseFacts):
     first_token_seconds: float | None = None
     prompt: PhaseFacts = PhaseFacts()
     seed: int = 0
+    draft_count: int = 0
+    accepted_count: int = 0
 
 
 class Cancellation:
@@ -321,6 +323,8 @@ def _with_timings(facts: AnswerFacts, event: _Fields) -> AnswerFacts:
             kept_count=timings["cache_n"],
             prompt_count=max(facts.prompt_count, timings["cache_n"] + timings["prompt_n"]),
             prompt=PhaseFacts(timings["prompt_n"], timings["prompt_ms"] / 1000),
+            draft_count=timings.get("draft_n", 0),
+            accepted_count=timings.get("draft_n_accepted", 0),
         )
     return facts
 

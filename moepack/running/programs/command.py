@@ -53,6 +53,11 @@ class Option(NamedTuple):
         names = {name for name, _ in _options(command)}
         return bool(names & self.words) or self.variable in os.environ
 
+    def text(self, command: Sequence[str]) -> str | None:
+        """Return the last value of the option, or else of the variable."""
+        values = [value for name, value in _options(command) if name in self.words]
+        return values[-1] if values else os.environ.get(self.variable)
+
     def number(self, command: Sequence[str]) -> int | None:
         """Return a positive number of the option, or else of the variable."""
         number = self.integer(command)

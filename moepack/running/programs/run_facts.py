@@ -19,7 +19,8 @@ class RunPhase:
 
     `step_count` is computed tokens; `hits` and `misses` are lookups of experts, `read_length` the
     bytes of the misses, `read_seconds` the model's wait for them. While all experts stay in memory
-    lookups are not counted: then `hits` and `hit_rate` are None.
+    lookups are not counted: then `hits` and `hit_rate` are None. `draft_hits` and `draft_misses`
+    are those in layers for multi-token prediction.
     """
 
     step_count: int
@@ -30,6 +31,8 @@ class RunPhase:
     hit_rate: float | None
     read_length: int
     read_seconds: float
+    draft_hits: int
+    draft_misses: int
 
     @property
     def length_per_second(self) -> float | None:
@@ -61,9 +64,10 @@ class RunFacts(RunPhase):
     `kept_count` tokens of the prompt were kept from an earlier text, the others were computed in
     batches of up to `batch_count`; `first_token_seconds` is from the request to the first token.
     The last of the text's `token_count` tokens, sampled with `seed`, needs no step. `thoughts`
-    precede the answer. `model_length` is the bytes of all tensors, `held_length` of the experts in
-    memory, `fault_count` accesses to experts that no router had announced. Of its `prefetches`, and
-    those of prompts, `wasted_length` bytes were not used.
+    precede the answer. `draft_count` tokens were drafted, of which the text has `accepted_count`.
+    `model_length` is the bytes of all tensors, `held_length` of the experts in memory,
+    `fault_count` accesses to experts that no router had announced. Of its `prefetches`, and those
+    of prompts, `wasted_length` bytes were not used.
     """
 
     text: str
@@ -83,6 +87,8 @@ class RunFacts(RunPhase):
     wasted_length: int
     policy: str
     seed: int
+    draft_count: int
+    accepted_count: int
 
 
 @contextlib.contextmanager
@@ -168,6 +174,8 @@ class MeasuredAnswer:
             wasted_length=now.wasted_length - self._before.wasted_length,
             policy=self._server.policy,
             seed=answer.seed,
+            draft_count=answer.draft_count,
+            accepted_count=answer.accepted_count,
         )
 
 
@@ -185,4 +193,6 @@ def _phase(phase: PhaseFacts, start: ExpertUsage, end: ExpertUsage) -> RunPhase:
         hit_rate=hits / lookups if is_counted and lookups else None,
         read_length=end.read_length - start.read_length,
         read_seconds=end.read_seconds - start.read_seconds,
+        draft_hits=end.draft_hit_count - start.draft_hit_count,
+        draft_misses=end.draft_miss_count - start.draft_miss_count,
     )

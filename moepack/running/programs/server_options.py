@@ -31,6 +31,7 @@ from moepack.running.programs.command import (
     says_micro_batch,
     single_text_options,
 )
+from moepack.running.programs.drafts import check_drafts, draft_model_length
 from moepack.running.programs.llama_server_options import template_names
 from moepack.running.streaming.budget import step_length
 
@@ -88,7 +89,7 @@ def server_options(
     `memory` is the bytes for experts, as in `StreamingOptions`, of which `pinned` stay.
     """
     footprint = footprint_of(pack)
-    limits, beside = earlier_texts(footprint, options)
+    limits, beside = _beside_experts(pack, footprint, options)
     words = [*options, *limits]
     if not says_micro_batch(options):
         count = choose_micro_batch(pack, footprint, options, memory, pinned, beside)
@@ -112,10 +113,22 @@ def single_text_server(
     """
     footprint = footprint_of(pack)
     few = [*single_text_options(context, threads, micro_batch or 1), *options]
-    limits, beside = earlier_texts(footprint, few)
+    limits, beside = _beside_experts(pack, footprint, few)
     if micro_batch is None:
         micro_batch = choose_micro_batch(pack, footprint, few, memory, pinned, beside)
     return [*single_text_options(context, threads, micro_batch), *limits, *options], beside
+
+
+def _beside_experts(
+    pack: Pack, footprint: Footprint, command: Sequence[str]
+) -> tuple[list[str], int]:
+    """Return what `earlier_texts` does, with the bytes of a model that drafts.
+
+    Raises RequestError if there would be no drafts.
+    """
+    check_drafts(pack, command)
+    limits, length = earlier_texts(footprint, command)
+    return limits, length + draft_model_length(command)
 
 
 def choose_micro_batch(

@@ -166,11 +166,24 @@ def test_a_policy_of_the_page_forbids_all_requests(page: ReportPage) -> None:
 
 def test_what_was_asked_and_answered_is_not_posted(tmp_path: Path) -> None:
     phase = {"step_count": 9, "seconds": 1.5, "tokens_per_second": 6.0, "hits": 3, "misses": 1}
-    phase |= {"hit_rate": 0.75, "read_length": 4096, "read_seconds": 0.1}
+    phase |= {
+        "hit_rate": 0.75,
+        "read_length": 4096,
+        "read_seconds": 0.1,
+        "draft_hits": 0,
+        "draft_misses": 0,
+    }
     run = {**phase, "text": "a secret", "thoughts": "a thought", "end": "stop", "token_count": 10}
     run |= {"prompt_count": 4, "kept_count": 0, "batch_count": 64, "first_token_seconds": 0.2}
     run |= {"prompt": phase, "model_length": 1 << 20, "memory": {"experts": 1 << 20, "floor": 9}}
-    run |= {"held_length": 4096, "fault_count": 0, "policy": "lru", "seed": 1}
+    run |= {
+        "held_length": 4096,
+        "fault_count": 0,
+        "policy": "lru",
+        "seed": 1,
+        "draft_count": 0,
+        "accepted_count": 0,
+    }
     path = tmp_path / "run.json"
     path.write_text(json.dumps(run))
     html = moepack.make_report(MODEL, runs=path).html

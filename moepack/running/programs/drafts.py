@@ -1,0 +1,56 @@
+"""Drafts: tokens guessed by layers of the model or by another model, which one step then checks.
+
+With some options llama.cpp goes on without drafts, and at most its log says so (server-context.cpp
+of b11549, and tried).
+"""
+
+import glob
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from moepack.common.errors import RequestError
+from moepack.pack.opening.open_model import read_source
+from moepack.pack.reading.pack import Pack
+from moepack.running.programs.command import Option
+
+_TYPES = Option(frozenset({"--spec-type"}), "LLAMA_ARG_SPEC_TYPE")
+_MODEL = Option(
+    frozenset({"-md", "--model-draft", "--spec-draft-model"}), "LLAMA_ARG_SPEC_DRAFT_MODEL"
+)
+_HUB_MODEL = Option(
+    frozenset({"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"}),
+    "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+)
+_BY_LAYERS = "draft-mtp"
+_BY_MODEL = ("draft-simple", "draft-eagle3", "draft-dflash", "draft-dspark")
+_SHARD = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$")
+
+
+def check_drafts(pack: Pack, command: Sequence[str]) -> None:
+    """Raise RequestError for options of llama-server with which there would be no drafts."""
+    types = (_TYPES.text(command) or "").split(",")
+    has_model = _MODEL.is_set(command) or _HUB_MODEL.is_set(command)
+    by_model = [one for one in types if one in _BY_MODEL]
+    if by_model and not has_model:
+        hint = "name a small model with the same vocabulary: -md DRAFT.gguf"
+        raise RequestError(f"--spec-type {by_model[0]} needs a model that drafts", hint=hint)
+    if has_model and not by_model and _BY_LAYERS not in types:
+        hint = "--spec-type draft-simple"
+        raise RequestError("llama.cpp uses no draft model without a --spec-type", hint=hint)
+    if _BY_LAYERS in types and not has_model and not _has_layers(pack):
+        problem = f"--spec-type {_BY_LAYERS}: no layers for multi-token prediction"
+        hint = "leave it out, or have a small model draft: --spec-type draft-simple -md DRAFT.gguf"
+        raise RequestError(problem, path=pack.path, hint=hint)
+
+
+def _has_layers(pack: Pack) -> bool:
+    return bool(pack.shape.mtp_layers or read_source(pack).model_value("nextn_predict_layers"))
+
+
+def draft_model_length(command: Sequence[str]) -> int:
+    """Return the bytes of the files of a command's draft model, 0 without one on this machine."""
+    path = Path(_MODEL.text(command) or "")
+    pattern = _SHARD.sub(r"-?????\1", glob.escape(path.name))
+    shards = path.parent.glob(pattern) if pattern else ()
+    return sum(one.stat().st_size for one in shards if one.is_file())
