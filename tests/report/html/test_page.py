@@ -17,6 +17,7 @@ import moepack
 from moepack.common.errors import RequestError
 from moepack.report.html.gather import STAGE_COUNT
 from moepack.report.html.report import SECTIONS, ReportPage
+from moepack.running.streaming.usage import Prefetches
 from tests.support.children import run_child
 from tests.support.gguf_builder import moe
 from tests.support.large_models import write_plain
@@ -183,6 +184,8 @@ def test_what_was_asked_and_answered_is_not_posted(tmp_path: Path) -> None:
         "seed": 1,
         "draft_count": 0,
         "accepted_count": 0,
+        "prefetches": Prefetches(0, 0, 0, 0, 0, 0)._asdict(),
+        "wasted_length": 0,
     }
     path = tmp_path / "run.json"
     path.write_text(json.dumps(run))
