@@ -1,260 +1,160 @@
-"""`python -m benchmarks.forecasts RUNS`: forecasts of published runs, as in docs/numbers.md.
+"""Forecasts beside runs on this machine: `python -m benchmarks.forecasts FOLDER [--trace FILE]`.
 
-RUNS has a run on each line, as JSON: the bytes that a token of its model reads, the bandwidths of
-its machine in GB/s, and its tokens a second. Forecasts are made as the command makes them, of a
-model's header, a machine, and files of measured runs.
+FOLDER keeps the models, which route as a trace does, or by routing that is made up. The machine is
+measured as `moepack machine` does; then `moepack serve` runs each model with some shares of its
+experts in memory, a text from cold and once more. Forecasts are made as the command makes them,
+with the text's own trace and without one; for uniform routers only with one, as no trained model
+routes so.
 """
 
-import itertools
-import json
-import math
-import sys
-import tempfile
-from collections import defaultdict
+import argparse
+import os
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import NamedTuple
 
 import numpy as np
 
 import moepack
-from moepack.planning.footprint.model import footprint_of
-from moepack.planning.forecasting import rates
-from moepack.planning.forecasting.facts import SpeedFacts
-from moepack.planning.forecasting.misses import WorkingSet
-from moepack.planning.forecasting.rates import Kind
-from moepack.planning.machine.model import Basis, Drive, Figure, Gpu, Machine
-from tests.support import large_models
-from tests.support.machines import GB
+from benchmarks.routed import SIZES, Model, Texts
+from benchmarks.routing import Routing, made_up_routing, read_routing
+from moepack.planning.machine.model import Machine
+from moepack.storage import page_cache
 
-_KINDS: dict[str, Kind] = {"full_gpu": "gpu", "ncmoe": "offload", "cpu": "cpu", "ssd": "stream"}
-_NAMES: dict[Kind, str] = {
-    "gpu": "whole in VRAM",
-    "offload": "experts in memory",
-    "cpu": "whole in memory",
-    "stream": "from the drive",
-}
-_STOCK = ("llama.cpp", "ik_llama.cpp", "ktransformers")
-"""Forks change how a model whole in VRAM, or with experts in memory, is computed."""
-_LPDDR5X = 68.3
-"""GB/s of the phones whose memory is only named: 64 bits of 8,533 MT/s."""
-_ENOUGH = Figure(1e13, "typed")
-"""Bytes of memory: the models had room."""
-_STEPS = 100
-_HEADING = """
-| evidence | forecasts | median | p90 | worst | within the range | range, median |
-| --- | --- | --- | --- | --- | --- | --- |"""
+_MODELS = {"small": (48, "small"), "uniform": (8, "real"), "real": (48, "real")}
+"""Layers, and the size of experts."""
+_HEADING = """\
+| model, experts in memory | evidence | tok/s: forecast | measured | first token, s | measured |
+| --- | --- | --- | --- | --- | --- |"""
 
 
-class Run(NamedTuple):
-    """A published run, the options of its forecast, and the JSON that its engine would write.
+class Comparison(NamedTuple):
+    """A figure's forecast with its range, and what was measured."""
 
-    Runs of one `sweep` differ only in the experts in memory, or in the cache. A receipt is None if
-    the time that a run waited for the drive is unknown.
+    likely: float
+    lowest: float
+    highest: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """The measured figure over the forecast one, less 1; of a slower machine below 0."""
+        return self.measured / self.likely - 1
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the range contains what was measured."""
+        return self.lowest <= self.measured <= self.highest
+
+    def __str__(self) -> str:
+        texts = [f"{value:.3g}" for value in self]
+        outside = "" if self.is_within else ", outside"
+        return f"{texts[0]} ({texts[1]} to {texts[2]}) | {texts[3]}{outside}"
+
+
+def write_trace(path: Path, texts: Texts) -> Path:
+    """Write the routing of a text, its prompt's tokens first."""
+    lines = ["turn,phase,step,layer,slot,expert,weight"]
+    for step, tokens in enumerate(texts.steps()):
+        for token, layers in enumerate(tokens):
+            phase = f"0,0,{token}" if step == 0 else f"0,1,{step - 1}"
+            for layer, experts in enumerate(layers):
+                lines += (f"{phase},{layer},{n},{one},1" for n, one in enumerate(experts))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def run_twice(pack: Path, texts: Texts, memory: int) -> tuple[float, float]:
+    """Return the tokens a second of a text's second run, and the first one's first token's time."""
+    with moepack.open(pack) as opened:
+        page_cache.drop(opened.file_paths)
+    options = texts.options()
+    with moepack.serve(pack, memory=memory, learn=False, options=options) as server:
+        cold, warm = (texts.ask(server.client, texts.token_count) for _ in range(2))
+    return warm.tokens_per_second, cold.first_token_seconds
+
+
+def compare(
+    pack: Path, texts: Texts, machine: Machine, budget: int, traces: Sequence[str]
+) -> Iterator[tuple[Comparison, Comparison]]:
+    """Run a text; yield its speed and the time of its first token, each by one forecast more.
+
+    With `traces`, and without if the routing is not uniform.
     """
-
-    kind: Kind
-    group: str
-    sweep: tuple[str, ...]
-    machine: Machine
-    model: Path
-    options: dict[str, Any]
-    speed: float
-    receipt: dict[str, Any] | None
-
-    @property
-    def cpu_layer_count(self) -> int:
-        """The number of layers whose experts are in memory."""
-        return int(self.options.get("cpu_layer_count", 0))
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the bandwidth of memory was measured."""
-        memory = self.machine.memory_bandwidth
-        return memory is not None and memory.basis == "measured"
+    speed, first_token = run_twice(pack, texts, budget)
+    for evidence in [traces, ()] if "uniform" not in texts.routing.origin else [traces]:
+        (one,) = moepack.forecast(
+            pack,
+            machine,
+            budget=budget,
+            dense_in_memory=True,
+            traces=evidence,
+            prompt=texts.prompt_count,
+            micro_batch=512,
+        ).forecasts
+        prompt = one.prompt
+        yield (
+            _compared((one.tokens_per_second, one.lowest, one.highest), speed),
+            _compared((prompt.seconds, prompt.shortest, prompt.longest), first_token),
+        )
 
 
-Forecast = tuple[Run, SpeedFacts]
+def _compared(figures: tuple[float | None, ...], measured: float) -> Comparison:
+    likely, lowest, highest = (np.nan if figure is None else figure for figure in figures)
+    return Comparison(likely, lowest, highest, measured)
 
 
-def read_run(row: dict[str, Any], folder: Path) -> Run | None:
-    """Return a run, with its model's header in `folder`; None if too little is known of it."""
-    kind = _KINDS.get(row["cls"])
-    if kind is None or not row.get("moe_layers") or not row.get("expert_bytes_per_token"):
-        return None
-    missed = row["miss_bytes_per_token"]
-    if missed is None and row["hit"] is not None:
-        missed = row["expert_bytes_per_token"] * (1 - row["hit"])
-    if missed is None if kind == "stream" else row["engine"] not in _STOCK:
-        return None
-    model = _model(row, folder)
-    weights = footprint_of(model).weights
-    options: dict[str, Any] = {}
-    if kind == "stream":
-        step = weights.read_expert_length or 0
-        length = weights.shape.routed_length / weights.shape.routed_count
-        # Of each token as many experts are new as were missed.
-        working_set = WorkingSet(round(step / length), missed / length, window=1)
-        options = {"budget": step, "working_set": working_set}
-        receipt = _run_receipt(row, missed, {"model_length": weights.length}, step)
-    else:
-        on_cpu = min(int(row["moe_layers"]), int(row["n_cpu_moe"] or 0))
-        options = {} if kind == "cpu" else {"cpu_layer_count": on_cpu}
-        receipt = {"model_size": weights.length, "n_cpu_moe": on_cpu, "avg_ts": row["tok_s"]}
-        receipt |= {"backends": "CPU" if kind == "cpu" else "CUDA", "n_prompt": 0, "n_gen": _STEPS}
-        receipt["n_gpu_layers"] = 0 if kind == "cpu" else 999
-    settings = ("experts_used",) if kind == "stream" else ("quant", "config")
-    sweep = tuple(str(row[key]) for key in ("group", "model", "gpu", *settings))
-    machine = _machine(row, kind)
-    return Run(kind, row["group"], sweep, machine, model, options, row["tok_s"], receipt)
-
-
-def _model(row: dict[str, Any], folder: Path) -> Path:
-    """Write a model whose tokens read as many bytes as the published one's."""
-    layers, experts, used = (int(row[key]) for key in ("moe_layers", "experts", "experts_used"))
-    length = round(row["expert_bytes_per_token"] / (layers * used) / 3)
-    dense = round(row["dense_bytes_per_token"])
-    path = folder / f"{layers}-{experts}-{used}-{length}-{dense}.gguf"
-    if path.exists():
-        return path
-    return large_models.write_plain(path, layers, experts, used, length, dense)
-
-
-def _machine(row: dict[str, Any], kind: Kind) -> Machine:
-    def figure(key: str, basis: Basis = "typed") -> Figure | None:
-        return Figure(row[key] * GB, basis) if row.get(key) else None
-
-    vram, drive = figure("vram_gbps"), figure("ssd_gbps")
-    memory = figure("ram_gbps_measured", "measured") or figure("ram_gbps_theory")
-    if memory is None and kind == "stream":
-        memory, vram = vram, None  # one memory for both
-    if memory is None and kind == "stream" and "LPDDR5X" in row.get("ram", ""):
-        memory = Figure(_LPDDR5X * GB, "typed")
-    gpus = (Gpu(row["gpu"], _ENOUGH, vram),) if vram or kind in ("gpu", "offload") else ()
-    return Machine(row["group"], _ENOUGH, memory, gpus, Drive(None, drive) if drive else None)
-
-
-def _run_receipt(
-    row: dict[str, Any], missed: float, model: dict[str, Any], budget: int
-) -> dict[str, Any] | None:
-    """Return the output of `moepack run --json`."""
-    computing = row.get("compute_s_per_tok")
-    if computing is None or row["vram_gbps"]:
-        return None
-    seconds = _STEPS / row["tok_s"]
-    read_seconds = max(0.0, seconds - _STEPS * computing)
-    body = {"step_count": _STEPS, "seconds": seconds, "read_seconds": read_seconds, "misses": 1}
-    body |= {"read_length": _STEPS * missed, "prefetched": 0, "prompt_count": 0}
-    return {**model, **body, "memory": {"experts": budget}}
-
-
-def forecasts(cases: Sequence[tuple[Run, Sequence[Run]]]) -> Iterator[Forecast]:
-    """Forecast runs from others of their machines, where enough is known and all are used."""
-    for run, receipts in cases:
-        paths = []
-        for number, receipt in enumerate(receipts):
-            path = run.model.with_name(f"receipt-{number}.json")
-            path.write_text(json.dumps(receipt.receipt))
-            paths.append(str(path))
-        facts = moepack.forecast(run.model, run.machine, **run.options, receipts=paths)
-        (speed,) = facts.forecasts
-        if speed.tokens_per_second is not None and not any(one.refusal for one in facts.receipts):
-            yield run, speed
-
-
-def evidence(runs: Sequence[Run]) -> Iterator[tuple[str, list[tuple[Run, Sequence[Run]]]]]:
-    """Yield the kinds of evidence, each with runs and those that they are forecast from."""
-    for kind, name in _NAMES.items():
-        yield f"{name}, without receipts", [(run, ()) for run in runs if run.kind == kind]
-    stock = _sweeps([run for run in runs if run.kind in ("gpu", "offload")])
-    one = [(run, few) for run, few in _others(stock, 1) if few[0].kind == run.kind == "offload"]
-    yield "experts in memory, one receipt", one
-    ends = [(run, (sweep[0], sweep[-1])) for sweep in stock for run in sweep[1:-1]]
-    yield "experts in memory, two receipts at the ends of a sweep", list(ends)
-    pairs = [
-        (run, few)
-        for run, few in _others(stock, 2)
-        if run.kind == few[1].kind == "offload" and few[0].cpu_layer_count != few[1].cpu_layer_count
-    ]
-    yield "experts in memory, any two receipts", pairs
-    streams = _sweeps([run for run in runs if run.kind == "stream" and run.receipt is not None])
-    yield "from the drive, one receipt", list(_others(streams, 1))
-    yield "from the drive, two receipts", list(_others(streams, 2))
-
-
-def _sweeps(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the runs of each sweep, those with the fewest layers in memory first."""
-    sweeps: dict[tuple[str, ...], list[Run]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: run.cpu_layer_count):
-        sweeps[run.sweep].append(run)
-    return list(sweeps.values())
-
-
-def _others(sweeps: Sequence[Sequence[Run]], count: int) -> Iterator[tuple[Run, Sequence[Run]]]:
-    """Yield each run with so many others of its sweep."""
-    for sweep in sweeps:
-        for others in itertools.combinations(sweep, count):
-            yield from ((run, others) for run in sweep if not any(run is one for one in others))
-
-
-def left_out(runs: Sequence[Run], kind: Kind) -> Iterator[Forecast]:
-    """Forecast each run of a kind, with assumptions that are fitted to the other groups alone."""
-    alike = list(forecasts([(run, ()) for run in runs if run.kind == kind]))
-    for run, _ in alike:
-        others = [one for one in alike if one[0].group != run.group]
-        others = [one for one in others if one[0].is_measured == run.is_measured] or others
-        times = min(np.geomspace(0.2, 5, 65).tolist(), key=partial(_misfit, others, kind))
-        table: Any = {"gpu": rates._LAYER_SECONDS, "stream": rates._DRIVE}.get(kind, rates._MEMORY)
-        has_gpu = kind in rates.WITH_GPU
-        key: Any = {"gpu": True, "stream": False}.get(kind, (has_gpu, run.is_measured))
-        value, rel_std = table[key]
-        scaled = (value * times if kind == "gpu" else value / times, rel_std)
-        with patch.dict(table, {key: scaled}):
-            yield from forecasts([(run, ())])
-
-
-def _misfit(several: Sequence[Forecast], kind: Kind, times: float) -> float:
-    """Return the median error of forecasts, in logarithms, if a term takes `times` as long."""
-    name = {"gpu": "layers", "stream": "drive"}.get(kind, "memory")
-    logs = []
-    for run, facts in several:
-        terms = {term.name: term.seconds or 0.0 for term in facts.terms}
-        seconds = sum(terms.values()) + (times - 1) * terms.get(name, 0.0)
-        logs.append(math.log(run.speed * seconds))
-    return abs(float(np.median(logs))) if logs else 0.0
-
-
-def row(name: str, several: Sequence[Forecast]) -> str:
-    """Write the errors of forecasts as a row of a table."""
-    if not several:
-        return f"| {name} | 0 | – | – | – | – | – |"
-    errors = [abs(run.speed / (facts.tokens_per_second or math.nan) - 1) for run, facts in several]
-    ranges = [(facts.lowest or 0.0, facts.highest or 0.0) for _, facts in several]
-    speeds = [run.speed for run, _ in several]
-    within = sum(
-        lowest <= speed <= highest for speed, (lowest, highest) in zip(speeds, ranges, strict=True)
+def summary(name: str, several: Sequence[Comparison]) -> str:
+    """Return the errors of several forecasts, and how many ranges contain what was measured."""
+    errors = [abs(one.error) for one in several]
+    within = sum(one.is_within for one in several)
+    return (
+        f"{name}: median error {np.median(errors):.0%}, worst {max(errors):.0%}; "
+        f"{within} of {len(several)} within their ranges"
     )
-    width = np.median([highest / lowest for lowest, highest in ranges]) ** 0.5
-    shares = (np.median(errors), np.percentile(errors, 90), max(errors))
-    cells = [len(several), *(f"{share:.1%}" for share in shares), within, f"×/÷ {width:.2f}"]
-    return f"| {name} | {' | '.join(map(str, cells))} |"
+
+
+def measure(
+    name: str, pack: Path, texts: Texts, machine: Machine, shares: Sequence[float], folder: Path
+) -> Iterator[tuple[Comparison, Comparison]]:
+    """Print a row for each share and evidence, and yield its comparisons."""
+    trace = str(write_trace(folder / "trace.csv", texts))
+    with moepack.open(pack) as opened:
+        length = opened.shape.expert_length
+    for share in shares:
+        budget = int(share / 100 * length)
+        pairs = compare(pack, texts, machine, budget, [trace])
+        for evidence, (speed, first) in zip(("trace", "none"), pairs, strict=False):
+            print(f"| {name}, {share:.0f} % | {evidence} | {speed} | {first} |", flush=True)
+            yield speed, first
+
+
+def _routing(name: str, trace: Path | None, layers: int) -> Routing:
+    if trace is None or name == "uniform":
+        return made_up_routing(layers, is_uniform=name == "uniform")
+    return read_routing(trace).first_layers(layers)
 
 
 def main() -> None:
-    """Print both tables."""
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    rows = map(json.loads, Path(sys.argv[1]).read_text().splitlines())
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [run for one in rows if (run := read_run(one, Path(folder))) is not None]
-        print(_HEADING)
-        for name, cases in evidence(runs):
-            print(row(name, list(forecasts(cases))))
-        print(_HEADING)
-        for kind, name in _NAMES.items():
-            print(row(f"{name}, its group left out", list(left_out(runs, kind))))
+    """Print a table, and the errors."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.forecasts", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--trace", type=Path)
+    parser.add_argument("--models", nargs="+", choices=_MODELS, default=["small", "uniform"])
+    parser.add_argument("--shares", nargs="+", type=float, default=[12, 25, 46], help="in %%")
+    parser.add_argument("--seconds", type=float, default=15, help="of measuring the machine")
+    options = parser.parse_args()
+    several: list[tuple[Comparison, Comparison]] = []
+    for name in options.models:
+        layers, size = _MODELS[name]
+        routing, folder = _routing(name, options.trace, layers), options.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        pack = Model(folder, routing, SIZES[size], noise=1.0).pack
+        machine = moepack.measure_machine(pack, seconds=options.seconds).machine
+        print(f"load {os.getloadavg()[0]:.1f}\n\n{_HEADING}", flush=True)
+        several += measure(name, pack, Texts(routing), machine, options.shares, folder)
+    speeds, times = zip(*several, strict=True)
+    print(f"\n{summary('tokens a second', speeds)}\n{summary('first tokens', times)}")
 
 
 if __name__ == "__main__":

@@ -128,8 +128,9 @@ class Model:
             routing.layer_count, embedding, n_ff, routing.expert_count, routing.used_count
         )
         self.source, self.pack = folder / "routed.gguf", folder / "routed.moepack"
-        write_runnable(self.source, dimensions, Routers(routing, dimensions, noise))
-        moepack.pack_model(self.source, self.pack)
+        if not self.pack.exists():
+            write_runnable(self.source, dimensions, Routers(routing, dimensions, noise))
+            moepack.pack_model(self.source, self.pack)
         self.slot_lengths = slot_lengths(self.pack)
         self.expert_length = sum(self.slot_lengths.values())
         self.length = self.source.stat().st_size

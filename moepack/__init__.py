@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from moepack.packing.shard_index import index_model as index_model
     from moepack.packing.shared_pack import SharedPack as SharedPack
     from moepack.planning.forecasting.forecast import forecast as forecast
-    from moepack.planning.forecasting.misses import WorkingSet as WorkingSet
-    from moepack.planning.forecasting.misses import published_formula as published_formula
     from moepack.planning.placing.place import place as place
     from moepack.report.html.report import make_report as make_report
     from moepack.running.expert_cache import CacheContext as CacheContext
@@ -112,7 +110,6 @@ _NAMES = {
     "packing.shard_index": "index_model",
     "packing.shared_pack": "SharedPack",
     "planning.forecasting.forecast": "forecast",
-    "planning.forecasting.misses": "WorkingSet published_formula",
     "planning.placing.place": "place",
     "report.html.report": "make_report",
     "running.expert_cache": "CacheContext CacheUsage ExpertCache",

@@ -23,7 +23,10 @@ WINGS: dict[str, set[str]] = {
     "planning": {"common", "source", "pack", "traces"},
     "inspection": {"common", "source", "pack", "traces"},
     "running": {"common", "host", "storage", "pack", "traces", "packing", "planning"},
-    "bench": {"common", "host", "storage", "source", "pack", "traces", "planning", "running"},
+    "bench": {
+        *("common", "host", "storage", "source", "pack", "traces", "packing", "planning"),
+        "running",
+    },
     "report": {
         *("common", "storage", "source", "pack", "traces", "packing", "planning", "inspection"),
         *("running", "bench"),

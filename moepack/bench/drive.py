@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ from typing import NamedTuple
 # they begin, so that an interruption then would be lost.
 from numpy.random import SFC64
 
-from moepack.bench.measuring import in_turns
 from moepack.common.errors import MachineError, RequestError, write_failure
 from moepack.common.sizes import align, exact_size_text
 from moepack.pack.reading.expert_read import FileRead
@@ -105,34 +103,6 @@ def measure(
             measured[point] = SurfacePoint(*point, speed, cpu, usage.read_count)
         progress()
     return tuple(measured[point] for point in points if point in measured)
-
-
-def measure_in_rounds(
-    backend: Backend,
-    files: Sequence[tuple[Path, int]],
-    points: Sequence[Point],
-    seconds: float,
-    rounds: int,
-    progress: Callable[[], None],
-) -> dict[Point, list[Usage]]:
-    """Measure the `points` in turns, in some `rounds` of `seconds` in all.
-
-    Reads of one length and order go on from round to round, so that a drive's own memory helps
-    little. A backend that reads through the page cache has the files dropped from it before.
-    """
-    keys = {(point.length, point.order) for point in points}
-    reads = {key: read_ranges(files, *key) for key in keys}
-    share = seconds / (rounds * len(points))
-
-    def read(point: Point) -> Usage:
-        if backend.name == "buffered":
-            page_cache.drop(path for path, _ in files)
-        key = point.length, point.order
-        usage = in_flight(backend, reads[key], point.depth, point.length, share)
-        progress()
-        return usage
-
-    return in_turns({point: partial(read, point) for point in points}, rounds)
 
 
 def grid(files: Sequence[tuple[Path, int]]) -> list[Point]:
@@ -230,12 +200,16 @@ def _check(completion: Completion, read: FileRead) -> None:
 
 @contextlib.contextmanager
 def scratch_file(
-    directory: Path, length: int, progress: Callable[[], None] = lambda: None
+    directory: Path,
+    length: int,
+    progress: Callable[[], None] = lambda: None,
+    head: Callable[[int], bytes] = lambda _: b"",
 ) -> Iterator[Path]:
     """Yield a file of `length` random bytes in `directory`, on the drive and not in the page cache.
 
-    It takes at most half of the free space, and is removed at the end of the block. Raises
-    RequestError for a missing folder, MachineError if it cannot be written.
+    It begins with the `head` of a file that long. It takes at most half of the free space, and is
+    removed at the end of the block. Raises RequestError for a missing folder, MachineError if it
+    cannot be written.
     """
     if not directory.is_dir():
         raise RequestError("no such folder", path=directory, hint="make it, or choose another")
@@ -256,6 +230,8 @@ def scratch_file(
                     # Random, so that no drive can store it in less.
                     file.write(draw.random_raw(_PIECE // 8).tobytes()[: length - start])
                     progress()
+                file.seek(0)
+                file.write(head(length))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

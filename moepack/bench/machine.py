@@ -3,29 +3,32 @@
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
 
 from moepack.bench.comparison import COLD_ENOUGH, NO_DIRECT_READS, SMALL_LENGTH
-from moepack.bench.drive import MAX_IN_FLIGHT, Point, measure_in_rounds, scratch_file
-from moepack.bench.measuring import Meter
+from moepack.bench.drive import in_flight, read_ranges, scratch_file
+from moepack.bench.measuring import Meter, in_turns
+from moepack.bench.steps import StepKind, StepMeasurement, scratch_header
 from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.phases import Progress
 from moepack.common.shape import ROUTED_FAMILY
-from moepack.common.sizes import align, count_text
+from moepack.common.sizes import count_text
 from moepack.host.gpus import find_gpus
 from moepack.host.memory_limits import available_memory, read_memory
 from moepack.host.processors import cpu_count
 from moepack.pack.opening.open_model import open_model
+from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.expert_read import PAGE, plan_read
+from moepack.packing.shard_index import index_model
 from moepack.planning.machine.model import (
     BYTE_UNITS,
     STEADY,
@@ -37,12 +40,12 @@ from moepack.planning.machine.model import (
     measured,
 )
 from moepack.storage import page_cache, probe
+from moepack.storage.backend import Backend
 
-LENGTHS = [256 << 10, 1 << 20, 4 << 20, 16 << 20]
-"""Bytes of reads if there is no model to take them from."""
+LENGTHS = (256 << 10, 1 << 20, 4 << 20, 16 << 20)
+"""Bytes of experts if there is no model to take them from."""
 
-DEPTHS = (1, 2, 4, 8)
-SEQUENTIAL_DEPTH = 4
+SEQUENTIAL_DEPTH, SEQUENTIAL_LENGTH = 4, 4 << 20
 SCRATCH_LENGTH = 1 << 30
 ROUNDS = 5
 MEMORY_SHARE, COMPUTE_SHARE = 0.15, 0.05
@@ -50,10 +53,6 @@ MEMORY_SHARE, COMPUTE_SHARE = 0.15, 0.05
 
 _WRITING_SECONDS = 2.0
 """For progress alone: the time to write a scratch file on a usual drive."""
-
-_MAX_LENGTHS = 4
-_MIN_SHARE = 0.01
-"""The share of the bytes of all experts below which the reads of a length do not count."""
 
 _CPUS = Path("/sys/devices/system/cpu")
 _LEAST_LENGTH = 256 << 20
@@ -84,8 +83,8 @@ class MeasuredMachine(NamedTuple):
     notes: tuple[str, ...]
 
 
-ModelReads = tuple[list[tuple[Path, int]], list[int]]
-"""The files that hold experts, with their lengths, and the lengths of reads, ascending."""
+ExpertFiles = tuple[Path, list[tuple[Path, int]]]
+"""The folder of a pack or an index, and the files that have its experts, with their lengths."""
 
 
 def measure_machine(
@@ -98,11 +97,11 @@ def measure_machine(
 ) -> MeasuredMachine:
     """Measure memory bandwidth, processors and drive; read memory, limits and GPUs.
 
-    The drive is read with the reads of a `model`, a source or a pack, from its files; without one
-    from a file of `scratch_length` bytes, which is written in `directory` (by default the current
-    one) and removed. `seconds` are without writing it. `progress` counts milliseconds. Unknown
-    figures are None. Raises RequestError for bad arguments, MachineError if the drive cannot be
-    read or written, and what opening a model raises.
+    Experts of a `model`, a source or a pack, are read of its drive as `run` reads them; without one
+    those of a file of `scratch_length` bytes, which is written in `directory` (by default the
+    current one) and removed. `seconds` are without writing it. `progress` counts milliseconds.
+    Unknown figures are None. Raises RequestError for bad arguments, MachineError if the drive
+    cannot be read or written, and what opening a model raises.
     """
     if not 0 <= seconds < math.inf:
         raise RequestError("not a time in seconds", expected=">= 0", found=seconds)
@@ -112,10 +111,10 @@ def measure_machine(
         raise RequestError(problem, path=directory, hint=hint)
     first = _WRITING_SECONDS if model is None else 0.0
     meter = Meter(first + seconds, progress)
-    with _reads(model, Path(directory or "."), scratch_length, meter.advance) as reads:
+    with _experts(model, Path(directory or "."), scratch_length, meter.advance) as experts:
         meter.begin(seconds)
         drive_seconds = seconds * (1 - MEMORY_SHARE - COMPUTE_SHARE)
-        drive, backend, notes = _measure_drive(reads, drive_seconds, meter.advance)
+        drive, backend, notes = _measure_drive(experts, drive_seconds, meter.advance)
     memory_bandwidth = measure_bandwidth(seconds * MEMORY_SHARE, progress=meter.advance)
     compute = measure_compute(seconds * COMPUTE_SHARE, meter.advance)
     meter.finish()
@@ -136,31 +135,36 @@ def _as_read(value: float | None) -> Figure | None:
 
 
 @contextmanager
-def _reads(
+def _experts(
     model: PathOrPaths | None, directory: Path, length: int, progress: Callable[[], None]
-) -> Iterator[ModelReads]:
-    if model is not None:
-        yield find_reads(model)
+) -> Iterator[ExpertFiles]:
+    """Make a pack, or an index, of which experts can be read."""
+    if model is None:
+        head = partial(scratch_header, LENGTHS)
+        with scratch_file(directory, length, progress, head) as path, _index_of(path) as folder:
+            yield folder, [(path, path.stat().st_size)]
         return
-    with scratch_file(directory, length, progress) as path:
-        length = path.stat().st_size
-        lengths = [one for one in LENGTHS if one <= length]
-        yield [(path, length)], lengths
+    files, pack = find_files(model), named_pack(model)
+    if pack is not None:
+        yield pack, files
+        return
+    with _index_of(model) as folder:
+        yield folder, files
+
+
+@contextmanager
+def _index_of(source: PathOrPaths) -> Iterator[Path]:
+    with TemporaryDirectory(prefix="moepack-") as folder:
+        index_model(source, Path(folder) / "index")
+        yield Path(folder) / "index"
 
 
 def _measure_drive(
-    reads: ModelReads, seconds: float, progress: Callable[[], None]
+    experts: ExpertFiles, seconds: float, progress: Callable[[], None]
 ) -> tuple[Drive | None, str | None, list[str]]:
     """Return the drive, the backend that read it (None if it was not measured), and notes."""
-    files, lengths = reads
+    folder, files = experts
     paths = [path for path, _ in files]
-    points = [
-        Point(length, depth, "random")
-        for length in lengths
-        for depth in DEPTHS
-        if depth == 1 or length * depth <= MAX_IN_FLIGHT
-    ]
-    sequential = Point(max(lengths), SEQUENTIAL_DEPTH, "sequential")
     backend, why = probe.choose("auto", paths)
     notes = []
     with closing(backend):
@@ -171,21 +175,47 @@ def _measure_drive(
                 note = f"the drive was not measured: its reads come from memory ({why})"
                 return None, None, [note]
             notes.append(f"{NO_DIRECT_READS} ({why})")
-        points.append(sequential)
-        usages = measure_in_rounds(backend, files, points, seconds, ROUNDS, progress)
-    figures = {
-        point: measured([one.bytes_per_second for one in several], BYTE_UNITS)
-        for point, several in usages.items()
-    }
-    in_order = figures.pop(sequential)
-    speeds = tuple(
-        ReadSpeed(point.length, point.depth, figure) for point, figure in figures.items()
-    )
+        try:
+            steps = StepMeasurement(folder, is_buffered=backend.name == "buffered")
+        except RequestError as error:
+            return None, None, [f"the drive was not measured: {error}"]
+        with steps:
+            figures = _measure_reads(steps, backend, files, seconds, progress)
+    in_order = figures.pop(None)
+    speeds = tuple(ReadSpeed(*kind, figure) for kind, figure in figures.items() if kind)
     if sum(length for _, length in files) < SMALL_LENGTH:
         notes.append("less than 1 GiB to read from: a drive's own memory may hold much of it")
-    folder = os.path.abspath(paths[0].parent)
-    drive = Drive(folder if folder.isprintable() else None, None, speeds, in_order)
+    parent = os.path.abspath(paths[0].parent)
+    drive = Drive(parent if parent.isprintable() else None, None, speeds, in_order)
     return drive, backend.name, notes
+
+
+def _measure_reads(
+    steps: StepMeasurement,
+    backend: Backend,
+    files: list[tuple[Path, int]],
+    seconds: float,
+    progress: Callable[[], None],
+) -> dict[StepKind | None, Figure]:
+    """Return the bytes a second of each kind of steps, and of sequential reads (None)."""
+    share = seconds / (ROUNDS * (len(steps.kinds) + 1))
+    length = min(SEQUENTIAL_LENGTH, max(size for _, size in files) // PAGE * PAGE)
+    in_order = read_ranges(files, length, "sequential")
+
+    def measure(kind: StepKind | None) -> float:
+        if backend.name == "buffered":
+            page_cache.drop(path for path, _ in files)
+        if kind is None:
+            usage = in_flight(backend, in_order, SEQUENTIAL_DEPTH, length, share)
+            speed = usage.bytes_per_second
+        else:
+            speed = steps.measure(kind, share)
+        progress()
+        return speed
+
+    sides = {kind: partial(measure, kind) for kind in (None, *steps.kinds)}
+    results = in_turns(sides, ROUNDS)
+    return {kind: measured(speeds, BYTE_UNITS) for kind, speeds in results.items()}
 
 
 def _notes(drive: Drive | None, bandwidth: Figure | None) -> Iterator[str]:
@@ -204,35 +234,21 @@ def _notes(drive: Drive | None, bandwidth: Figure | None) -> Iterator[str]:
         yield f"the memory is busy: reading it took up to {times}"
 
 
-def find_reads(model: PathOrPaths) -> ModelReads:
-    """Return the reads of experts from a pack (blobs) or a source (slices), rounded up to pages.
+def find_files(model: PathOrPaths) -> list[tuple[Path, int]]:
+    """Return the files of a pack or a source that hold experts, with their lengths.
 
     Raises what opening it raises, and RequestError if there are no routed experts.
     """
     with open_model(model) as pack:
         pack.require_files()
         pack.require_complete()
-        reads = [
-            (read.path, align(read.length, PAGE), family.expert_count)
-            for layer, family in pack.shape.routed.items()
-            for read in plan_read(pack, layer, 0, None, ROUTED_FAMILY).file_reads
-        ]
-    if not reads:
+        reads = (
+            plan_read(pack, layer, 0, None, ROUTED_FAMILY).file_reads for layer in pack.shape.routed
+        )
+        paths = dict.fromkeys(read.path for several in reads for read in several)
+    if not paths:
         raise RequestError("the model has no routed experts", path=path_list(model)[0])
-    totals = Counter[int]()
-    for _, length, expert_count in reads:
-        totals[length] += length * expert_count
-    files = [(path, path.stat().st_size) for path in dict.fromkeys(path for path, _, _ in reads)]
-    return files, most_read_lengths(totals)
-
-
-def most_read_lengths(totals: Counter[int]) -> list[int]:
-    """Return the lengths of reads that bring the most bytes, ascending, without small parts.
-
-    `totals` are the bytes that the reads of each length bring.
-    """
-    least = _MIN_SHARE * totals.total()
-    return sorted(length for length, total in totals.most_common(_MAX_LENGTHS) if total >= least)
+    return [(path, path.stat().st_size) for path in paths]
 
 
 def measure_bandwidth(

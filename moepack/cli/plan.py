@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,7 +12,7 @@ import moepack
 from moepack.cli.shared import options
 from moepack.cli.shared.files import output_file, picture_file
 from moepack.cli.shared.options import file_option, flag_option, number_option, size_option
-from moepack.cli.shared.parameters import STANDARD_STREAM, ModelName, Numbers
+from moepack.cli.shared.parameters import STANDARD_STREAM
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import (
     complain,
@@ -26,9 +26,6 @@ from moepack.cli.shared.terminal import (
 from moepack.common.errors import RequestError
 from moepack.storage.atomic import write_whole
 from moepack.storage.regular_file import is_stream
-
-if TYPE_CHECKING:
-    from moepack.planning.forecasting.misses import WorkingSet
 
 
 @click.command()
@@ -151,17 +148,8 @@ def place(
     show(moepack.place(source_or_pack, machine_path, **options), plan_text.placement)
 
 
-_FORMULA = (
-    *("ram_bytes", "memory_bw_bytes_per_sec", "ssd_bw_bytes_per_sec_raw", "ssds_in_raid"),
-    *("dense_gpu_latency_per_token", "bytes_per_expert", "num_layers", "experts_per_layer"),
-    *("active_per_layer", "average_active_per_batch", "average_expert_turnover_per_batch"),
-    "batch_size",
-)
-"""The options of estimate_speed.py, under their own names."""
-
-
 @click.command()
-@click.argument("source_or_pack", nargs=-1, type=ModelName(), metavar="SOURCE_OR_PACK")
+@options.source_or_pack_argument
 @options.machine_option
 @number_option(
     "--n-cpu-moe",
@@ -185,12 +173,6 @@ _FORMULA = (
     help="Keep all weights out of VRAM with such a cache, as `moepack run` does.",
 )
 @options.traces_option
-@click.option(
-    "--working-set",
-    type=Numbers(float, "120,8"),
-    metavar="U,D",
-    help="Experts used per 128 tokens, and new ones among them, in place of --trace.",
-)
 @options.forecast_prompt_options
 @file_option(
     "--receipt",
@@ -200,19 +182,12 @@ _FORMULA = (
 )
 @number_option("--context", least=1, default=4096, help="Context length in tokens.")
 @number_option("--depth", least=0, default=0, help="Number of tokens already in the context.")
-@click.option(
-    "--formula",
-    type=click.Choice(["published"]),
-    help="Formula of estimate_speed.py, which takes the options of that script.",
-)
-@options.options(*(click.option(f"--{name}", name, type=float, hidden=True) for name in _FORMULA))
+@number_option("--texts", least=1, default=1, help="Number of texts that are decoded at once.")
 @options.plot_options("speeds")
 @options.summary_options
 def forecast(
     source_or_pack: tuple[str, ...],
     machine_path: str | None,
-    working_set: list[float] | None,
-    formula: str | None,
     plot_path: str | None,
     force: bool,
     **options: Any,
@@ -223,32 +198,11 @@ def forecast(
     """
     from moepack.report import chart, plan_text
 
-    parameters = {name: value for name in _FORMULA if (value := options.pop(name)) is not None}
-    if formula is not None:
-        if source_or_pack or machine_path is not None:
-            raise click.UsageError("--formula published takes no model and no machine")
-        show(moepack.published_formula(**parameters), plan_text.published)
-        return
-    if parameters:
-        raise click.UsageError(f"--{next(iter(parameters))} goes with --formula published")
-    if not source_or_pack or machine_path is None:
-        raise click.UsageError("a model and --machine are needed")
-    options["working_set"] = _working_set(working_set)
+    if machine_path is None:
+        raise click.UsageError("--machine is needed: `moepack machine` writes its file")
     with picture_file(plot_path, force=force, inputs=source_or_pack) as picture:
         facts = moepack.forecast(source_or_pack, machine_path, **options)
         if picture:
             chart.speeds(facts, picture)
     show(facts, plan_text.forecast)
     suggest(facts.next_receipt)
-
-
-def _working_set(numbers: list[float] | None) -> WorkingSet | None:
-    from moepack.planning.forecasting.misses import WorkingSet
-
-    if numbers is None:
-        return None
-    if len(numbers) != 2 or not 0 <= numbers[1] <= numbers[0] < 1e9:
-        expected = "two numbers of experts, U,D, of which D is not more"
-        problem = "not a working set"
-        raise RequestError(problem, place="--working-set", expected=expected, found=numbers)
-    return WorkingSet(numbers[0], numbers[1])

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         SpeedFacts,
         TermFacts,
     )
-    from moepack.planning.forecasting.misses import PublishedFacts
     from moepack.planning.placing.facts import OptionFacts, PlacementFacts
 
 TERM_NAMES = {"vram": "VRAM", "link": "GPU's link"}
@@ -102,7 +101,7 @@ def _term(term: TermFacts, binding: str | None) -> Iterator[str]:
     yield TERM_NAMES.get(term.name, term.name)
     if term.count is not None:
         each = UNKNOWN if seconds is None else f"{seconds / term.count * 1e6:.0f} µs each"
-        yield from (str(term.count), each)
+        yield from (f"{term.count:.3g}", each)
     else:
         nominal = "" if term.bandwidth is None else f" of {speed_text(term.bandwidth)} {term.basis}"
         yield from (length_text(term.length), f"{speed_text(term.reached)}{nominal}")
@@ -186,16 +185,6 @@ def _receipt(receipt: ReceiptFacts) -> str:
     if receipt.refusal is not None:
         return f"receipt {where}, not used: {receipt.refusal}"
     return f"receipt {where} ({', '.join(receipt.fields)})"
-
-
-def published(facts: PublishedFacts) -> str:
-    """Write the result of the published formula."""
-    terms = {"dense": facts.dense_seconds, "memory": facts.memory_seconds}
-    parts = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in terms.items()]
-    return (
-        f"{facts.tokens_per_second:.4f} tok/s by the formula of estimate_speed.py: "
-        f"{', '.join(parts)}, drive {facts.drive_seconds * 1e3:.1f} ms"
-    )
 
 
 def placement(facts: PlacementFacts) -> Page:

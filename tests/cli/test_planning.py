@@ -10,7 +10,6 @@ import pytest
 
 from moepack.cli.shared.exit_codes import ExitCode
 from moepack.planning.footprint.model import footprint_of
-from moepack.planning.forecasting.misses import FormulaParameters
 from moepack.planning.machine.file import decode, read_machine
 from tests.support.children import MOEPACK, Piped, wait_until
 from tests.support.machines import write_machine
@@ -121,7 +120,6 @@ def test_speeds_are_those_of_the_machine(cli: Run, gpt_oss: Path, tmp_path: Path
 
 MODEL = first_shard("qwen3moe")
 TRACE = FIXTURES / "qwen3moe-trace.csv"
-FORMULA = ("forecast", "--formula", "published")
 
 
 @pytest.fixture
@@ -178,15 +176,15 @@ def test_one_forecast_in_words(box: Path, tmp_path: Path, cli: Run) -> None:
 
 
 def test_a_forecast_from_the_drive_in_words(no_gpu: Path, cli: Run) -> None:
-    arguments = ("--machine", no_gpu, "--budget", "512KiB", "--working-set", "20,4")
+    arguments = ("--machine", no_gpu, "--budget", "512KiB")
     lines = lines_of(cli("forecast", MODEL, *arguments))
     words = "experts from the drive, the rest in memory; a cache of 512.0 KiB: "
     assert lines[2].startswith(words)
     assert any(
-        line.endswith(" of the drive (from: working set)") and " of lookups hit" in line
+        line.endswith(" of the drive (from: typical routing)") and " of lookups hit" in line
         for line in lines
     )
-    assert any(line.startswith("note: the formula of U and D says ") for line in lines)
+    assert any(line.startswith("note: without a trace of this model") for line in lines)
 
 
 def test_a_table_of_layers(box: Path, cli: Run) -> None:
@@ -207,7 +205,7 @@ def test_a_table_of_budgets(no_gpu: Path, cli: Run) -> None:
     assert [line.split()[1] for line in lines[3:15]] == ["KiB"] * 11 + ["MiB"]
     assert not any(line.startswith("note: ") for line in lines)
     assumed = lines_of(cli(*arguments[:-2]))
-    assert any(line.startswith("note: without a trace a uniform router") for line in assumed)
+    assert any(line.startswith("note: without a trace of this model") for line in assumed)
 
 
 def test_json_has_all_fields(no_gpu: Path, cli: Run) -> None:
@@ -217,20 +215,10 @@ def test_json_has_all_fields(no_gpu: Path, cli: Run) -> None:
     (one,) = facts["forecasts"]
     assert (one["kind"], one["budget_length"], one["cpu_layer_count"]) == ("stream", 1 << 19, None)
     assert (one["vram_length"], one["fits"], one["warnings"]) == (0, True, [])
-    layers, _, drive = one["terms"]
+    layers, _, _, drive = one["terms"]
     assert (layers["name"], layers["count"], layers["length"]) == ("layers", 2, None)
     assert drive["length"] == one["missed_length"] > 0
     assert (drive["bandwidth"], drive["basis"], drive["count"]) == (3e9, "typed", None)
-
-
-def test_the_published_formula_has_the_options_of_its_script(cli: Run) -> None:
-    """Each by its own name; with what they are by default, nothing changes."""
-    defaults = FormulaParameters()._asdict()
-    options = [word for name, value in defaults.items() for word in (f"--{name}", str(value))]
-    assert lines_of(cli(*FORMULA, *options))[0].startswith("2.9715 tok/s by the formula")
-    for name, value in defaults.items():
-        facts = json_of(cli(*FORMULA, f"--{name}", str(2 * value), "--json"))
-        assert facts["parameters"] == {**defaults, name: 2 * value}
 
 
 @pytest.mark.parametrize("options", [("--all",), ("--budget", "512KiB"), ()])

@@ -11,7 +11,7 @@ from pathlib import Path
 from moepack.bench.diagnosis import hardware, system
 from moepack.bench.diagnosis.system import CheckResult
 from moepack.bench.drive import temporary_path
-from moepack.bench.machine import find_reads, measure_machine
+from moepack.bench.machine import find_files, measure_machine
 from moepack.common.errors import RequestError, write_failure
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.host.memory_limits import available_memory
@@ -121,7 +121,7 @@ def doctor(
     if model is None:
         path, shard_count, expert_count = Path(directory or "."), 0, None
     else:
-        files, _ = find_reads(model)
+        files = find_files(model)
         path, shard_count = files[0][0], len(files)
         expert_count = shape_of(model).without_mtp().routed_count
     findings.append(system.check_file_system(path))

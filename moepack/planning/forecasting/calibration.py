@@ -17,19 +17,27 @@ from moepack.planning.forecasting.rates import (
     Reads,
     ceiling_seconds,
 )
+from moepack.planning.machine.model import DriveSpeed
 
 _ALIKE = 0.02
 """The relative difference of one model's lengths: versions load more or fewer tensors."""
 _MOST_OF_CEILING = 1.2
 """Figures are that far off without being wrong, and caches of CPUs help a little."""
 
-# Fitted to published runs: with less, the ranges cover fewer than nine of ten (docs/numbers.md).
-STEADY, UNSTEADY = 0.065, 0.22
-"""The relative standard deviation of a run from the terms that describe it, without a drive and
-with one."""
+# Fitted to runs: with less, the ranges cover fewer than nine of ten (docs/numbers.md).
+STEADY = 0.065
+"""The relative standard deviation of a run from the terms that describe it, without a drive."""
+_UNSTEADY = {True: 0.12, False: 0.22}
+"""The same with one, by whether that was measured: others may be in phones, and grow hot."""
 _REPEATED = 0.045
 """The same of a steady run from the same one, done again."""
 _ENOUGH = 2
+
+
+def unsteadiness(drive: DriveSpeed | None) -> float:
+    """Return the relative standard deviation of a run with this drive from its terms."""
+    return _UNSTEADY[drive is not None and drive.bandwidth.basis == "measured"]
+
 
 RunReads = tuple[MeasuredRun, Reads | None]
 """A run with the reads of a token in it, None if unknown."""
@@ -79,10 +87,10 @@ def calibrate(
         refusals.append(refusal)
         if refusal is None and reads is not None:
             seconds = 1 / run.tokens_per_second
-            rel_std = UNSTEADY if run.kind in STREAMS else _REPEATED
+            rel_std = unsteadiness(model.drive) if run.kind in STREAMS else _REPEATED
             if run.kind == "stream":
                 computing = max(seconds - run.read_seconds, 0.01 * seconds)
-                rates = rates.updated(reads._replace(drive=0.0), computing, rel_std)
+                rates = rates.updated(reads._replace(wait_count=0, drive=0.0), computing, rel_std)
             rates = rates.updated(reads, seconds, rel_std)
     return rates, refusals
 

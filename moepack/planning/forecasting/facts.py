@@ -1,27 +1,26 @@
 """The results of a forecast."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from moepack.planning.forecasting.misses import Source
 from moepack.planning.forecasting.rates import Kind
+from moepack.planning.forecasting.touched import TouchedFrom
 from moepack.planning.machine.model import Basis
-
-TouchedFrom = Literal["trace", "published texts"]
 
 
 @dataclass(frozen=True, slots=True)
 class TermFacts:
-    """The time of a part of a token: its `layers`, or its bytes from a memory.
+    """The time of a part of a token: its `layers`, its `waits`, or its bytes from a memory.
 
     That is `vram`, `memory`, `drive`, or `link`, from memory to a GPU. `length` is bytes, None for
-    layers, of which there are `count`. `bandwidth` is the machine's figure, with its `basis`;
-    `reached` is the forecast part of it. Both are bytes a second. None is unknown.
+    layers, and for those on average that wait for missing experts, of which there are `count`.
+    `bandwidth` is the machine's figure, with its `basis`; `reached` is the forecast part of it.
+    Both are bytes a second. None is unknown.
     """
 
     name: str
     length: int | None = None
-    count: int | None = None
+    count: float | None = None
     bandwidth: float | None = None
     basis: Basis | None = None
     reached: float | None = None
@@ -57,7 +56,7 @@ class PromptFacts:
 
 @dataclass(frozen=True, slots=True)
 class SpeedFacts:
-    """The decoding speed of a model in one execution mode; None is unknown.
+    """The decoding speed of a model in one execution mode, of all texts; None is unknown.
 
     `cpu_layer_count` is N of `--n-cpu-moe N`, `budget_length` the bytes of a cache of experts. In
     nine cases of ten the speed is between `lowest` and `highest`; `ceiling` is the bound by the
@@ -65,7 +64,7 @@ class SpeedFacts:
     reads `missed_length` bytes of the drive. The mode takes `vram_length` and `memory_length`;
     `fits` is whether the machine has that. A cache in VRAM has `vram_cache_length` bytes, hits
     `vram_hit_rate` of lookups, and a token brings `uploaded_length` to it. `prompt` is the time
-    until the first token.
+    until the first token. Of several texts a token is one step of all of them.
     """
 
     kind: Kind
@@ -113,8 +112,9 @@ class ForecastFacts:
 
     `dense_length` and `expert_length` are all of the model's, but for row tables of `table_length`
     bytes, which stay on the drive; a token reads `read_dense_length` and `read_expert_length` of
-    them. `context` tokens take `context_length` bytes. `next_receipt` is the command of the run
-    that would narrow the forecast most, None if none would by much.
+    them, one of each of `text_count` texts. `context` tokens take `context_length` bytes.
+    `next_receipt` is the command of the run that would narrow the forecast most, None if none would
+    by much.
     """
 
     model: str
@@ -126,6 +126,7 @@ class ForecastFacts:
     read_expert_length: int | None
     context: int
     context_length: int | None
+    text_count: int
     forecasts: tuple[SpeedFacts, ...]
     receipts: tuple[ReceiptFacts, ...]
     next_receipt: str | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,11 +14,11 @@ from moepack.pack.opening.open_model import Model
 from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.planning.forecasting.calibration import (
     STEADY,
-    UNSTEADY,
     RunReads,
     calibrate,
     check_runs,
     next_receipt,
+    unsteadiness,
 )
 from moepack.planning.forecasting.facts import (
     ForecastFacts,
@@ -29,20 +28,17 @@ from moepack.planning.forecasting.facts import (
     TermFacts,
 )
 from moepack.planning.forecasting.measured_runs import AnyReceipts, read_runs
-from moepack.planning.forecasting.misses import Misses, WorkingSet, cache_misses
+from moepack.planning.forecasting.misses import Misses, cache_misses
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
-from moepack.planning.forecasting.prompts import Touched, forecast_prompt, touched_of
+from moepack.planning.forecasting.prompts import forecast_prompt
 from moepack.planning.forecasting.rates import KIND_WORDS, STREAMS, Rates, Reads, ceiling_seconds
+from moepack.planning.forecasting.touched import Touched, touched_of
 from moepack.planning.machine.file import read_machine
 from moepack.planning.machine.model import Machine
 from moepack.traces.formats.reading import AnyTrace, spooled
 from moepack.traces.formats.registry import ReadOptions
 
 _BUDGET_COUNT = 12
-_NO_CACHE = (
-    "nothing is read from the drive here, so the working set was not used: `budget` asks for a "
-    "cache"
-)
 _NEARLY = 0.9
 _ALIKE = 0.1
 _MEMORIES = {"vram": "VRAM", "memory": "memory", "drive": "drive", "link": "GPU's link"}
@@ -57,13 +53,13 @@ def forecast(
     sweep: bool = False,
     dense_in_memory: bool = False,
     traces: AnyTrace = (),
-    working_set: WorkingSet | None = None,
     vram_cache: Size | None = None,
     micro_batch: int | None = None,
     prompt: int = 1000,
     receipts: AnyReceipts = (),
     context: int = 4096,
     depth: int = 0,
+    texts: int = 1,
 ) -> ForecastFacts:
     """Forecast the decoding speed of a model on a machine, and the time of a prompt.
 
@@ -75,10 +71,10 @@ def forecast(
     experts that are not permanently there. With `sweep` every count of layers is forecast if the
     machine has a GPU and any of them fits, else a dozen budgets. By default it is the fastest mode
     that fits. Cache misses are simulated with `traces` (files, or what `read_trace` returned), or
-    follow from `working_set`, else from a uniform router. Prompts, those of traces too, are
-    computed in batches of `micro_batch` tokens, by default of as many as suit the mode; one of
-    `prompt` tokens is forecast. `receipts` are files of measured runs. The context is `context`
-    tokens long, of which `depth` are there already.
+    are those of a typical text. Prompts, those of traces too, are computed in batches of
+    `micro_batch` tokens, by default of as many as suit the mode; one of `prompt` tokens is
+    forecast. `receipts` are files of measured runs. The context is `context` tokens long, of which
+    `depth` are there already. Of several `texts` at once it is the speed of all together.
 
     Raises RequestError for invalid options, for too little memory, for a machine that lacks a
     needed part, and for invalid receipts and those of another model; and what opening the model,
@@ -91,10 +87,10 @@ def forecast(
             expected=f"up to {context:,}",
             found=f"{depth:,}",
         )
-    if traces and working_set is not None:
-        raise RequestError("give either traces or a working set")
+    if texts < 1:
+        raise RequestError("no text", argument="texts", expected="1 or more", found=texts)
     machine = machine if isinstance(machine, Machine) else read_machine(machine)
-    placed = ModelOnMachine(footprint_of(model), machine, context, micro_batch)
+    placed = ModelOnMachine(footprint_of(model), machine, context, micro_batch, texts)
     weights = placed.weights
     budget = None if budget is None else parse_size(budget, "budget", whole=weights.expert_length)
     streams = ExecutionMode("stream") if dense_in_memory else placed.stream()
@@ -104,11 +100,9 @@ def forecast(
         modes = [_with_cache(mode, cache_length) for mode in modes]
     runs = check_runs(placed, read_runs(receipts))
     with spooled(traces, ReadOptions(shape=weights.shape)) as trace:
-        misses = cache_misses(placed, modes, trace, working_set, micro_batch)
+        misses = cache_misses(placed, modes, trace, micro_batch)
         touched = touched_of(weights.shape.without_mtp(), trace)
     speeds, refusals = _speeds_of_modes(placed, modes, misses, touched, runs, depth, prompt)
-    if working_set is not None and all(mode.budget is mode.vram_cache is None for mode in modes):
-        speeds = [replace(one, warnings=(*one.warnings, _NO_CACHE)) for one in speeds]
     measured = [run for run, _ in runs]
     used = [run for run, refusal in zip(measured, refusals, strict=True) if refusal is None]
     return ForecastFacts(
@@ -121,6 +115,7 @@ def forecast(
         read_expert_length=weights.read_expert_length,
         context=context,
         context_length=placed.context_lengths[modes[0].kind],
+        text_count=texts,
         forecasts=tuple(speeds),
         receipts=tuple(
             ReceiptFacts(run.path, run.place, run.kind, run.tokens_per_second, refusal, run.fields)
@@ -216,12 +211,12 @@ def _speed(
 ) -> SpeedFacts:
     """Forecast one mode; the second misses are those of a cache in VRAM."""
     (rates, refusals), (misses, uploads) = calibration, missed
-    read_length, uploaded = (0.0 if one is None else one.length for one in missed)
-    reads = model.reads(mode, read_length, depth, uploaded)
+    several = [_reads(model, mode, depth, missed, end) for end in ("length", "most", "least")]
+    reads = several[0]
     terms = () if reads is None else tuple(_terms(model, rates, reads))
     likely = lowest = highest = ceiling = binding = None
     if reads is not None:
-        likely, lowest, highest, ceiling = _speeds(model, mode, rates, reads, missed)
+        likely, lowest, highest, ceiling = _speeds(model, mode, rates, several)
     reason = None if terms else "the bytes that a token reads are unknown"
     unknown = [_MEMORIES[term.name] for term in terms if term.seconds is None]
     if unknown:
@@ -255,38 +250,51 @@ def _speed(
     )
 
 
+def _reads(
+    model: ModelOnMachine,
+    mode: ExecutionMode,
+    depth: int,
+    missed: tuple[Misses | None, Misses | None],
+    end: str,
+) -> Reads | None:
+    """Return the reads of a token that misses the `length`, the `most` or the `least`."""
+    read, uploaded = (0.0 if one is None else float(getattr(one, end)) for one in missed)
+    return model.reads(mode, read, depth, uploaded)
+
+
 def _speeds(
     model: ModelOnMachine,
     mode: ExecutionMode,
     rates: Rates,
-    reads: Reads,
-    missed: tuple[Misses | None, Misses | None],
+    several: Sequence[Reads | None],
 ) -> tuple[float | None, float | None, float | None, float | None]:
-    """Return the likely, lowest and highest tokens a second, and their ceiling."""
-    (misses, uploads), least, most = missed, reads, reads
-    if misses is not None:
-        least, most = (reads._replace(drive=length) for length in (misses.least, misses.most))
-    if uploads is not None:
-        least, most = least._replace(link=uploads.least), most._replace(link=uploads.most)
-    rel_std = UNSTEADY if mode.kind in STREAMS else STEADY
-    bounds = [ceiling_seconds(model.machine, one, model.drive) for one in (reads, most, least)]
+    """Return the likely, lowest and highest tokens a second, and their ceiling.
+
+    By the likely, the most and the least reads, which are `several`.
+    """
+    rel_std = unsteadiness(model.drive) if mode.kind in STREAMS else STEADY
+    reads = [one for one in several if one is not None]
+    bounds = [ceiling_seconds(model.machine, one, model.drive) for one in reads]
     likely, low, high = (
         rates.estimate(one, rel_std, seconds or 0.0)
-        for one, seconds in zip((reads, most, least), bounds, strict=True)
+        for one, seconds in zip(reads, bounds, strict=True)
     )
-    ceiling = 1 / bounds[2] if bounds[2] else None
+    count = model.text_count
+    ceiling = count / bounds[2] if bounds[2] else None
     if likely is None or low is None or high is None:
         return None, None, None, ceiling
-    highest = min(high.factor / high.seconds, ceiling or math.inf)
-    return 1 / likely.seconds, 1 / (low.seconds * low.factor), highest, ceiling
+    highest = min(count * high.factor / high.seconds, ceiling or math.inf)
+    return count / likely.seconds, count / (low.seconds * low.factor), highest, ceiling
 
 
 def _terms(model: ModelOnMachine, rates: Rates, reads: Reads) -> Iterator[TermFacts]:
-    layer_seconds, *terms = rates.terms(reads)
-    machine = model.machine
-    figures = machine.vram_bandwidth, machine.memory_bandwidth, model.drive, machine.link
+    layer_seconds, wait_seconds, *terms = rates.terms(reads)
+    machine, bandwidth = model.machine, model.drive and model.drive.bandwidth
+    figures = machine.vram_bandwidth, machine.memory_bandwidth, bandwidth, machine.link
     yield TermFacts("layers", count=reads.layer_count, seconds=layer_seconds)
-    for name, length, figure, seconds in zip(_MEMORIES, reads[1:], figures, terms, strict=True):
+    if reads.wait_count:
+        yield TermFacts("waits", count=reads.wait_count, seconds=wait_seconds)
+    for name, length, figure, seconds in zip(_MEMORIES, reads[2:], figures, terms, strict=True):
         if length:
             yield TermFacts(
                 name=name,
@@ -343,17 +351,12 @@ def _of_misses(model: ModelOnMachine, mode: ExecutionMode, misses: Misses) -> It
     if mode.budget is not None and mode.budget < (step or 0):
         yield (
             f"the budget is less than the {size_text(step or 0)} that a token uses: "
-            "LRU finds little there"
+            "little is found there"
         )
-    if misses.source == "working set":
+    if misses.source == "typical routing":
         yield (
-            "the formula of U and D says up to 1.1 times too little if U fits, up to 2 times with "
-            "half of it, and ignores the cliff below one token's experts: a trace is exact"
-        )
-    if misses.source == "even router":
-        yield (
-            "without a trace a uniform router is assumed; real ones come back to some experts more "
-            "often, and miss less: the upper end of the range is for a tenth of these misses"
+            "without a trace of this model, misses are taken to be those of a text on other "
+            "models, up to 1.6 times more or less: a trace is exact"
         )
     if step and misses.step_length and abs(misses.step_length / step - 1) > _ALIKE:
         yield (

@@ -21,8 +21,6 @@ _MAX_LENGTH = 64 << 20
 _SPEEDS = (1e-4, 1e6)
 """The range of tokens a second of a run."""
 _MOST = 1e18
-_FEW = 0.05
-"""Of all misses: so many may have been prefetched that it makes no difference."""
 _NO_GPU = frozenset({"CPU", "BLAS", "RPC", ""})
 _GPU_FLAGS = ("cuda", "hip", "metal", "vulkan", "sycl", "opencl", "kompute", "gpu_blas")
 _EXPECTED = "the output of `llama-bench -o json` or `moepack run --json`"
@@ -245,9 +243,6 @@ def _from_run(entry: _Entry) -> MeasuredRun:
         expected = f"up to {seconds:g} s, as `seconds` says"
         entry.fail("read_seconds", problem, expected, f"{read_seconds:g} s")
     depth = entry.count("prompt_count") + steps / 2
-    exclusion = None
-    if entry.count("prefetched") > _FEW * entry.count("misses"):
-        exclusion = "experts were prefetched, which only helps at some budgets"
     memory = entry.part("memory")
     prompt_seconds = None
     if isinstance(entry.get("prompt"), dict):
@@ -267,7 +262,6 @@ def _from_run(entry: _Entry) -> MeasuredRun:
         read_length=entry.amount("read_length") / steps,
         read_seconds=read_seconds / steps,
         fields=tuple(entry.used),
-        exclusion=exclusion,
         prompt_seconds=prompt_seconds,
     )
 

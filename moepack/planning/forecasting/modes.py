@@ -11,15 +11,12 @@ from moepack.planning.footprint.context import LLAMA_SERVER, MOEPACK_RUN, Contex
 from moepack.planning.footprint.model import Footprint
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.forecasting.rates import KIND_WORDS, Kind, Reads
+from moepack.planning.forecasting.touched import Touched
 from moepack.planning.machine.model import Machine
 
 MARGIN = 1 << 30
 """Bytes of each memory that are left to all else, as llama.cpp's `--fit-target` leaves them."""
 
-_READ_DEPTH = 4
-"""Reads that streaming engines keep in flight, on average 3 to 4."""
-_SLICE_COUNT = 3
-"""Gate, up and down: reads of a source for an expert; a pack has one blob."""
 MICRO_BATCHES: dict[Kind, int] = {
     "gpu": 512,
     "offload": 4096,
@@ -53,12 +50,18 @@ class ModelOnMachine:
     """A model on a machine, with a context of so many tokens: its reads and needs in each mode.
 
     `micro_batch` is how many tokens of a prompt are computed at once, by default as MICRO_BATCHES
-    has it, or fewer if the machine has too little memory for them. Raises RequestError for a model
+    has it, or fewer if the machine has too little memory for them. A token of each of `text_count`
+    texts is decoded at once. Raises RequestError for a model
     without experts and for a context that llama.cpp refuses.
     """
 
     def __init__(
-        self, footprint: Footprint, machine: Machine, context: int, micro_batch: int | None = None
+        self,
+        footprint: Footprint,
+        machine: Machine,
+        context: int,
+        micro_batch: int | None = None,
+        text_count: int = 1,
     ) -> None:
         self.footprint, self.machine, self.weights = footprint, machine, footprint.weights
         self._context = footprint.context(ContextOptions(context))
@@ -77,13 +80,11 @@ class ModelOnMachine:
         count = self.weights.shape.without_mtp().routed_count
         if not count:
             raise RequestError("the model has no routed experts", path=footprint.path)
-        length = self.weights.expert_length // count
-        self.read_length = length if footprint.is_pack else length // _SLICE_COUNT
-        """The bytes of one read of an expert from the drive."""
-        self.drive = machine.drive and machine.drive.speed(self.read_length, _READ_DEPTH)
-        """The bytes a second of these reads."""
-        self.step_length = self.weights.read_expert_length
-        """The bytes of the experts that a token uses in all layers; None is unknown."""
+        self.drive = machine.drive and machine.drive.step(self.weights.expert_length // count)
+        """The speed of reading missing experts."""
+        self.text_count = text_count
+        self.step_length = self.step_of([one.layer for one in self.layers])
+        """The bytes of the experts that a step of all texts uses in all layers; None is unknown."""
         if micro_batch is None:
             self._shrink_micro_batches()
 
@@ -112,40 +113,58 @@ class ModelOnMachine:
         """Return the layers with experts that are not in VRAM for good."""
         return tuple(one.layer for one in self.layers if mode.keeps_in_memory(one.layer))
 
-    def step_of(self, layers: Collection[int]) -> int | None:
-        """Return the bytes of the experts that a token uses in some layers; None if not known."""
+    def step_of(self, layers: Collection[int], text_count: int | None = None) -> int | None:
+        """Return the bytes of the experts that a step uses in some layers; None if not known."""
         lengths = [one.used_expert_length for one in self.layers if one.layer in layers]
-        return None if None in lengths else sum(length or 0 for length in lengths)
+        if None in lengths:
+            return None
+        return round(
+            self._times(text_count or self.text_count) * sum(length or 0 for length in lengths)
+        )
+
+    def _times(self, text_count: int) -> float:
+        """Return how many times as many experts a step of so many texts uses as one of a text."""
+        shape = self.weights.shape.without_mtp()
+        used, count = shape.experts_used, max(shape.expert_counts.values())
+        if not used or text_count == 1:
+            return 1.0
+        return Touched(used, count).shares(text_count)[0] * count / used
 
     def reads(
         self, mode: ExecutionMode, missed: float, depth: float, uploaded: float = 0.0
     ) -> Reads | None:
-        """Return the reads of a token after `depth` tokens, with `missed` bytes from the drive.
+        """Return the reads of a step after `depth` tokens, with `missed` bytes from the drive.
 
         A cache in VRAM misses `uploaded` bytes, if there is one. None if it is not known how many
         experts, or which other bytes, a token reads.
         """
-        reads = self._reads(mode.kind, mode.keeps_in_memory, missed, depth)
+        reads = self._reads(mode.kind, mode.keeps_in_memory, missed, depth, self.text_count)
         if reads is None or mode.vram_cache is None:
             return reads
         return reads._replace(vram=reads.vram + reads.memory, memory=0.0, link=uploaded)
 
     def read_by(self, run: MeasuredRun) -> Reads | None:
         """Return the reads of a token in a measured run."""
-        return self._reads(run.kind, run.keeps_in_memory, run.read_length, run.depth)
+        return self._reads(run.kind, run.keeps_in_memory, run.read_length, run.depth, 1)
 
     def _reads(
-        self, kind: Kind, keeps: Callable[[int], bool], missed: float, depth: float
+        self, kind: Kind, keeps: Callable[[int], bool], missed: float, depth: float, text_count: int
     ) -> Reads | None:
-        dense, experts = self.weights.read_dense_length, self.step_length
-        if dense is None or experts is None:
+        dense, used = self.weights.read_dense_length, self.weights.read_expert_length
+        if dense is None or used is None:
             return None
-        rest = dense + (0 if self._context is None else self._context.read_length(round(depth)))
-        count = len(self.layers)
+        times, context = self._times(text_count), self._context
+        rest = dense + (0 if context is None else text_count * context.read_length(round(depth)))
+        layers = [one for one in self.layers if keeps(one.layer)]
+        kept = times * sum(one.used_expert_length or 0 for one in layers)
+        # As if each lookup missed as likely.
+        hit_rate, families = 1 - min(1.0, missed / kept) if kept else 1.0, self.weights.shape.routed
+        counts = (times * (families[one.layer].experts_used or 0) for one in layers)
+        waits = sum(1 - hit_rate**count for count in counts)
         if kind in ("cpu", "stream"):
-            return Reads(count, memory=rest + experts, drive=missed)
-        kept = sum(one.used_expert_length or 0 for one in self.layers if keeps(one.layer))
-        return Reads(count, vram=rest + experts - kept, memory=kept, drive=missed)
+            return Reads(len(self.layers), waits, memory=rest + times * used, drive=missed)
+        vram = rest + times * used - kept
+        return Reads(len(self.layers), waits, vram=vram, memory=kept, drive=missed)
 
     def needs(self, mode: ExecutionMode) -> tuple[int, int] | None:
         """Return the bytes that a mode takes of VRAM and of memory; None if they are not known."""

@@ -1,10 +1,10 @@
 """The seconds that a token takes on a machine: by its figures, corrected by measured runs.
 
-The time of a token is a sum: of bytes from VRAM, memory, drive and a GPU's link, each over an
-achieved fraction of that bandwidth, and a fixed cost for each layer. The fractions are known up to
-a normal distribution of five factors, which a measured run narrows (Bayesian linear regression,
-exact and in any order). So one run, two, or a sweep need no rules of their own, and the spread of a
-forecast follows from its distance to them.
+The time of a token is a sum: a fixed cost for each layer, one for each layer that waits for missing
+experts, and bytes from VRAM, memory, drive and a GPU's link, each over an achieved fraction of that
+bandwidth. The terms are known up to a normal distribution of their factors, which a measured run
+narrows (Bayesian linear regression, exact and in any order). So one run, two, or a sweep need no
+rules of their own, and the spread of a forecast follows from its distance to them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from moepack.planning.machine.model import Figure, Machine
+from moepack.planning.machine.model import DriveSpeed, Figure, Machine
 
 Kind = Literal["gpu", "offload", "cpu", "stream", "gpu-stream"]
 """The execution modes: whole in VRAM; the experts of some layers, or of all, in memory; everything
@@ -43,16 +43,23 @@ _VRAM = (1 / 1.15, 0.1)
 _MEMORY = {  # by whether there is a GPU, and whether the bandwidth was measured
     (True, True): (0.9, 0.1),
     (True, False): (0.48, 0.45),
-    (False, True): (0.75, 0.25),
+    (False, True): (0.72, 0.2),
     (False, False): (0.4, 0.7),
 }
-_DRIVE = {True: (0.8, 0.3), False: (0.7, 0.5)}
+_DRIVE = {True: (0.95, 0.3), False: (0.7, 0.5)}
+_WAIT = {True: (1.0, 0.5), False: (1.0, 1.0)}
 _LINK = (0.4, 0.5)
 _LINK_BANDWIDTH = Figure(25e9, "typed")
 """If the machine states none, PCIe 4.0 of 16 lanes or a little less: pages of a mapped file go
 through the driver's own buffer, which takes half of it or more."""
-_LAYER_SECONDS = {True: (100e-6, 0.85), False: (50e-6, 1.0)}
-"""By whether there is a GPU."""
+_LAYER_SECONDS: dict[Kind, tuple[float, float]] = {
+    "gpu": (100e-6, 0.85),
+    "offload": (100e-6, 0.85),
+    "gpu-stream": (200e-6, 0.85),
+    "cpu": (100e-6, 0.6),
+    "stream": (220e-6, 0.5),
+}
+"""Of a layer beside its bytes. Where experts are streamed, llama.cpp computes it in two pieces."""
 _UNKNOWN_REL_STD = 3.0
 _LEAST_SHARE = 1e-3
 """Of the first guess: runs that contradict each other may say that a token takes no time."""
@@ -64,18 +71,19 @@ _MOST_TIMES = 2.0
 class Reads(NamedTuple):
     """The bytes that a decoded token reads of each memory, and the number of layers with experts.
 
-    Missed experts are read of `drive`, and of `memory` as well. `link` is the bytes from memory to
-    a GPU that computes with them.
+    Missed experts are read of `drive`, and of `memory` as well; on average `wait_count` layers have
+    some. `link` is the bytes from memory to a GPU that computes with them.
     """
 
     layer_count: int
+    wait_count: float = 0.0
     vram: float = 0.0
     memory: float = 0.0
     drive: float = 0.0
     link: float = 0.0
 
 
-_UNKNOWN_RATES = Reads(0, vram=1 / 300e9, memory=1 / 20e9, drive=1 / 2e9)
+_UNKNOWN_RATES = Reads(0, 0, vram=1 / 300e9, memory=1 / 20e9, drive=1 / 2e9)
 """Seconds a byte without a figure: only so that measured runs have something to correct."""
 
 
@@ -92,10 +100,10 @@ class Estimate(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """The seconds of a layer, and of a byte of VRAM, memory, drive and link.
+    """The seconds of a layer, of a wait, and of a byte of VRAM, memory, drive and link.
 
     `units` are the best guess by figures. `factors` correct each of them, with the `covariance`
-    [5, 5]. `is_known` [5] says for each whether a figure, or a run, tells anything about it.
+    [6, 6]. `is_known` [6] says for each whether a figure, or a run, tells anything about it.
     """
 
     units: NDArray[np.float64]
@@ -104,21 +112,25 @@ class Rates(NamedTuple):
     is_known: tuple[bool, ...]
 
     @classmethod
-    def from_machine(cls, machine: Machine, kind: Kind, drive: Figure | None) -> Self:
-        """Guess the rates of a machine, with the bandwidth of its `drive` for a model's reads."""
+    def from_machine(cls, machine: Machine, kind: Kind, drive: DriveSpeed | None) -> Self:
+        """Guess the rates of a machine, with the speed of its `drive` for a model's experts."""
         memory, has_gpu = machine.memory_bandwidth, kind in WITH_GPU
-        figures = machine.vram_bandwidth, memory, drive, machine.link or _LINK_BANDWIDTH
-        achieved = _VRAM, _MEMORY[has_gpu, _is_measured(memory)], _DRIVE[_is_measured(drive)], _LINK
-        guesses = [_LAYER_SECONDS[has_gpu]] + [
+        bandwidth = drive and drive.bandwidth
+        is_measured = _is_measured(bandwidth)
+        figures = machine.vram_bandwidth, memory, bandwidth, machine.link or _LINK_BANDWIDTH
+        achieved = _VRAM, _MEMORY[has_gpu, _is_measured(memory)], _DRIVE[is_measured], _LINK
+        wait, wait_rel_std = _WAIT[is_measured]
+        guesses = [_LAYER_SECONDS[kind], ((wait * drive.wait if drive else 0.0), wait_rel_std)]
+        guesses += [
             (unknown, _UNKNOWN_REL_STD)
             if figure is None
             else (1 / (fraction * figure.value), rel_std)
             for figure, (fraction, rel_std), unknown in zip(
-                figures, achieved, _UNKNOWN_RATES[1:], strict=True
+                figures, achieved, _UNKNOWN_RATES[2:], strict=True
             )
         ]
         units, rel_stds = (np.array(values) for values in zip(*guesses, strict=True))
-        is_known = (True, *(figure is not None for figure in figures))
+        is_known = (True, True, *(figure is not None for figure in figures))
         return cls(units, np.ones(len(units)), np.diag(rel_stds**2), is_known)
 
     def updated(self, reads: Reads, seconds: float, rel_std: float) -> Self:
@@ -139,7 +151,7 @@ class Rates(NamedTuple):
         )
 
     def terms(self, reads: Reads) -> tuple[float | None, ...]:
-        """Return the seconds of each term of a token: layers, VRAM, memory, drive, link.
+        """Return the seconds of each term of a token: layers, waits, VRAM, memory, drive, link.
 
         None for a term of an unknown rate.
         """
@@ -162,20 +174,22 @@ class Rates(NamedTuple):
         return Estimate(seconds, math.sqrt(variance))
 
 
-def ceiling_seconds(machine: Machine, reads: Reads, drive: Figure | None) -> float | None:
+def ceiling_seconds(machine: Machine, reads: Reads, drive: DriveSpeed | None) -> float | None:
     """Return the time of a token at full bandwidths, that of the `drive` too, with no other cost.
 
-    None if one of them is not known; a link that is not known takes no time.
+    The drive may read all the while. None if a bandwidth is not known; a link that is not known
+    takes no time.
     """
     link = machine.link or Figure(math.inf, "typed")
-    bandwidths = (machine.highest_vram_bandwidth, machine.memory_bandwidth, drive, link)
-    seconds = 0.0
-    for length, bandwidth in zip(reads[1:], bandwidths, strict=True):
-        if length:
-            if bandwidth is None:
-                return None
-            seconds += length / bandwidth.value
-    return seconds
+    vram_bandwidth, read_bandwidth = machine.highest_vram_bandwidth, drive and drive.bandwidth
+    bandwidths = vram_bandwidth, machine.memory_bandwidth, read_bandwidth, link
+    vram, memory, read, moved = (
+        0.0 if not length else None if bandwidth is None else length / bandwidth.value
+        for length, bandwidth in zip(reads[2:], bandwidths, strict=True)
+    )
+    if vram is None or memory is None or read is None or moved is None:
+        return None
+    return max(vram + memory + moved, read)
 
 
 def _is_measured(figure: Figure | None) -> bool:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+_TYPED_WAIT = 200e-6
+"""Seconds beside the bytes of a step that reads of a drive with a typed bandwidth."""
+
 STEADY = 1.5
 """The ratio of the fastest reading to the slowest that is still worth no word."""
 
@@ -77,6 +80,13 @@ class ReadSpeed(NamedTuple):
     bandwidth: Figure
 
 
+class DriveSpeed(NamedTuple):
+    """The time of a step that misses experts: `wait` seconds, and their bytes by `bandwidth`."""
+
+    wait: float
+    bandwidth: Figure
+
+
 class Drive(NamedTuple):
     """A drive, or several that are read as one.
 
@@ -101,16 +111,30 @@ class Drive(NamedTuple):
 
         Between two measured lengths, and two depths, by the logarithm; beyond them, as the nearest.
         """
+        return _interpolated(depth, self._by_depth(length).items())
+
+    def step(self, length: int) -> DriveSpeed:
+        """Return how long steps take that miss experts of `length` bytes, which are read at once.
+
+        The line nearest to what was measured, by the relative error.
+        """
         if not self.reads:
             assert self.bandwidth is not None, "a drive without figures"
-            return self.bandwidth
-        by_depth = {
+            return DriveSpeed(_TYPED_WAIT, self.bandwidth)
+        by_depth = self._by_depth(length)
+        lengths = {depth: depth * length for depth in by_depth}
+        seconds = {depth: lengths[depth] / one.value for depth, one in by_depth.items()}
+        wait, each = _line([(lengths[depth], seconds[depth]) for depth in by_depth])
+        deepest = by_depth[max(by_depth)]
+        return DriveSpeed(wait, deepest._replace(value=1 / each))
+
+    def _by_depth(self, length: int) -> dict[int, Figure]:
+        return {
             one: _interpolated(
                 length, [(read.length, read.bandwidth) for read in self.reads if read.depth == one]
             )
             for one in {read.depth for read in self.reads}
         }
-        return _interpolated(depth, by_depth.items())
 
 
 class Machine(NamedTuple):
@@ -153,6 +177,19 @@ def _extreme(
     """Return the least or the greatest figure; None without any, or if one is not known."""
     listed = list(figures)
     return None if None in listed else choose(listed, key=lambda one: one.value, default=None)
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the start and the slope of a line, neither below 0, near `points` (x, y above 0)."""
+    ones = sum(1 / y**2 for _, y in points)
+    xs, squares = (sum(x**power / y**2 for x, y in points) for power in (1, 2))
+    ys, products = sum(1 / y for _, y in points), sum(x / y for x, y in points)
+    through_zero = products / squares
+    spread = ones * squares - xs**2
+    if len(points) < 2 or spread <= 0:
+        return 0.0, through_zero
+    start, slope = (ys * squares - xs * products) / spread, (ones * products - xs * ys) / spread
+    return (start, slope) if start > 0 and slope > 0 else (0.0, through_zero)
 
 
 def _interpolated(position: float, points: Iterable[tuple[float, Figure]]) -> Figure:

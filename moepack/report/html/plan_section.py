@@ -73,7 +73,14 @@ def _contents(device: DeviceFacts) -> list[tuple[Key, int, str]]:
 _BAND = Key("nine runs of ten", "c1", "band")
 _LIKELY = Key("forecast", "c1")
 _MISFIT = Key("does not fit", "c1", "hollow")
-_TERM_COLOURS = {"vram": "c3", "memory": "c1", "drive": "c2", "link": "c4", "layers": "c6"}
+_TERM_COLOURS = {
+    "vram": "c3",
+    "memory": "c1",
+    "drive": "c2",
+    "link": "c4",
+    "layers": "c6",
+    "waits": "c5",
+}
 
 
 def forecast_section(facts: ReportFacts) -> PageSection | str:
@@ -94,8 +101,8 @@ def forecast_section(facts: ReportFacts) -> PageSection | str:
     if one.tokens_per_second is not None:
         label = f"tok/s forecast, {rate_text(one.lowest)} to {rate_text(one.highest)}"
         headline.append((rate_text(one.tokens_per_second), label))
-    if one.misses_from == "even router":
-        unknown.append("misses are those of a uniform router, the worst case: a trace says more")
+    if one.misses_from == "typical routing":
+        unknown.append("misses are those of texts on other models: a trace says more")
     if forecast.next_receipt is not None:
         unknown.append(f"a measured run makes it more certain: `{forecast.next_receipt}`")
     if one.prompt.seconds is None:

@@ -122,10 +122,10 @@ def test_a_cache_in_vram_brings_what_it_misses_over_the_link(model: Path) -> Non
         for length in (None, 12 * GB)
     )
     assert plain.uploaded_length is None
-    assert cached.vram_hit_rate == pytest.approx(0.25)
+    assert 0.7 < some(cached.vram_hit_rate) < 0.9, "a quarter of the experts"
     assert [term.name for term in cached.terms] == ["layers", "vram", "link"]
     assert some(cached.vram_length) == some(plain.vram_length) + 12 * GB
-    assert some(cached.highest) > 5 * some(cached.tokens_per_second), "as routers come back"
+    assert some(cached.highest) > 1.2 * some(cached.tokens_per_second), "it may miss less"
     link = cached.terms[-1]
     assert link.length == cached.uploaded_length
     assert link.bandwidth == 30 * GB
@@ -176,7 +176,7 @@ def test_a_receipt_says_how_fast_prompts_are_computed(model: Path, tmp_path: Pat
         "seconds": 100.0,
         "misses": 1,
     }
-    body |= {"read_length": 100 * GB, "read_seconds": 40.0, "prefetched": 0}
+    body |= {"read_length": 100 * GB, "read_seconds": 40.0}
     body |= {"prompt_count": 100, "memory": {"experts": 2 * GB}, "prompt": prompt}
     path.write_text(json.dumps(body))
     guessed, measured = (

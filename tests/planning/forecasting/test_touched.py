@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moepack.common.errors import TraceError
 from moepack.planning.footprint.model import footprint_of
-from moepack.planning.forecasting.prompts import Touched, touched_of, touched_shares
+from moepack.planning.forecasting.touched import Touched, touched_of, touched_shares
 from moepack.traces.formats.reading import read_trace
 from tests.support.models import FIXTURES, first_shard
 from tests.support.shapes import shape_of_counts

@@ -280,3 +280,46 @@ def test_what_was_measured_is_written_with_four_digits_in_one_kind_of_unit(speed
     number, unit = speed_text(figure.value).split()
     assert len(number.replace(".", "").strip("0")) <= 4
     assert unit in ("MiB/s", "GiB/s", "TiB/s")
+
+
+MIB = 1 << 20
+STEPS = {count: 50e-6 + count * MIB / 2e9 for count in (1, 2, 4, 8)}
+"""Seconds of steps that miss so many experts of a MiB: 50 µs and 2 GB/s."""
+
+
+def drive_of(seconds: dict[int, float], length: int = MIB) -> Drive:
+    speeds = (
+        ReadSpeed(length, count, Figure(count * length / spent, "measured"))
+        for count, spent in seconds.items()
+    )
+    return Drive(None, None, tuple(speeds))
+
+
+def test_steps_that_miss_more_tell_a_wait_from_the_bytes() -> None:
+    wait, bandwidth = drive_of(STEPS).step(MIB)
+    assert wait == pytest.approx(50e-6)
+    assert bandwidth.value == pytest.approx(2e9)
+    assert bandwidth.basis == "measured"
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        {4: 2e-3},  # one kind of steps alone
+        {1: 1e-3, 8: 4e-3, 2: 1.1e-3},
+        {1: 1e-3, 2: 2.2e-3, 4: 4.8e-3},  # slower where more are missed: no wait is below 0
+        {1: 3e-3, 8: 2e-3},  # a drive that others use
+    ],
+)
+def test_no_step_takes_less_than_nothing(seconds: dict[int, float]) -> None:
+    wait, bandwidth = drive_of(seconds).step(MIB)
+    assert wait >= 0
+    fastest = max(count * MIB / spent for count, spent in seconds.items())
+    assert 0 < bandwidth.value <= 1.5 * fastest
+
+
+def test_of_a_typed_bandwidth_a_wait_is_assumed() -> None:
+    figure = Figure(3e9, "typed")
+    wait, bandwidth = Drive(None, figure).step(MIB)
+    assert 0 < wait < 1e-3
+    assert bandwidth == figure
