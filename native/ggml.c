@@ -161,7 +161,7 @@ static bool on_tensor(void *tensor, bool is_asked, void *data) {
         context->asked = context->callback && context->callback(tensor, true, context->data);
         return context->asked || layer >= 0;
     }
-    if (layer >= 0 && !context->has_failed) context->has_failed = !bring(context, tensor, (uint32_t)layer);
+    if (layer >= 0 && !context->has_failed) context->has_failed = server_has_left() || !bring(context, tensor, (uint32_t)layer);
     bool has_failed = context->has_failed && seam.is_attached;
     if (has_failed && !context->is_computing) seam_end("experts could not be brought");
     if (has_failed) return false; /* the graph's status says so as well */
@@ -208,21 +208,35 @@ static bool is_watching(void) {
     return atomic_load(&seam.control->wants_selections) & WANTS_ALL || !atomic_load(&seam.cache.statistics->holds_all);
 }
 
-EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback callback, void *data) {
+/* Does a graph compute a prompt? Then its selections are announced all the same, so that it can be left. */
+static bool is_prompt(void *graph) {
+    char name[32];
+    if (!get_tensor) return false;
+    snprintf(name, sizeof name, "ffn_moe_topk-%u", seam.experts.layers[0].number);
+    const struct tensor_head *selection = get_tensor(graph, name);
+    return selection && selection->ne[1] >= MANY_TOKENS;
+}
+
+static void set_real_callback(void *scheduler, eval_callback callback, void *data, void *caller) {
     static void (*set_callback)(void *, eval_callback, void *);
-    FIND(set_callback, "ggml_backend_sched_set_eval_callback");
+    if (!set_callback) set_callback = (__typeof__(set_callback))seam_find("ggml_backend_sched_set_eval_callback", caller);
+    set_callback(scheduler, callback, data);
+}
+
+EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback callback, void *data) {
+    void *caller = __builtin_return_address(0);
     if (!seam.is_attached) {
-        set_callback(scheduler, callback, data);
+        set_real_callback(scheduler, callback, data, caller);
         return;
     }
-    set_functions(__builtin_return_address(0));
+    set_functions(caller);
     pthread_mutex_lock(&state_lock);
     struct context *context = context_of(scheduler);
     context->callback = callback;
     context->data = data;
     context->last_use = ++use_count;
     bool is_watched = context->has_drafted || is_watching();
-    set_callback(scheduler, is_watched ? on_tensor : callback, is_watched ? context : data);
+    set_real_callback(scheduler, is_watched ? on_tensor : callback, is_watched ? context : data, caller);
     pthread_mutex_unlock(&state_lock);
 }
 
@@ -230,6 +244,7 @@ EXPORT void ggml_backend_sched_set_eval_callback(void *scheduler, eval_callback 
  * what it needed of the experts was read: GPUs have it in buffers of their own. */
 EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) {
     static int (*compute)(void *, void *);
+    void *caller = __builtin_return_address(0);
     FIND(compute, "ggml_backend_sched_graph_compute_async");
     if (!seam.is_attached) return compute(scheduler, graph);
     pthread_mutex_lock(&state_lock);
@@ -240,6 +255,8 @@ EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) 
         context->graph = graph;
         context->has_failed = false; /* a graph may be used again, without a new callback */
     }
+    bool is_unwatched = context && server_is_processing() && !is_watching();
+    if (is_unwatched && is_prompt(graph)) set_real_callback(scheduler, on_tensor, context, caller);
     pthread_mutex_unlock(&state_lock);
     int status = compute(scheduler, graph);
     if (!context || !seam.is_attached) return status;
@@ -250,13 +267,6 @@ EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) 
     if (context->has_failed) status = STATUS_FAILED;
     pthread_mutex_unlock(&state_lock);
     return status;
-}
-
-/* For a server that knows: nothing is read ahead for a prompt that nobody waits for. */
-EXPORT void moepack_set_request_count(unsigned count) {
-    if (!seam.is_attached) return;
-    atomic_store(&seam.cache.is_idle, count == 0);
-    if (!count) cache_read_ahead(&seam.cache, NULL, 0);
 }
 
 /* For a server in this process: what the cache has counted; NULL before the model is mapped. */

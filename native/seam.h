@@ -114,6 +114,10 @@ void routers_guess(struct routers **routers, uint32_t context, const void *selec
                    uint32_t columns, const int32_t *ids);
 void routers_forget(struct routers **routers);
 
+/* server.c: does llama.cpp's own server compute a step of texts, which can be left; and does nobody wait for it? */
+bool server_is_processing(void);
+bool server_has_left(void);
+
 /* faults.c: accesses that nobody announced */
 bool faults_open(void);
 /* Have bytes of the image there before they are used. */

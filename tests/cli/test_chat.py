@@ -235,21 +235,6 @@ def test_ctrl_c_and_a_signal_clear_the_line_that_is_typed(long_terminal: Termina
         assert not re.search(r"\x1b\[(?!0m)[0-9;]*m", written), "it has no colours"
 
 
-def test_the_wait_for_an_answer_that_was_left_is_shown(long_terminal: Terminal) -> None:
-    """The server computes it for a while longer: here until it goes on."""
-    begin_answer(long_terminal)
-    signal_children(long_terminal.process.pid, signal.SIGSTOP)
-    long_terminal.type("\x03")
-    long_terminal.until(PROMPT)
-    long_terminal.type("hello\r")
-    long_terminal.until("ending the answer before")
-    signal_children(long_terminal.process.pid, signal.SIGCONT)
-    time.sleep(0.3)
-    long_terminal.type("\x03")
-    long_terminal.until(r"\binterrupted")
-    long_terminal.until(PROMPT)
-
-
 def test_ctrl_c_at_any_moment_leaves_the_chat_as_it_was(long_terminal: Terminal) -> None:
     """Also between the prompt and the answer, while it is closed, and before the next prompt."""
     for number in range(5):

@@ -33,18 +33,13 @@ def print_answer(
     ask: Callable[[], AbstractContextManager[Answer]],
     *,
     has_stats: bool,
-    waiting: AbstractContextManager[None] | None = None,
 ) -> None:
-    """Print an answer as it comes, and its statistics; or both as JSON at its end.
-
-    `waiting` is shown until it is begun.
-    """
+    """Print an answer as it comes, and its statistics; or both as JSON at its end."""
     from moepack.report import measure_text
     from moepack.running.programs.run_facts import measure
 
     with ExitStack() as stack:
-        with waiting or contextlib.nullcontext():
-            answer = stack.enter_context(measure(server, ask))
+        answer = stack.enter_context(measure(server, ask))
         pieces = iter(answer)
         if is_json():
             deque(pieces, maxlen=0)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from moepack.cli.running.answers import print_answer
 from moepack.cli.shared.exit_codes import ExitCode, TerminatedError, report
-from moepack.cli.shared.progress import watched_progress
 from moepack.cli.shared.terminal import is_quiet, say
 from moepack.common.errors import MoepackError, RequestError
 from moepack.running.programs.client import Cancellation
@@ -128,7 +127,6 @@ class _Chat:
         self._conversation, self._server = conversation, server
         self._is_terminal, self._has_stats = is_terminal, has_stats
         self.cancellation = Cancellation()
-        self._is_ending = False
         self.exit_code: int = ExitCode.FINE
 
     def go_on(self, read: _Read) -> None:
@@ -171,7 +169,6 @@ class _Chat:
 
     def renew(self) -> None:
         """Prepare a cancellation for the next answer."""
-        self._is_ending = self._is_ending or self.cancellation.is_cancelled
         self.cancellation = Cancellation()
 
     def note(self, text: str) -> None:
@@ -213,11 +210,8 @@ class _Chat:
             raise
 
     def _print(self, ask: Callable[[Cancellation], AbstractContextManager[Answer]]) -> None:
-        asking, waiting = partial(ask, self.cancellation), None
-        if self._is_ending:  # the server computes an answer that is left a while longer
-            self._is_ending = False
-            waiting = watched_progress("ending the answer before", "s")
-        print_answer(self._server, asking, has_stats=self._has_stats, waiting=waiting)
+        asking = partial(ask, self.cancellation)
+        print_answer(self._server, asking, has_stats=self._has_stats)
 
 
 def _unquote(text: str) -> str:

@@ -6,7 +6,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import click
 
 import moepack
 from moepack.cli.shared.argument_names import as_typed
-from moepack.cli.shared.progress import progress, watched_progress
+from moepack.cli.shared.progress import ProgressLines, progress, watched_progress
 from moepack.cli.shared.terminal import complain, is_json, is_quiet, is_verbose, lay_out, say
 from moepack.common.errors import MoepackError, RequestError
 from moepack.common.paths import is_remote, path_texts
@@ -139,7 +139,7 @@ def start_server(
         return server
     try:
         say_memory(server.supervisor)
-        with watched_progress("loading the model", "s"):
+        with _loading(server.supervisor):
             _ = server.url
     except BaseException:
         server.close()
@@ -150,6 +150,13 @@ def start_server(
         say(f"experts are read by {server.supervisor.backend}", err=True)
         say(f"options of llama-server: {shlex.join(words)}", err=True)
     return server
+
+
+def _loading(supervisor: Supervisor) -> AbstractContextManager[None]:
+    """Show the seconds in which a model is loaded, or the experts that are read meanwhile."""
+    if not supervisor.warm_up_length:
+        return watched_progress("loading the model", "s")
+    return watched_progress("loading", "B", lambda: supervisor.warm_up_progress)
 
 
 def _usual_threads(options: Sequence[str]) -> int | None:
@@ -255,6 +262,8 @@ class _Watcher:
         self._stats, self._variables = stats, variables
         self._next = time.monotonic() + _SECONDS_BETWEEN
         self._last = ""
+        self._first_reads = ProgressLines("pinned and most used experts", "B")
+        self._first_length = 0
 
     def begun(self, supervisor: Supervisor) -> None:
         if is_quiet():
@@ -265,6 +274,10 @@ class _Watcher:
             say(f"set for the program: {words}", err=True)
 
     def tick(self, supervisor: Supervisor) -> None:
+        if (first := supervisor.warm_up_progress) is not None and not is_quiet():
+            length, whole = first
+            self._first_reads(length - self._first_length, whole)
+            self._first_length = length
         if not self._stats or time.monotonic() < self._next:
             return
         from moepack.report import measure_text

@@ -167,7 +167,7 @@ def single_text_options(context: int, threads: int | None, micro_batch: int) -> 
     """Return options of llama-server for one text at a time, without a cache of earlier texts.
 
     `context` is tokens, `micro_batch` a prompt's tokens that are computed at once. Batches are no
-    longer than needed: a cancelled prompt is computed up to the end of its batch.
+    longer than needed: of a cancelled prompt whole ones are kept.
     """
     words = ["-c", str(context), "-np", "1", "--cache-ram", "0"]
     words += ["-b", str(max(micro_batch, _LEAST_BATCH)), "-ub", str(micro_batch)]

@@ -38,7 +38,17 @@ _SECONDS = 120.0  # zig compiles parts of the C library first
 
 _CORE = ("cache", "drive", "guesses", "order", "pool", "prompts", "residents", "slots")
 SOURCES = {
-    "seam": (*_CORE, "digest", "faults", "ggml", "mapping", "program", "regions", "routers"),
+    "seam": (
+        *_CORE,
+        "digest",
+        "faults",
+        "ggml",
+        "mapping",
+        "program",
+        "regions",
+        "routers",
+        "server",
+    ),
     "cache": (*_CORE, "library"),
 }
 """The C files of each library, by name: one for programs to preload, one for engines to link."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import h11
 
 from moepack.running.programs.access import Access
+from moepack.running.programs.prompt_progress import PromptProgress
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _PIECE_LENGTH = 1 << 16
@@ -31,6 +32,7 @@ _Refused = h11.RemoteProtocolError
 _KINDS = {403: "permission_error", 503: "unavailable_error"}
 _TEXT_PATHS = (b"/completion", b"/completions", b"/messages", b"/responses", b"/infill")
 """The ends of llama.cpp's paths whose answers are texts."""
+_STREAM = (b"content-type", b"text/event-stream")
 _PING = b":\n\n"
 """A comment in a stream, as llama.cpp sends them."""
 _SECONDS_WITHOUT_DESCRIPTORS = 0.2
@@ -46,7 +48,8 @@ class GateLimits(NamedTuple):
     leave its answer unread when the buffers of the system are full. At a time memory has
     `held_length` bytes of bodies, and there are `connection_count` clients with `open_count`
     requests. A client that ends its sending side is probed after `probe_seconds`, then less often.
-    A stream that waits for its turn gets a comment every `ping_seconds`; None for never.
+    A stream that waits for its turn gets a comment every `ping_seconds`; None for never. A client
+    that asked for progress is told it every `progress_seconds`.
     """
 
     head_length: int = 1 << 16
@@ -57,8 +60,9 @@ class GateLimits(NamedTuple):
     held_length: int = 64 << 20
     connection_count: int = 1024
     open_count: int = 512
-    probe_seconds: float = 0.5
+    probe_seconds: float = 0.05
     ping_seconds: float | None = 30.0
+    progress_seconds: float = 1.0
 
 
 class _Peer:
@@ -67,6 +71,8 @@ class _Peer:
     def __init__(self, http: h11.Connection, connection: Connection) -> None:
         self.http = http
         self.reader, self.writer = connection
+        self.takes_comments = False
+        """Whether a comment may be sent: between the events of a stream."""
 
     async def next_event(self) -> object:
         """Return what h11 reads next. Raises h11.RemoteProtocolError, OSError."""
@@ -88,8 +94,9 @@ class _Peer:
         """Wait until a client that has sent a request closes the connection.
 
         One that ends only its sending side still reads its answer. The two differ once something
-        is sent to them, after a `pause`; to a client of HTTP/1.0 that is the answer alone. More
-        than `most` bytes that are sent in advance count as the end.
+        is sent to them, after a `pause`; to a client of HTTP/1.0 that is the answer alone, and in
+        answers only streams have room for it. More than `most` bytes that are sent in advance
+        count as the end.
         """
         while data := await self.reader.read(_PIECE_LENGTH):
             self.http.receive_data(data)
@@ -101,6 +108,8 @@ class _Peer:
         while not self.writer.is_closing() and not poll.poll(0):
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MOST_SECONDS_TO_PROBE)
+            if self.http.our_state is h11.SEND_BODY and self.takes_comments:
+                self.send(h11.Data(data=_PING))
             if self.http.their_http_version != b"1.0" and self.http.our_state is h11.SEND_RESPONSE:
                 self.send_continue()
 
@@ -125,8 +134,9 @@ class Gate:
     """Answers clients through connections of `connect`, as `access` and `limits` allow.
 
     `log` is called with a sentence for each request that `access` refuses, `counted` with the
-    number of open requests when it changes. Requests for texts wait until `turn` is entered, and
-    leave it when they are answered.
+    number of requests that the server has when it changes. Requests for texts wait until `turn` is
+    entered, and leave it when they are answered. `routed_count` returns the tokens of prompts that
+    were computed so far, layer by layer; None if unknown.
     """
 
     def __init__(
@@ -137,12 +147,13 @@ class Gate:
         log: Callable[[str], None],
         counted: Callable[[int], object] = lambda count: None,
         turn: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext,
+        routed_count: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._counted, self._turn = counted, turn
+        self._counted, self._turn, self._routed_count = counted, turn, routed_count
         self._connect, self._access = connect, access
         self._limits, self._log = limits, log
         self._places = asyncio.Semaphore(limits.connection_count)
-        self._open_count = self._held_length = 0
+        self._open_count = self._forwarded_count = self._held_length = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
@@ -198,11 +209,11 @@ class Gate:
             await self._read_body(request, client, body)
             if self._open_count >= self._limits.open_count:
                 raise _Refused("too many requests at once", 503)
-            self._count(1)
+            self._open_count += 1
             try:
                 await self._forward(request, body, client)
             finally:
-                self._count(-1)
+                self._open_count -= 1
         except _Refused as error:
             if client.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 _refuse(client, error)
@@ -210,10 +221,6 @@ class Gate:
         finally:
             self._held_length -= len(body)
         return client.http.our_state is client.http.their_state is h11.DONE
-
-    def _count(self, step: int) -> None:
-        self._open_count += step
-        self._counted(self._open_count)
 
     async def _read_head(self, client: _Peer) -> h11.Request | None:
         try:
@@ -272,6 +279,8 @@ class Gate:
         async with contextlib.AsyncExitStack() as stack:
             if _is_for_text(request):
                 await self._wait_for_turn(stack, request, body, client)
+            self._count_forwarded(1)
+            stack.callback(self._count_forwarded, -1)
             fields = [field for field in request.headers if field[0] not in _REQUEST_FIELDS]
             fields += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
             fields += [] if b"host" in dict(fields) else [(b"host", b"localhost")]
@@ -293,8 +302,9 @@ class Gate:
         try:
             while not (await asyncio.wait([entering], timeout=self._limits.ping_seconds))[0]:
                 if client.http.our_state is h11.SEND_RESPONSE and _is_stream(body):
-                    fields = [(b"content-type", b"text/event-stream"), *_fields_for(request)]
+                    fields = [_STREAM, *_fields_for(request)]
                     client.send(h11.Response(status_code=200, headers=fields, reason=b"OK"))
+                    client.takes_comments = True
                 if client.http.our_state is h11.SEND_BODY:
                     client.send(h11.Data(data=_PING))
             await entering
@@ -311,6 +321,7 @@ class Gate:
         )
         if client.http.our_state is h11.SEND_RESPONSE:
             fields = [field for field in event.headers if field[0] not in _HOP_FIELDS]
+            client.takes_comments = _STREAM in fields
             fields += _fields_for(request)
             if self._places.locked():
                 fields.append((b"connection", b"close"))
@@ -318,15 +329,37 @@ class Gate:
                 h11.Response(status_code=event.status_code, headers=fields, reason=event.reason)
             )
         if is_late_error:
+            client.takes_comments = False
             client.send(h11.Data(data=b"event: error\ndata: "))
-        while isinstance(data := await server.next_event(), h11.Data):
-            client.send(data)
-            async with asyncio.timeout(self._limits.body_seconds):  # others wait for this turn
-                await client.writer.drain()
+        is_stream, progress = client.takes_comments, PromptProgress(self._count_routed)
+        telling = asyncio.create_task(self._tell(progress, client))
+        try:
+            while isinstance(data := await server.next_event(), h11.Data):
+                client.send(data)
+                client.takes_comments = is_stream and data.data.endswith(b"\n\n")
+                progress.note(data.data)
+                async with asyncio.timeout(self._limits.body_seconds):  # others wait for this turn
+                    await client.writer.drain()
+        finally:
+            telling.cancel()
         if is_late_error:
             client.send(h11.Data(data=b"\n\n"))
         client.send(h11.EndOfMessage())
         await client.writer.drain()
+
+    def _count_forwarded(self, step: int) -> None:
+        self._forwarded_count += step
+        self._counted(self._forwarded_count)
+
+    def _count_routed(self) -> int | None:
+        return self._routed_count() if self._forwarded_count == 1 else None
+
+    async def _tell(self, progress: PromptProgress, client: _Peer) -> None:
+        """Tell a client the progress of its prompt, between the events of the server."""
+        while True:
+            await asyncio.sleep(self._limits.progress_seconds)
+            if client.takes_comments and (event := progress.next_event()) is not None:
+                client.send(h11.Data(data=event))
 
 
 def _fields_for(request: h11.Request) -> list[tuple[bytes, bytes]]:

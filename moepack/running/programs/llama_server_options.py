@@ -117,6 +117,8 @@ def _set_defaults(params: Any, xllamacpp: Any) -> None:
     # llama-server's `*` lets any web page read the answers.
     params.cors_origins = "localhost"
     params.verbosity = 2
+    # Prompts take minutes here, and clients and proxies wait for half a minute, or a whole one.
+    params.sse_ping_interval = 10
 
 
 def _missing(problem: str, **facts: Any) -> MachineError:

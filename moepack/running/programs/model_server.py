@@ -44,6 +44,8 @@ _FAULTS: Mapping[int, type[MoepackError]] = {1: RequestError, 2: RequestError, 3
 _LOGGED_ERROR = re.compile(r"^[0-9.]+ E (?:\S+ +)?\S+: +(.*)$", re.MULTILINE)
 _OTHER_ERROR = re.compile(r"^(?:error: )?((?<=error: ).*|error while .*)$", re.MULTILINE)
 _REFUSED_TEMPLATE = re.compile(r"the supplied chat template is not supported: (.*)")
+_LEFT = "nobody waits for this text any more"
+"""A line of llama.cpp by native/server.c, after a step that failed on purpose."""
 _MAX_LOG_LENGTH = 1 << 20
 
 
@@ -154,6 +156,7 @@ class ServerProcess(Closing):
 
     def _failure(self) -> MoepackError:
         log, code = self.log(self._request_start), self._process.returncode
+        log = log.rpartition(_LEFT)[2]
         if (template := _REFUSED_TEMPLATE.search(log)) is not None:
             return RequestError(
                 "llama.cpp cannot use the chat template",

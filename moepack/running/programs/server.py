@@ -95,10 +95,13 @@ def _serve(params: Any) -> None:
     async def connect() -> Connection:
         return await asyncio.open_unix_connection(inner)
 
-    # The preloaded library has it; without that library nobody has to know.
-    counted = getattr(ctypes.CDLL(None), "moepack_set_request_count", lambda count: None)
+    # The preloaded library has both; without that library nobody has to know.
+    program = ctypes.CDLL(None)
+    counted = getattr(program, "moepack_set_request_count", lambda count: None)
+    routed_count = getattr(program, "moepack_routed_count", lambda: None)
     most, read = (slot_count, lambda: None) if slot_count > 0 else (_USUAL_SLOTS, _statistics)
-    gate = Gate(connect, access, _limits(params), _note, counted, Turns(most, read, _note).turn)
+    turn = Turns(most, read, _note).turn
+    gate = Gate(connect, access, _limits(params), _note, counted, turn, routed_count)
     asyncio.run(_answer(gate, listeners, tls))
     del server
 

@@ -128,6 +128,8 @@ class Supervisor(Closing):
         limit = budget if self._memory is not None else budget // 2
         most_used = _first_within([*options.most_used], lengths, limit - pinned_length)
         warm_up = {key: options.most_used.get(key, 0.0) for key in [*pinned, *most_used]}
+        self.warm_up_length = sum(lengths[key] for key in warm_up)
+        """The bytes of pinned and most used experts, which a program that loads reads."""
         self.has_warm_up = len(warm_up) > len(pinned)
         """Whether a program that loads reads the experts that earlier runs used most."""
         return CacheChoices(
@@ -186,9 +188,13 @@ class Supervisor(Closing):
         return self._shape.experts_used
 
     @property
-    def is_warming(self) -> bool:
-        """Whether programs read pinned and most used experts, as no router has selected any."""
-        return any(one.is_warming for one in self._control.statistics())
+    def warm_up_progress(self) -> tuple[int, int] | None:
+        """The bytes of pinned and most used experts that are in memory, and of all of them.
+
+        None unless they are being read: before a program loads, and when it has them or computes.
+        """
+        lengths = [one.resident_length for one in self._control.statistics() if one.is_warming]
+        return (min(sum(lengths), self.warm_up_length), self.warm_up_length) if lengths else None
 
     @property
     def has_served(self) -> bool:

@@ -79,7 +79,7 @@ def run_once(
             with serving(supervisor, write), chooser(ggml, MODEL, supervisor) as program:
                 is_warmed = learner is None or not learner.most_used
                 wait_until(lambda: is_warmed or supervisor.usage.read_length > 0)
-                wait_until(lambda: not supervisor.is_warming)
+                wait_until(lambda: not supervisor.warm_up_progress)
                 for call in calls:
                     assert program.call(call) == [[0] * len(call)]
             write(is_last=True)

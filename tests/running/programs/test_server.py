@@ -200,6 +200,7 @@ def test_help_is_llama_servers_own_with_our_defaults() -> None:
     text = run("--help").stdout
     assert "--slot-save-path" in text
     lines = " ".join(text.split())
+    assert "SSE ping interval in seconds (-1 = disabled, default: 10)" in lines
     for option, default in (
         ("--port PORT", "8080"),
         ("--host HOST", "127.0.0.1"),

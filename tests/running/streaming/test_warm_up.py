@@ -127,9 +127,11 @@ def test_it_ends_when_a_router_chooses(ggml: Path, preloaded: Preloaded, tmp_pat
         supervised(model, backend="buffered", **options) as run,
         run.chooser(ggml, model, preloaded("faulty_reads"), **faults) as program,
     ):
-        wait_until(lambda: run.supervisor.usage.read_length > 0)
+        wait_until(lambda: run.supervisor.usage.expert_length > 0)
+        length, whole = run.supervisor.warm_up_progress or (0, 0)
+        assert 0 < length < whole == sum(slot_lengths(model).values())
         assert program.call([(0, 1, [[23]], 1)]) == [[0]]
-        assert not run.supervisor.is_warming
+        assert run.supervisor.warm_up_progress is None
         usage = run.supervisor.usage
         assert usage.miss_count == 1
         assert usage.read_length < 90 << 20, "of 144 MiB"

@@ -1,0 +1,138 @@
+"""Clients that leave in the middle of a prompt: it is computed no further, and nothing is lost."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from moepack.running.programs.client import Cancellation
+from moepack.running.programs.sampling import Sampling
+from tests.support import architectures
+from tests.support.children import wait_until
+from tests.support.models import first_shard
+from tests.support.needs import require_llama
+from tests.support.paced_server import PacedServer, paced_server, read_answer
+
+LAYERS = 24
+FIRST = [(31 * n * n + 5) % 250 for n in range(700)]
+NEXT = [*FIRST[:650], *((7 * n * n + 3) % 250 for n in range(400))]
+SLOW = 200
+"""Milliseconds of a read. NEXT then takes more than ten seconds, and a layer half of one."""
+MOST_SECONDS = 4.0
+"""Until a text that was left is not computed any more, on a busy machine."""
+
+Start = Callable[[Path, int], AbstractContextManager[PacedServer]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require_llama()
+    path = tmp_path_factory.mktemp("leaving") / "m.gguf"
+    return architectures.write("gpt-oss", path, block_count=LAYERS, context_length=2048)
+
+
+@pytest.fixture
+def start(preloaded: Callable[[str], Path], tmp_path: Path) -> Start:
+    """Return a function that serves a model to so many texts at once."""
+    return partial(paced_server, faulty_reads=preloaded("faulty_reads"), folder=tmp_path)
+
+
+def leave(one: PacedServer, *, by_interruption: bool) -> None:
+    """Begin NEXT, and leave it: by closing the connection, or as Ctrl-C does in a chat."""
+    if not by_interruption:
+        with one.asking(NEXT):
+            one.wait_for_a_layer()
+        return
+    cancellation = Cancellation()
+    ask = partial(one.server.client.complete, NEXT, sampling=Sampling(temperature=0))
+    thread = threading.Thread(target=lambda: list(ask(cancellation=cancellation)))
+    thread.start()
+    one.wait_for_a_layer()
+    cancellation.cancel()
+    thread.join()
+
+
+@pytest.mark.parametrize("by_interruption", [False, True], ids=["closes", "interrupts"])
+def test_a_prompt_that_is_left_ends_at_the_next_layer_and_what_was_before_it_is_kept(
+    start: Start, model: Path, *, by_interruption: bool
+) -> None:
+    with start(model, 1) as one:
+        one.ask(FIRST)
+        expected = one.ask(NEXT)
+        assert expected.kept_count == 650
+        first = one.ask(FIRST)
+        one.pace(SLOW)
+        leave(one, by_interruption=by_interruption)
+        assert one.wait_until_idle() < MOST_SECONDS
+        one.pace(0)
+        assert one.ask(NEXT) == expected
+        assert one.ask(FIRST) == first
+
+
+def test_the_next_client_waits_for_no_more_than_a_layer(start: Start, model: Path) -> None:
+    """It comes before the server has looked whether the one before it is there."""
+    with start(model, 1) as one:
+        one.ask(NEXT)
+        expected = one.ask(FIRST)
+        one.pace(SLOW)
+        leave(one, by_interruption=False)
+        (left,) = one.slots()
+        time.sleep(0.4)
+        with one.asking(FIRST) as client:
+            began = time.monotonic()
+            wait_until(lambda: one.slots()[0]["id_task"] != left["id_task"])
+            assert time.monotonic() - began < MOST_SECONDS
+            one.pace(0)
+            assert read_answer(client) == expected
+
+
+def test_several_that_leave_keep_their_texts(start: Start, model: Path) -> None:
+    other = [token + 1 for token in FIRST[:300]]
+    longer = [*other, *NEXT[650:]]
+    with start(model, 2) as two:
+        with two.asking(FIRST) as first, two.asking(other) as second:
+            read_answer(first), read_answer(second)
+        two.pace(SLOW)
+        with two.asking(NEXT), two.asking(longer):
+            two.wait_for_a_layer()
+            time.sleep(0.5)
+        assert two.wait_until_idle() < MOST_SECONDS
+        two.pace(0)
+        assert two.ask(NEXT).kept_count == 650
+        assert two.ask(longer).kept_count == 300
+
+
+def test_a_text_beside_one_that_is_left_goes_on(start: Start) -> None:
+    """Their batch serves somebody who waits."""
+    require_llama()
+    with start(first_shard("qwen3moe"), 2) as two:
+        expected = two.ask(FIRST, 12)
+        two.pace(SLOW // 4)
+        with two.asking(FIRST, 12) as client:
+            two.wait_for_a_layer()
+            with two.asking(NEXT):
+                two.wait_for_a_layer()
+            assert read_answer(client).tokens == expected.tokens
+
+
+def test_a_client_is_told_how_far_its_prompt_is_within_a_batch(start: Start, model: Path) -> None:
+    """The server itself tells it once a batch, of which this is one."""
+    with start(model, 1) as one:
+        one.ask(FIRST[:200])
+        one.pace(SLOW // 2)
+        with one.asking(FIRST[:600], stream=True, return_progress=True) as client:
+            lines = client.getresponse().read().decode().splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if "progress" in line]
+    told = [event["prompt_progress"] for event in events]
+    counts = [progress["processed"] for progress in told]
+    assert (counts[0], counts[-1]) == (200, 600)
+    assert counts == sorted(counts)
+    assert len({count for count in counts if 200 < count < 600}) > 2
+    times = [progress["time_ms"] for progress in told]
+    assert times == sorted(times)
+    assert {(progress["total"], progress["cache"]) for progress in told} == {(600, 200)}
