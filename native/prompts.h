@@ -9,7 +9,7 @@
 
 #include "residents.h"
 
-enum { MANY_TOKENS = 64 }; /* of a step, from which on the next layer is read ahead */
+enum { MANY_TOKENS = 17 }; /* of a step, from which on it is one of a prompt, and the next layer is read ahead */
 
 struct prompts {
     const struct experts *experts;

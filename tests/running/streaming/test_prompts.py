@@ -21,7 +21,7 @@ from tests.support.models import first_shard
 from tests.support.supervised import Answers, Form, Program, Supervised, slot_lengths, supervised
 
 LAYERS, EXPERTS = 6, 16
-MANY = 64
+MANY = 17
 """The fewest tokens of a step for which the next layer is read ahead."""
 LENGTH = 3 * 2176
 """The bytes of an expert."""
