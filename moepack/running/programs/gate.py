@@ -61,7 +61,7 @@ class GateLimits(NamedTuple):
     connection_count: int = 1024
     open_count: int = 512
     probe_seconds: float = 0.05
-    ping_seconds: float | None = 30.0
+    ping_seconds: float | None = 10.0
     progress_seconds: float = 1.0
 
 
