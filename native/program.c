@@ -277,7 +277,7 @@ static void attach(void) {
     seam.control = map_shared(seam.control_file, PROT_READ | PROT_WRITE);
     seam.moepack = (int)syscall(SYS_pidfd_open, (pid_t)table->process, 0); /* where it is refused, tick looks */
     seam.is_image = table->experts_offset != 0;
-    seam.is_strided = seam.is_image && has_only_cpus(attach_caller);
+    seam.is_strided = table->has_blobs && has_only_cpus(attach_caller);
     if (seam.is_image) {
         char path[64];
         snprintf(path, sizeof path, "/proc/%u/fd/%d", table->process, table->image);

@@ -27,6 +27,8 @@ struct table {
     uint64_t layers, parts, files, mapped, dense, pinned, warm_up; /* arrays */
     int32_t image;                                                 /* a descriptor of moepack's process */
     uint32_t prefetches; /* for the next layer, while decoding */
+    uint32_t has_blobs;  /* experts may lie apart, by another stride of their tensors */
+    uint32_t unused;
 };
 
 struct table_layer {

@@ -26,6 +26,9 @@ REAL_MODELS = {
     "mixtral": "mixtral-Q4_K_M-t7-00001-of-00004.gguf",
 }
 
+I_QUANTS = {"ud-mixed", "deepseek2"}
+"""Models with experts of types that llama.cpp computes only where a GGUF has them."""
+
 
 def first_shard(model: str) -> Path:
     return FIXTURES / REAL_MODELS[model]

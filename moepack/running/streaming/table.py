@@ -26,7 +26,7 @@ _Value = TypeVar("_Value")
 _MAX_PARTS = 16
 _PAGE = 4096
 _VERSION = 2
-_HEADER = struct.Struct("<8s14I10QiI")
+_HEADER = struct.Struct("<8s14I10Qi3I")
 _LAYER = struct.Struct("<4I" + "64s" * _MAX_PARTS)
 _PART = struct.Struct("<4Q2I2HI")
 _PAIR = struct.Struct("<QQ")
@@ -65,10 +65,17 @@ class CacheChoices(NamedTuple):
     prefetches: bool = True
 
 
+_CONTIGUOUS_TYPES = {16, 17, 18, 19, 21, 22, 23, 29}
+"""Of experts that have to follow each other as in a GGUF: IQ2_XXS, IQ2_XS, IQ3_XXS, IQ1_S, IQ3_S,
+IQ2_S, IQ4_XS, IQ1_M. Only then llama.cpp multiplies several tokens by them with kernels of their
+own, whose results are rounded otherwise (its ggml_cpu_iqp_supports_mul_mat_id)."""
+
+
 class ExpertTable:
     """The experts of a pack in the order of the library: routed families first, by layer.
 
-    `slot_lengths` are the bytes that each routed expert takes in memory.
+    `slot_lengths` are the bytes that each routed expert takes in memory. If it `has_blobs`,
+    programs that have only CPUs compute with whole blobs of the pack, else with their parts.
     """
 
     def __init__(self, pack: Pack, model: MappedModel) -> None:
@@ -82,6 +89,8 @@ class ExpertTable:
             one for one in self._families if one.name != ROUTED_FAMILY or one.layer in mtp
         }
         self._spans: FamilySpans = model.spans()
+        types = {kind.type_id for family in families for kind in family.part_kinds}
+        self.has_blobs = bool(model.experts_offset) and types.isdisjoint(_CONTIGUOUS_TYPES)
         self._numbers: dict[ExpertKey, int] = {}
         self.slot_lengths: dict[ExpertKey, int] = {}
         count = 0
@@ -108,7 +117,7 @@ class ExpertTable:
 
     def _slot_length(self, family: PackedFamily, key: ExpertKey) -> int:
         """Return the bytes of a slot: a blob's, or whole pages around each part."""
-        if self._model.experts_offset:
+        if self.has_blobs:
             return align(self._pack.locate(*key, family=family.name).length, _PAGE)
         spans = self._spans[family.name][key]
         return sum(align(span.offset % _PAGE + span.length, _PAGE) for span in spans)
@@ -175,6 +184,8 @@ class ExpertTable:
             *offsets,
             -1 if self._model.image is None else self._model.image,
             choices.prefetches,
+            self.has_blobs,
+            0,
         )
 
     def _layer(self, family: PackedFamily) -> bytes:

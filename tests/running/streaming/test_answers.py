@@ -7,7 +7,7 @@ import pytest
 
 import moepack
 from moepack.running.streaming.usage import ExpertUsage
-from tests.support.models import REAL_MODELS, keys_of
+from tests.support.models import I_QUANTS, REAL_MODELS, keys_of
 from tests.support.reads import unmappable
 from tests.support.supervised import SLOTS, Alone, Answers, Form, answers, supervised
 
@@ -52,7 +52,8 @@ def test_answers_are_those_of_the_program_alone(
         assert usage.resident_length <= usage.budget
     else:
         assert 0 < usage.miss_count <= expert_count
-    assert usage.fault_count == 0  # the program announced all that it read
+    if kind != "pack" or model not in I_QUANTS:  # else pages that two short experts share
+        assert usage.fault_count == 0  # the program announced all that it read
 
 
 @pytest.mark.parametrize("policy", ["lrfu", "lru"])

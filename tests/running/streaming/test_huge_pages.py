@@ -1,12 +1,16 @@
 """Experts of more than two MiB: programs map their blobs in huge pages, and nothing beside them."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import moepack
 from benchmarks.runnable import Dimensions, write_runnable
+from moepack.pack.opening.open_model import open_model
+from moepack.running.streaming.mapped_model import map_model
+from moepack.running.streaming.table import ExpertTable
 from tests.support.needs import require_llama
 from tests.support.supervised import Program, length_of, slots_of, supervised
 
@@ -45,3 +49,12 @@ def test_blobs_are_mapped_in_huge_pages_and_what_follows_them_has_no_memory(
         pytest.skip("this kernel collapses no shared memory into huge pages")
     huge = [int(one.split("ShmemPmdMapped:")[1].split()[0]) for one in mappings[1:]]
     assert sum(huge) - max(huge) >= 16 * 1024, "KiB, beside the library's own mapping of all slots"
+
+
+@pytest.mark.parametrize(("model", "has_blobs"), [("qwen3moe", True), ("deepseek2", False)])
+def test_experts_of_some_types_stay_where_a_gguf_has_them(
+    packs: dict[str, Path], model: str, has_blobs: bool
+) -> None:
+    """llama.cpp rounds products of IQ4_XS otherwise where experts are apart."""
+    with open_model([packs[model]]) as pack, closing(map_model(pack)) as mapped:
+        assert ExpertTable(pack, mapped).has_blobs == has_blobs
