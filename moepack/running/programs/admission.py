@@ -1,7 +1,7 @@
 """Which texts are computed at once: together while that is faster, else in turn.
 
-A call of the model for several texts needs the experts of all. If these do not fit into the cache,
-each is evicted before it is needed again, and the texts are slower in sum than one after the other.
+A call of the model for several texts needs the experts of all. If these are far more than the cache
+holds, they are evicted before they are needed again, and the texts are slower in sum than in turn.
 A text that has begun is never stopped: llama.cpp would have to compute its prompt again.
 """
 
@@ -17,6 +17,8 @@ _FIRST = 4
 """Calls after a change that say little of later ones: the new text's experts are read."""
 _FEW, _MANY = 16, 64
 """Calls of a number of texts, after which one more may be tried, and by which it is judged."""
+_MOST = 1.5
+"""Of the cache's budget, what the experts of a call may take: the policy keeps the most used."""
 _SHARE = 0.95
 """Of the speed of fewer texts, below which more are too many: speeds vary as much by themselves."""
 _RECENT = 256
@@ -59,8 +61,8 @@ class _Decoding:
 class Admission:
     """Decides whether one more text is computed beside others, of `most`.
 
-    It is if the experts of a call are expected to fit into the cache with it, which grow in
-    proportion to its texts at most, and if as many texts were not slower in sum when they were last
+    It is if the experts of a call, which grow in proportion to its texts at most, will not be far
+    more than the cache holds, and if as many texts were not slower in sum when they were last
     tried. docs/policies.md has the rule.
     """
 
@@ -108,7 +110,7 @@ class Admission:
         fewer = [one for number in range(1, count) if (one := self._known(number))]
         fastest = max(one.speed for one in [now, *fewer])
         is_slower = min(now.speed, more.speed) < _SHARE * fastest
-        return expected_length > self._last.budget or is_slower
+        return expected_length > _MOST * self._last.budget or is_slower
 
 
 class Turns:

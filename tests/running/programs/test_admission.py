@@ -60,9 +60,9 @@ def test_a_text_joins_when_it_is_known_what_the_others_need() -> None:
         ((10, 11, 12, 11), 10, 4),  # the fourth has been tried, and stays to its end
         ((10, 11, 10, 13), 10, 3),
         ((10, 9, 12, 13), 10, 2),
-        ((10, 11, 12, 13), 250, 4),
-        ((10, 11, 12, 13), 251, 3),
-        ((10, 11, 12, 13), 501, 1),
+        ((10, 11, 12, 13), 375, 4),
+        ((10, 11, 12, 13), 376, 3),
+        ((10, 11, 12, 13), 751, 1),
     ],
 )
 def test_texts_join_while_their_experts_fit_and_they_are_faster_in_sum(
@@ -179,7 +179,7 @@ def test_one_that_leaves_as_its_turn_comes_frees_it() -> None:
 
 def test_texts_that_wait_begin_as_soon_as_it_is_known_that_they_may() -> None:
     """Not when another ends."""
-    texts = Texts(10, 20, length=400)
+    texts = Texts(10, 20, length=600)
     log: list[str] = []
 
     async def run() -> None:
