@@ -21,8 +21,10 @@ from tests.support.models import first_shard
 from tests.support.supervised import Answers, Form, Program, Supervised, slot_lengths, supervised
 
 LAYERS, EXPERTS = 6, 16
-MANY = 17
-"""The fewest tokens of a step for which the next layer is read ahead."""
+MANY = 64
+"""Tokens of a step that likely use all experts of the next layer."""
+FEW = 16
+"""The most tokens of a step for which the next layer is not read ahead."""
 LENGTH = 3 * 2176
 """The bytes of an expert."""
 ALL = list(range(EXPERTS))
@@ -98,7 +100,7 @@ def test_a_prompt_that_hits_has_the_next_layer_read_as_well(model: Path, ggml: P
 
 def test_a_few_tokens_have_nothing_read_ahead(model: Path, ggml: Path) -> None:
     with running(model, ggml, 3) as (run, call):
-        assert call((0, ALL, MANY - 1), (1, [0, 1], 1)) == [[0, 0]]
+        assert call((0, ALL, FEW), (1, [0, 1], 1)) == [[0, 0]]
         run.settle()
         assert read_count(run) == EXPERTS + 2
 
