@@ -1,7 +1,7 @@
 /* Computes with experts where moepack keeps them in memory. An example to copy.
  *
  *     n="$(moepack include-dir)/../native"    # with CMake: find_package(moepack COMPONENTS cache)
- *     cc -I"$(moepack include-dir)" resident_experts.c "$n"/{cache,drive,library,order}.c \
+ *     cc -I"$(moepack include-dir)" resident_experts.c "$n"/{cache,drive,guesses,library,order}.c \
  *         "$n"/{pool,prompts,residents,slots}.c -lm -lpthread -o resident_experts
  *     ./resident_experts model.moepack 8000000000 LAYER EXPERT...
  */

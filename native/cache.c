@@ -461,7 +461,8 @@ static int finish_step(struct cache *cache, uint32_t context, struct cache_error
         is_first = false;
         if (residents_is_ready(&cache->residents, context, &has_failed) || has_failed) break;
         if (!started) started = now();
-        if (!collect(cache) && !residents_release_leftover(&cache->residents)) wait_for_change(cache);
+        bool has_worked = collect(cache) || (context != UNANNOUNCED && residents_release_leftover(&cache->residents));
+        if (!has_worked) wait_for_change(cache);
     }
     if (started) {
         uint64_t waited = now() - started;

@@ -284,10 +284,29 @@ void residents_release(struct residents *residents, uint32_t context) {
     trim(residents);
 }
 
+static void forget_oldest(struct residents *residents) {
+    uint32_t oldest = residents->recent[0];
+    remove_at(residents->recent, &residents->recent_count, 0);
+    residents->users[oldest]--;
+    residents->recent_length -= slot_length(residents->experts, oldest);
+}
+
+/* Keep the experts of the last unannounced uses, as far as the reserve has room beside this one. */
+static void keep_recent(struct residents *residents, uint32_t expert) {
+    uint64_t length = slot_length(residents->experts, expert);
+    while (residents->recent_count && (residents->recent_count == MOST_RECENT || residents->recent_length + length > residents->reserve))
+        forget_oldest(residents);
+    if (residents->recent_length + length > residents->reserve) return;
+    residents->recent[residents->recent_count++] = expert;
+    residents->recent_length += length;
+    residents->users[expert]++;
+}
+
 void residents_begin(struct residents *residents, uint32_t context, uint32_t layer, const uint32_t *used, uint32_t count) {
     struct step *step = &residents->steps[context];
     release(residents, context);
     if (!count) return;
+    if (context == UNANNOUNCED) keep_recent(residents, used[0]);
     for (uint32_t i = 0; i < count; i++) {
         residents->of_step[used[i]] = 1;
         residents->users[used[i]]++;

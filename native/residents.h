@@ -15,8 +15,9 @@
 #include "order.h"
 #include "slots.h"
 
-/* The last context is of uses that nobody announced; it has one expert at a time, and may use the reserve. */
-enum { MAX_CONTEXTS = 64, UNANNOUNCED = MAX_CONTEXTS - 1 };
+/* The last context is of uses that nobody announced; its steps have one expert each, and may use the reserve. The last
+ * few of these experts stay as far as the reserve has room: the threads that wanted them have yet to read them. */
+enum { MAX_CONTEXTS = 64, UNANNOUNCED = MAX_CONTEXTS - 1, MOST_RECENT = 16 };
 
 enum bytes { ABSENT, READING, RESIDENT };
 
@@ -65,6 +66,8 @@ struct residents {
     uint64_t ahead_length;        /* of the budget, lent to reading ahead */
     bool is_guess;
     struct step steps[MAX_CONTEXTS];
+    uint32_t recent[MOST_RECENT], recent_count; /* of unannounced uses, the last one at the end */
+    uint64_t recent_length;
     struct tally tally;
     uint32_t common_count, common_resident_count; /* experts of layers that are not rare; resident ones */
     uint64_t resident_length;

@@ -64,4 +64,4 @@ def test_a_model_repeats_its_routing(tmp_path: Path) -> None:
     assert all(row.value is not None for row in rows)
     (reads,) = (row.value for row in rows if "no prefetch, reads" in row.name)
     assert reads is not None
-    assert reads.median == pytest.approx(1.0, abs=0.1)
+    assert 0.7 < reads.median < 1.1, "LRFU reads less"

@@ -122,6 +122,7 @@ static void check_users(void) {
     uint8_t users[MOST] = {0};
     for (uint32_t c = 0; c < MAX_CONTEXTS; c++)
         for (uint32_t i = 0; i < residents.steps[c].used_count; i++) users[residents.steps[c].used[i]]++;
+    for (uint32_t i = 0; i < residents.recent_count; i++) users[residents.recent[i]]++;
     require(!memcmp(users, residents.users, experts.count), "users are those of the steps");
     for (uint32_t c = 0; c < MAX_CONTEXTS; c++)
         for (uint32_t i = 0; phases[c] == COMPUTING && i < residents.steps[c].used_count; i++) {

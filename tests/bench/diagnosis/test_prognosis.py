@@ -19,7 +19,7 @@ def box(drive: float, compute: float = 1000, bandwidth: float = 80) -> Machine:
 def test_a_slow_drive_is_the_limit_and_what_to_change(gpt_oss: Path) -> None:
     outlook = prognosis(gpt_oss, box(drive=1), 16 * GIB, 1000)
     assert (outlook.decode_limit, outlook.prompt_limit) == ("drive", "drive")
-    assert outlook.changes[0].what.startswith("a drive twice as fast")
+    assert any(one.what.startswith("a drive twice as fast") for one in outlook.changes[:2])
     assert outlook.forecast is not None
     (speed,) = outlook.forecast.forecasts
     assert speed.budget_length is not None
