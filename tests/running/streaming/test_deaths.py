@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moepack.running.streaming.control import _STATISTICS_END
 from tests.support.children import wait_until
 from tests.support.needs import needs_llama
 from tests.support.supervised import (
@@ -152,9 +153,10 @@ def test_an_error_of_noise_is_one_of_the_program(run: Supervised, expected: Answ
             (number,) = control.live()
             start = (4096 + number * 3 * 4096) // 4
             control._words[start + 1] = 77  # the kind of reads
-            control._words[start + 2 + 2 * 12 + 1] += 1
+            errors = start + _STATISTICS_END // 4
+            control._words[errors + 1] += 1
             for word in range(8):
-                control._words[start + 2 + 2 * 12 + 2 + word] = 0x7FFFFFF0 + word
+                control._words[errors + 2 + word] = 0x7FFFFFF0 + word
 
         run.do(write)
         run.settle()
