@@ -25,9 +25,10 @@ def of_all(capacity: int) -> dict[int, int]:
 
 def stepped(calls: list[RoutedCall], capacity: int) -> Tally:
     """Step through caches of `capacity` experts a layer, as running does; return decode's tally."""
-    cache, tallies = caching.make("layer", capacity * LAYERS, LENGTHS), (Tally(), Tally())
+    caches = [caching.make("lru", capacity, LENGTHS) for _ in range(LAYERS)]
+    tallies = Tally(), Tally()
     for call, keys in steps_of(calls):
-        cache.step(keys, tallies[call.phase is Phase.DECODE])
+        caches[keys[0].layer].step(keys, tallies[call.phase is Phase.DECODE])
     return tallies[True]
 
 
