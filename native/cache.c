@@ -19,7 +19,6 @@ enum {
     WAIT = 250,           /* milliseconds after which a waiting thread looks again */
     AHEAD_LIMIT = 64 << 20, /* bytes ahead in flight: demanded reads wait for these at most */
     LEAST_FOR_HUGE_PAGES = 64 << 20,
-    FEW_TOKENS = 16, /* at most, of a call that decodes */
 };
 
 static const uint64_t MEASUREMENT_AGE = 1000000000; /* nanoseconds after which a drive is measured anew */
@@ -353,6 +352,7 @@ static void publish(struct cache *cache) {
     set(&statistics->ahead_right_count, cache->guesses.ahead_right_count);
     set(&statistics->control_count, cache->guesses.control_count);
     set(&statistics->control_right_count, cache->guesses.control_right_count);
+    set(&statistics->guesses_are_off, !guesses_is_understood(&cache->guesses));
     set(&statistics->resident_length, residents->resident_length);
     set(&statistics->slots_length, residents->slots.length);
     set(&statistics->holds_all, residents_holds_all(residents));
@@ -490,7 +490,7 @@ static void end_call(struct cache *cache, uint32_t context) {
     struct call call = cache->calls[context];
     struct cache_statistics *statistics = cache->statistics;
     cache->calls[context] = (struct call){0};
-    if (!call.rows || call.rows > FEW_TOKENS) return;
+    if (!call.rows || call.rows >= MANY_TOKENS) return;
     add(&statistics->decoding_count, 1);
     add(&statistics->decoded_count, call.rows);
     add(&statistics->decoding_nanoseconds, now() - call.started);

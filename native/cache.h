@@ -40,6 +40,7 @@ struct cache_statistics {
     _Atomic uint64_t guessed_count, right_count; /* experts that the next layer's router named, one layer early */
     _Atomic uint64_t ahead_count, ahead_right_count; /* those of them that were missing, and worth a read */
     _Atomic uint64_t control_count, control_right_count; /* guesses of a layer by its own router */
+    _Atomic uint64_t guesses_are_off; /* as these were wrong too often */
     _Atomic uint64_t draft_hit_count, draft_miss_count; /* lookups in layers for multi-token prediction */
 };
 

@@ -240,6 +240,7 @@ class Supervisor(Closing):
                 used_count=sum(one.ahead_right_count for one in every),
                 control_count=sum(one.control_count for one in every),
                 control_right_count=sum(one.control_right_count for one in every),
+                is_off=any(one.guesses_are_off for one in every),
             ),
             wasted_length=sum(one.wasted_length for one in every),
             draft_hit_count=sum(one.draft_hit_count for one in every),

@@ -3,16 +3,14 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_LEAST_CONTROLS = 16
-_UNDERSTOOD = 0.95
-
 
 class Prefetches(NamedTuple):
     """Experts that the next layer's router named while a layer was computed, in decoding.
 
     Of `guessed_count` experts `right_count` were routed to; `read_count` of them were missing and
     read, of which `used_count` were routed to. `control_count` times a layer's own router was asked
-    with its own input: if it does not name what was routed, nothing is prefetched any more.
+    with its own input: if it too often does not name what was routed, as in models whose routers
+    are not understood, prefetching `is_off` from then on.
     """
 
     guessed_count: int = 0
@@ -21,16 +19,19 @@ class Prefetches(NamedTuple):
     used_count: int = 0
     control_count: int = 0
     control_right_count: int = 0
-
-    @property
-    def is_off(self) -> bool:
-        """Whether nothing is prefetched, as the routers of this model are not understood."""
-        enough = self.control_count >= _LEAST_CONTROLS
-        return enough and self.control_right_count < _UNDERSTOOD * self.control_count
+    is_off: bool = False
 
     def since(self, before: "Prefetches") -> "Prefetches":
-        """Return what was counted after `before`."""
-        return Prefetches(*(now - then for now, then in zip(self, before, strict=True)))
+        """Return what was counted after `before`, and whether it is off now."""
+        return Prefetches(
+            self.guessed_count - before.guessed_count,
+            self.right_count - before.right_count,
+            self.read_count - before.read_count,
+            self.used_count - before.used_count,
+            self.control_count - before.control_count,
+            self.control_right_count - before.control_right_count,
+            self.is_off,
+        )
 
 
 @dataclass(frozen=True, slots=True)
