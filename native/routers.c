@@ -22,7 +22,7 @@ enum {
     SOURCES_OFFSET = 152,
     MOST_STEPS = 16,    /* from a selection back to the product of the router's weights */
     CONTROL_PERIOD = 64,
-    NAME_LENGTH = 64,
+    PREFIX_LENGTH = 24,
     LANES = 4,
 };
 
@@ -57,33 +57,30 @@ static const void *source(const void *tensor, unsigned number) {
     return found;
 }
 
-static bool is_named(const void *tensor, uint32_t layer, const char *part) {
-    char name[NAME_LENGTH];
-    snprintf(name, sizeof name, "blk.%u.%s", layer, part);
-    return tensor && !strcmp(ggml_name(tensor), name);
-}
-
-static bool is_norm(const void *tensor, uint32_t layer) {
-    char start[NAME_LENGTH];
-    int length = snprintf(start, sizeof start, "blk.%u.", layer);
-    return tensor && !strncmp(ggml_name(tensor), start, (size_t)length) && strstr(ggml_name(tensor), "norm");
+/* The name of a layer's tensor behind `prefix`, or an empty one. */
+static const char *part_name(const void *tensor, const char *prefix) {
+    size_t length = strlen(prefix);
+    return tensor && !strncmp(ggml_name(tensor), prefix, length) ? ggml_name(tensor) + length : "";
 }
 
 /* Go back from a selection to its router. */
 static bool find(const void *selection, uint32_t layer, struct found *found) {
+    char prefix[PREFIX_LENGTH];
     const void *tensor = selection;
     *found = (struct found){0};
     if (ggml_name(selection) - (const char *)selection != NAME_OFFSET) return false;
+    snprintf(prefix, sizeof prefix, "blk.%u.", layer);
     for (int i = 0; i < MOST_STEPS && tensor; i++) {
         const void *first = source(tensor, 0), *second = source(tensor, 1);
-        if (is_named(first, layer, "ffn_gate_inp.weight")) {
+        if (!strcmp(part_name(first, prefix), "ffn_gate_inp.weight")) {
+            const void *norm = second ? source(second, 1) : NULL;
             found->weights = first;
             found->input = second;
-            found->norm = second && is_norm(source(second, 1), layer) ? source(second, 1) : NULL;
+            found->norm = strstr(part_name(norm, prefix), "norm") ? norm : NULL;
             return second != NULL;
         }
-        if (is_named(second, layer, "ffn_gate_inp.bias")) found->bias = second;
-        if (is_named(second, layer, "exp_probs_b.bias")) found->selection_bias = second;
+        if (!strcmp(part_name(second, prefix), "ffn_gate_inp.bias")) found->bias = second;
+        if (!strcmp(part_name(second, prefix), "exp_probs_b.bias")) found->selection_bias = second;
         tensor = first;
     }
     return false;
