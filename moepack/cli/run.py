@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
     from moepack.running.programs.sampling import Sampling
 
-_PAGER_OPTIONS = {
+_PROGRAM_OPTIONS = {
     *("source_or_pack", "memory", "policy", "pin", "backend", "check", "trace_path", "no_learn"),
     *("prefetch", "stats", "quiet", "verbose", "help"),
 }
@@ -216,7 +216,7 @@ def _run_program(
         typed_name(parameter)
         for parameter in context.command.params
         if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        and parameter.name not in _PAGER_OPTIONS
+        and parameter.name not in _PROGRAM_OPTIONS
     ]
     for option in (*typed, *passed_on[:1]):
         problem = f"{option} is not for a program of one's own"
