@@ -16,8 +16,8 @@ from benchmarks.table import Row, print_rows
 from moepack.bench.engine_speed import reference_text
 from moepack.bench.measuring import spread
 from moepack.common.sizes import size_text
-from moepack.running.programs.client import ServerClient
-from moepack.running.programs.sampling import Sampling
+from moepack.running.serving.client import ServerClient
+from moepack.running.serving.sampling import Sampling
 from moepack.storage import page_cache
 
 _SHARE = 0.45

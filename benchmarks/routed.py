@@ -24,8 +24,8 @@ from moepack.bench.control_group import control_group
 from moepack.bench.engine_runs import LOADINGS, MAPPED, PROGRAM_LENGTH
 from moepack.bench.measuring import Spread, in_turns, spread
 from moepack.common.sizes import size_text
-from moepack.running.programs.client import ServerClient
-from moepack.running.programs.model_server import ServerProcess
+from moepack.running.serving.client import ServerClient
+from moepack.running.serving.model_server import ServerProcess
 from moepack.storage import page_cache
 from tests.support.supervised import slot_lengths
 

@@ -18,8 +18,8 @@ from moepack.bench.engine_runs import DEFAULTS, MAPPED, PROGRAM_LENGTH, READ
 from moepack.bench.engine_speed import EngineSpeed, SideFacts, bench_run
 from moepack.bench.measuring import Spread, in_turns, spread
 from moepack.common.sizes import size_text
-from moepack.running.programs.run_facts import RunFacts, measure
-from moepack.running.programs.sampling import Sampling
+from moepack.running.serving.run_facts import RunFacts, measure
+from moepack.running.serving.sampling import Sampling
 
 _LAYERS = 8
 _TOKENS = 40
@@ -112,7 +112,7 @@ def _starting_a_program(pack: Path, rounds: int) -> Row:
 def _starting_the_server(pack: Path, source: Path, rounds: int) -> Row:
     """Measure what is added until the server listens; what it reads is cached on both sides."""
     common = ["--port", "0", "-c", "1024"]
-    alone = [sys.executable, "-m", "moepack.running.programs.server", "-m", str(source), *common]
+    alone = [sys.executable, "-m", "moepack.running.serving.server", "-m", str(source), *common]
     sides = {
         "ours": partial(_seconds_to_listen, [*MOEPACK, "serve", "--quiet", str(pack), *common]),
         "alone": partial(_seconds_to_listen, alone),

@@ -60,13 +60,13 @@ if TYPE_CHECKING:
     from moepack.running.expert_cache import CacheContext as CacheContext
     from moepack.running.expert_cache import CacheUsage as CacheUsage
     from moepack.running.expert_cache import ExpertCache as ExpertCache
-    from moepack.running.programs.calls import run as run
-    from moepack.running.programs.calls import serve as serve
     from moepack.running.programs.learned import forget_learned as forget_learned
     from moepack.running.programs.learned import learned_facts as learned_facts
     from moepack.running.programs.learned import learned_hotness as learned_hotness
-    from moepack.running.programs.recording import record_trace as record_trace
-    from moepack.running.programs.sampling import Sampling as Sampling
+    from moepack.running.serving.calls import run as run
+    from moepack.running.serving.calls import serve as serve
+    from moepack.running.serving.recording import record_trace as record_trace
+    from moepack.running.serving.sampling import Sampling as Sampling
     from moepack.storage.buffers import BufferPool as BufferPool
     from moepack.traces.analysis.concentration import concentration as concentration
     from moepack.traces.analysis.statistics import trace_statistics as trace_statistics
@@ -113,10 +113,10 @@ _NAMES = {
     "planning.placing.place": "place",
     "report.html.report": "make_report",
     "running.expert_cache": "CacheContext CacheUsage ExpertCache",
-    "running.programs.calls": "run serve",
+    "running.serving.calls": "run serve",
     "running.programs.learned": "forget_learned learned_facts learned_hotness",
-    "running.programs.sampling": "Sampling",
-    "running.programs.recording": "record_trace",
+    "running.serving.sampling": "Sampling",
+    "running.serving.recording": "record_trace",
     "storage.buffers": "BufferPool",
     "traces.analysis.concentration": "concentration",
     "traces.analysis.statistics": "trace_statistics",

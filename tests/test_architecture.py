@@ -44,7 +44,7 @@ ROOMS = {
     "traces": ("", "caching", "formats", "hotness", "simulation", "analysis"),
     "packing": ("plan", "writing", "in_place", "copies", ""),
     "planning": ("machine", "footprint", "forecasting", "placing"),
-    "running": ("streaming", "programs", ""),
+    "running": ("streaming", "programs", "serving", ""),
     "bench": ("", "diagnosis"),
     "report": ("", "html"),
     "cli": ("shared", "words", "running", ""),
@@ -213,7 +213,7 @@ def test_a_room_neither_prints_nor_imports_by_text() -> None:
             if isinstance(node, ast.Name):
                 assert node.id not in {"print", "__import__"}, module
             # The streams of other processes are theirs, and the server is a program of its own.
-            if isinstance(node, ast.Attribute) and module != "running.programs.server":
+            if isinstance(node, ast.Attribute) and module != "running.serving.server":
                 is_ours = isinstance(node.value, ast.Name) and node.value.id == "sys"
                 assert not (is_ours and node.attr in {"stdout", "stderr"}), module
 

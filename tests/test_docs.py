@@ -201,7 +201,7 @@ def test_the_toy_model_knows_thirty_answers(cli: Run) -> None:
 def test_options_of_llama_server_in_the_document_on_engines_are_its_own() -> None:
     """As far as the wheel's version has them."""
     from moepack.running.programs.command import find_reading_option
-    from moepack.running.programs.llama_server_options import parse_options
+    from moepack.running.serving.llama_server_options import parse_options
 
     lines = [line for line in commands_in("docs/engines.md") if " -- llama-server " in line]
     assert len(lines) == 4

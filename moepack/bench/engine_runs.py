@@ -25,11 +25,11 @@ from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN
 from moepack.planning.footprint.model import footprint_of
-from moepack.running.programs.client import Answer, AnswerFacts, PhaseFacts
 from moepack.running.programs.command import single_text_options
-from moepack.running.programs.model_server import ServerProcess
-from moepack.running.programs.sampling import Sampling
-from moepack.running.programs.server_options import floor_length, micro_batches
+from moepack.running.serving.client import Answer, AnswerFacts, PhaseFacts
+from moepack.running.serving.model_server import ServerProcess
+from moepack.running.serving.sampling import Sampling
+from moepack.running.serving.server_options import floor_length, micro_batches
 
 MAPPED = "llama.cpp, mapped"
 READ = "llama.cpp, read"

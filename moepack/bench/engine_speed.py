@@ -29,7 +29,7 @@ from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.pack import Pack
 from moepack.running.programs.command import single_text_options
-from moepack.running.programs.model_server import ModelServer
+from moepack.running.serving.model_server import ModelServer
 from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.source.shards import open_source
 from moepack.storage import page_cache

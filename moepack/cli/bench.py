@@ -23,7 +23,7 @@ from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import complain, is_json, is_quiet, show, sum_up
 from moepack.common.errors import RequestError
 from moepack.pack.reading.directory import named_pack
-from moepack.running.programs.sampling import MAX_CONTEXT
+from moepack.running.serving.sampling import MAX_CONTEXT
 
 _RUN_SETTINGS = (
     *("memory", "read_limit", "prompt_file", "prompt_tokens", "tokens", "micro_batch", "rounds"),

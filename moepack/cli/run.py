@@ -57,7 +57,7 @@ from moepack.common.escaping import one_line, shell_word
 
 if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
-    from moepack.running.programs.sampling import Sampling
+    from moepack.running.serving.sampling import Sampling
 
 _PROGRAM_OPTIONS = {
     *("source_or_pack", "memory", "policy", "pin", "backend", "check", "trace_path", "no_learn"),
@@ -122,8 +122,8 @@ def run(
         return
     from moepack.host.processors import OtherWork
     from moepack.pack.opening.open_model import open_model
-    from moepack.running.programs.chat import Conversation
-    from moepack.running.programs.server_options import chat_template_options
+    from moepack.running.serving.chat import Conversation
+    from moepack.running.serving.server_options import chat_template_options
 
     other_work = OtherWork()
     if prompt == STANDARD_STREAM and prompt_path is None:
@@ -175,7 +175,7 @@ def _lacks_template(pack: Pack, system: str | None, template: Sequence[str]) -> 
 
     Raises RequestError for a system prompt, which needs one.
     """
-    from moepack.running.programs.server_options import has_chat_template
+    from moepack.running.serving.server_options import has_chat_template
 
     if template or has_chat_template(pack):
         return False
@@ -273,7 +273,7 @@ def serve(
 
     Example: moepack serve model.moepack --memory 8GiB --port 8080 -- -np 2
     """
-    from moepack.running.programs.server_options import chat_template_options
+    from moepack.running.serving.server_options import chat_template_options
 
     if api_key == "":
         raise RequestError("an empty API key", place="--api-key")
@@ -286,7 +286,7 @@ def serve(
     elif not _is_loopback(host):
         complain("note", "without --api-key it answers everybody who can reach this machine")
     alias = name or os.path.basename(os.path.normpath(source_or_pack[0]))
-    command = [sys.executable, "-m", "moepack.running.programs.server", "-m", "{}"]
+    command = [sys.executable, "-m", "moepack.running.serving.server", "-m", "{}"]
     command += ["--host", host, "--port", str(port), "--alias", one_line(alias)]
     require_engine(source_or_pack)
     command += [] if cors_origins is None else ["--cors-origins", cors_origins]
@@ -301,7 +301,7 @@ def _model_words(
     """Return options for the context, threads and template that the command does not set."""
     from moepack.host.processors import limited_threads
     from moepack.running.programs.command import CONTEXT, TEMPLATES, THREADS
-    from moepack.running.programs.server_options import choose_context, has_chat_template
+    from moepack.running.serving.server_options import choose_context, has_chat_template
 
     words: list[str] = []
     if length is not None or not CONTEXT.is_set(command):

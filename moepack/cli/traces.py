@@ -24,7 +24,7 @@ from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import is_json, is_quiet, next_line, say, show, sum_up
 from moepack.common.sizes import divide_up
 from moepack.pack.reading.directory import named_pack
-from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
+from moepack.running.serving.sampling import MAX_CONTEXT, MAX_THREADS
 
 
 @click.command("record")

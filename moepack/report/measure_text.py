@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moepack.bench.measuring import Spread
     from moepack.bench.run import BenchReport, MeasuredReads
     from moepack.planning.machine.model import Figure
-    from moepack.running.programs.run_facts import RunFacts, RunPhase
+    from moepack.running.serving.run_facts import RunFacts, RunPhase
     from moepack.running.streaming.supervisor import Supervisor
     from moepack.running.streaming.usage import ExpertUsage, Prefetches
 

@@ -172,7 +172,7 @@ def test_an_option_on_both_sides_of_the_dashes_is_refused(rest: str) -> None:
 
 @needs_llama
 def test_llama_cpp_knows_every_option_that_is_passed_on_and_how_many_values_it_takes() -> None:
-    command = [sys.executable, "-m", "moepack.running.programs.server", "--help"]
+    command = [sys.executable, "-m", "moepack.running.serving.server", "--help"]
     help_text = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     value_counts = {
         name: len(re.sub("<[^>]*>", "_", match[2]).split())

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from moepack.pack.opening.open_model import open_model
-from moepack.running.programs.model_server import ModelServer
+from moepack.running.serving.model_server import ModelServer
 from moepack.running.streaming.supervisor import StreamingOptions
 from tests.support.children import wait_until
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moepack.running.programs.recording import record_trace
+from moepack.running.serving.recording import record_trace
 from moepack.traces.formats import registry
 from moepack.traces.model import Origin, Tokens, join
 from moepack.traces.steps import TraceSummary

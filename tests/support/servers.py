@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from moepack.running.programs.model_server import ServerProcess
+from moepack.running.serving.model_server import ServerProcess
 from tests.support.children import MOEPACK, Piped
 
 OPTIONS = ("-c", "2048", "-t", "1")

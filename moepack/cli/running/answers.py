@@ -17,8 +17,8 @@ from moepack.cli.shared.terminal import draw as put
 from moepack.cli.shared.terminal import is_json, is_quiet, lay_out, pass_on, say, show
 
 if TYPE_CHECKING:
-    from moepack.running.programs.client import Answer
-    from moepack.running.programs.model_server import ModelServer
+    from moepack.running.serving.client import Answer
+    from moepack.running.serving.model_server import ModelServer
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_FRAMES = 0.5
@@ -36,7 +36,7 @@ def print_answer(
 ) -> None:
     """Print an answer as it comes, and its statistics; or both as JSON at its end."""
     from moepack.report import measure_text
-    from moepack.running.programs.run_facts import measure
+    from moepack.running.serving.run_facts import measure
 
     with ExitStack() as stack:
         answer = stack.enter_context(measure(server, ask))

@@ -14,15 +14,15 @@ from moepack.cli.running.answers import print_answer
 from moepack.cli.shared.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.shared.terminal import is_quiet, say
 from moepack.common.errors import MoepackError, RequestError
-from moepack.running.programs.client import Cancellation
+from moepack.running.serving.client import Cancellation
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from moepack.cli.running.line_editor import LineEditor
-    from moepack.running.programs.chat import Conversation
-    from moepack.running.programs.client import Answer
-    from moepack.running.programs.model_server import ModelServer
+    from moepack.running.serving.chat import Conversation
+    from moepack.running.serving.client import Answer
+    from moepack.running.serving.model_server import ModelServer
 
 _QUOTES = '"""'
 _WELCOME = "Ctrl-C ends an answer, Ctrl-D the chat; /help lists the other commands"

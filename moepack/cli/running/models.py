@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
     from moepack.packing.fetched import FetchPlan
     from moepack.running.programs.learned import Learner
-    from moepack.running.programs.model_server import ModelServer
     from moepack.running.programs.runner import ProgramEnd
     from moepack.running.programs.trace_writer import TraceWriter
+    from moepack.running.serving.model_server import ModelServer
     from moepack.running.streaming.supervisor import Supervisor
 
 _SECONDS_BETWEEN = 5.0
@@ -117,8 +117,8 @@ def start_server(
 
     `options` are llama-server's; `other_work` has watched other programs for a while.
     """
-    from moepack.running.programs.model_server import ModelServer
-    from moepack.running.programs.server_options import choose_context, single_text_server
+    from moepack.running.serving.model_server import ModelServer
+    from moepack.running.serving.server_options import choose_context, single_text_server
     from moepack.running.streaming.supervisor import StreamingOptions
 
     length = choose_context(pack, context, note)
@@ -198,7 +198,7 @@ def run_program_command(
     from moepack.running.programs.command import find_misled_program, llama_variables
     from moepack.running.programs.process import end_like
     from moepack.running.programs.runner import run_program
-    from moepack.running.programs.server_options import server_options
+    from moepack.running.serving.server_options import server_options
     from moepack.running.streaming.supervisor import StreamingOptions
 
     if not command:

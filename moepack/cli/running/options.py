@@ -13,7 +13,7 @@ from moepack.cli.shared.options import (
     size_option,
 )
 from moepack.cli.shared.parameters import PathName
-from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS
+from moepack.running.serving.sampling import MAX_CONTEXT, MAX_THREADS
 from moepack.traces.caching.cache import DEFAULT_POLICY, POLICIES
 
 streaming_options = options(
@@ -143,7 +143,7 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def sampled(**arguments: Any) -> Any:
-        from moepack.running.programs.sampling import Sampling, random_seed
+        from moepack.running.serving.sampling import Sampling, random_seed
 
         if arguments["seed"] in (None, -1):
             arguments["seed"] = random_seed()

@@ -110,7 +110,7 @@ def read_prompt(path: str) -> str:
 
     Raises RequestError if it cannot be read, or is too long.
     """
-    from moepack.running.programs.server_options import read_text  # slow to load
+    from moepack.running.serving.server_options import read_text  # slow to load
 
     return read_text(path, "prompt", MAX_PROMPT).removesuffix("\n")
 

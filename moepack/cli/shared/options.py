@@ -21,7 +21,7 @@ from moepack.cli.shared.parameters import (
 from moepack.cli.shared.terminal import set_json, set_verbosity
 from moepack.common.errors import RequestError
 from moepack.common.sizes import LEAST_BARE
-from moepack.running.programs.sampling import MAX_CONTEXT
+from moepack.running.serving.sampling import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from moepack.traces.formats.registry import ReadOptions

@@ -34,7 +34,7 @@ from moepack.planning.placing.facts import PlacementFacts
 from moepack.planning.placing.place import place
 from moepack.report.facts import with_texts
 from moepack.report.html.section import CountTable, ReportFacts, RoutingFacts, RunFile
-from moepack.running.programs.run_facts import RunFacts
+from moepack.running.serving.run_facts import RunFacts
 from moepack.traces.analysis.concentration import RoutingSample, read_sample
 from moepack.traces.formats.reading import AnyTrace, spooled
 from moepack.traces.formats.registry import ReadOptions

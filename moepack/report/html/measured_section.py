@@ -15,7 +15,7 @@ from moepack.report.html.drawing import dot, line, log_size_axis, number_axis, p
 from moepack.report.html.section import DataTable, Key, PageSection, Picture, ReportFacts
 from moepack.report.page import Block, Column, Table
 from moepack.report.values import UNKNOWN, length_text, number_text, rate_text, share_text
-from moepack.running.programs.run_facts import RunFacts
+from moepack.running.serving.run_facts import RunFacts
 
 _DEPTH_COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")
 _RUNS = (

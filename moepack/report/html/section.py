@@ -15,7 +15,7 @@ from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.placing.facts import PlacementFacts
 from moepack.report.facts import JsonValue
 from moepack.report.page import Block, Column, Table
-from moepack.running.programs.run_facts import RunFacts
+from moepack.running.serving.run_facts import RunFacts
 from moepack.traces.analysis.concentration import Concentration
 from moepack.traces.model import Ints
 from moepack.traces.simulation.facts import Simulation

@@ -10,9 +10,9 @@ from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.measured_runs import read_runs
 from moepack.report.facts import json_text
 from moepack.running.programs.command import single_text_options
-from moepack.running.programs.model_server import ModelServer
-from moepack.running.programs.run_facts import RunFacts, measure
 from moepack.running.programs.trace_writer import TraceWriter
+from moepack.running.serving.model_server import ModelServer
+from moepack.running.serving.run_facts import RunFacts, measure
 from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.running.streaming.usage import ExpertUsage
 from moepack.traces.formats.reading import import_trace

@@ -10,8 +10,8 @@ import pytest
 
 import moepack
 from moepack.packing.pack_model import pack_model
-from moepack.running.programs import model_server
-from moepack.running.programs.model_server import ServerProcess
+from moepack.running.serving import model_server
+from moepack.running.serving.model_server import ServerProcess
 from tests.support import architectures
 from tests.support.models import first_shard
 from tests.support.needs import require_llama

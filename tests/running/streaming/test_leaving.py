@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from moepack.running.programs.client import Cancellation
-from moepack.running.programs.sampling import Sampling
+from moepack.running.serving.client import Cancellation
+from moepack.running.serving.sampling import Sampling
 from tests.support import architectures
 from tests.support.children import wait_until
 from tests.support.models import first_shard

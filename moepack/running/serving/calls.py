@@ -14,10 +14,10 @@ from moepack.pack.opening.open_model import open_model
 from moepack.packing.fetched import fetch_model
 from moepack.running.programs.command import llama_variables
 from moepack.running.programs.learned import make_learner
-from moepack.running.programs.model_server import ModelServer
 from moepack.running.programs.runner import ProgramEnd, run_program
-from moepack.running.programs.server_options import server_options
 from moepack.running.programs.trace_writer import TraceWriter
+from moepack.running.serving.model_server import ModelServer
+from moepack.running.serving.server_options import server_options
 from moepack.running.streaming.supervisor import StreamingOptions
 
 

@@ -16,11 +16,11 @@ import pytest
 from moepack.common.errors import RequestError
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
-from moepack.running.programs.client import AnswerFacts, ServerClient
 from moepack.running.programs.command import single_text_options
-from moepack.running.programs.model_server import ModelServer
-from moepack.running.programs.run_facts import MeasuredAnswer, measure
-from moepack.running.programs.sampling import Sampling
+from moepack.running.serving.client import AnswerFacts, ServerClient
+from moepack.running.serving.model_server import ModelServer
+from moepack.running.serving.run_facts import MeasuredAnswer, measure
+from moepack.running.serving.sampling import Sampling
 from moepack.running.streaming.supervisor import StreamingOptions
 from tests.support.chat_model import begin_copy, finish
 from tests.support.children import PATIENCE

@@ -16,12 +16,12 @@ from moepack.common.errors import MachineError, MoepackError, PackError, Request
 from moepack.pack.opening.open_model import open_model
 from moepack.packing.shard_index import index_model
 from moepack.report import trace_text
-from moepack.running.programs import recording
-from moepack.running.programs.model_server import ModelServer
-from moepack.running.programs.recording import record_trace
-from moepack.running.programs.run_facts import measure
-from moepack.running.programs.sampling import Sampling
 from moepack.running.programs.trace_writer import TraceWriter
+from moepack.running.serving import recording
+from moepack.running.serving.model_server import ModelServer
+from moepack.running.serving.recording import record_trace
+from moepack.running.serving.run_facts import measure
+from moepack.running.serving.sampling import Sampling
 from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from moepack.traces.file_writer import Writer
 from moepack.traces.model import Phase, Tokens, Unknown

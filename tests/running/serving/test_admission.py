@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from moepack.running.programs.admission import Admission, Turns
+from moepack.running.serving.admission import Admission, Turns
 from moepack.running.streaming.control import CacheStatistics
 
 MOST, BUDGET = 4, 1000

@@ -31,8 +31,8 @@ from moepack.running.programs.command import (
     says_micro_batch,
     single_text_options,
 )
-from moepack.running.programs.drafts import check_drafts, draft_model_length
-from moepack.running.programs.llama_server_options import template_names
+from moepack.running.serving.drafts import check_drafts, draft_model_length
+from moepack.running.serving.llama_server_options import template_names
 from moepack.running.streaming.budget import step_length
 
 USUAL_CONTEXT = 4096

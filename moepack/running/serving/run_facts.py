@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from moepack.running.programs.client import Answer, AnswerFacts, End, PhaseFacts
-from moepack.running.programs.model_server import ModelServer
+from moepack.running.serving.client import Answer, AnswerFacts, End, PhaseFacts
+from moepack.running.serving.model_server import ModelServer
 from moepack.running.streaming.usage import ExpertUsage, Prefetches
 
 

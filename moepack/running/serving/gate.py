@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import h11
 
-from moepack.running.programs.access import Access
-from moepack.running.programs.prompt_progress import PromptProgress
+from moepack.running.serving.access import Access
+from moepack.running.serving.prompt_progress import PromptProgress
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _PIECE_LENGTH = 1 << 16

@@ -8,7 +8,7 @@ import pytest
 
 from moepack.common.errors import RequestError
 from moepack.pack.opening.open_model import open_model
-from moepack.running.programs.server_options import server_options, single_text_server
+from moepack.running.serving.server_options import server_options, single_text_server
 from tests.support import architectures
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, RequestError
-from moepack.running.programs.sampling import Sampling
+from moepack.running.serving.sampling import Sampling
 
 End = Literal["stop", "length", "context", "left"]
 """Why a text ends: by the model or a stop text; it has the requested tokens; the context is full;

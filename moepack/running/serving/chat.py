@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from moepack.common.errors import RequestError
-from moepack.running.programs.client import Answer, Cancellation, ServerClient
-from moepack.running.programs.sampling import MAX_SEED, Sampling
+from moepack.running.serving.client import Answer, Cancellation, ServerClient
+from moepack.running.serving.sampling import MAX_SEED, Sampling
 
 Message = dict[str, str]
 

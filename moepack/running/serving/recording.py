@@ -16,11 +16,11 @@ from moepack.host.memory_limits import memory_length
 from moepack.host.processors import cpu_count
 from moepack.pack.opening.open_model import open_model
 from moepack.pack.reading.pack import Pack
-from moepack.running.programs.client import AnswerFacts
-from moepack.running.programs.model_server import ModelServer
-from moepack.running.programs.sampling import MAX_CONTEXT, MAX_THREADS, Sampling, check_bounds
-from moepack.running.programs.server_options import single_text_server
 from moepack.running.programs.trace_writer import lost_text, origin_of
+from moepack.running.serving.client import AnswerFacts
+from moepack.running.serving.model_server import ModelServer
+from moepack.running.serving.sampling import MAX_CONTEXT, MAX_THREADS, Sampling, check_bounds
+from moepack.running.serving.server_options import single_text_server
 from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.traces.compressed import TraceStream
 from moepack.traces.file import CUT

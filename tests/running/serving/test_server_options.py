@@ -7,8 +7,8 @@ import pytest
 from moepack.common.errors import RequestError
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.model import Footprint, footprint_of
-from moepack.running.programs import server_options as options_by_memory
-from moepack.running.programs.server_options import (
+from moepack.running.serving import server_options as options_by_memory
+from moepack.running.serving.server_options import (
     MICRO_BATCHES,
     choose_micro_batch,
     earlier_texts,

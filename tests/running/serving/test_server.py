@@ -19,14 +19,14 @@ import httpx
 import pytest
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
-from moepack.running.programs.model_server import ServerProcess
+from moepack.running.serving.model_server import ServerProcess
 from tests.support.children import PATIENCE, Piped, run_command
 from tests.support.needs import needs_llama
 from tests.support.servers import OPTIONS, exchange, serving
 
 pytestmark = needs_llama
 
-PROGRAM = (sys.executable, "-m", "moepack.running.programs.server")
+PROGRAM = (sys.executable, "-m", "moepack.running.serving.server")
 BODY = json.dumps({"prompt": "x", "n_predict": 2, "temperature": 0}).encode()
 
 
@@ -283,7 +283,7 @@ def test_a_signal_ends_it_in_the_middle_of_an_answer(chat_path: Path, number: in
 
 def test_it_ends_with_the_process_that_started_it(chat_path: Path) -> None:
     code = (
-        "import sys, time; from moepack.running.programs.model_server import ServerProcess\n"
+        "import sys, time; from moepack.running.serving.model_server import ServerProcess\n"
         "server = ServerProcess(sys.argv[1]); print(server.url, server.process_id, flush=True)\n"
         "time.sleep(600)"
     )

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from moepack.common.errors import MachineError, RequestError
-from moepack.running.programs.chat import Conversation
-from moepack.running.programs.client import Answer, Cancellation, ServerClient
-from moepack.running.programs.model_server import ServerProcess
-from moepack.running.programs.sampling import Sampling
+from moepack.running.serving.chat import Conversation
+from moepack.running.serving.client import Answer, Cancellation, ServerClient
+from moepack.running.serving.model_server import ServerProcess
+from moepack.running.serving.sampling import Sampling
 from tests.support.children import wait_until
 from tests.support.needs import needs_llama
 from tests.support.servers import serving

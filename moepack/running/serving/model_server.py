@@ -19,8 +19,6 @@ from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.host.memory_limits import kill_count, limit_text
 from moepack.pack.reading.pack import Pack
-from moepack.running.programs import server
-from moepack.running.programs.client import ServerClient
 from moepack.running.programs.command import micro_batch
 from moepack.running.programs.learned import Learner
 from moepack.running.programs.process import is_out_of_memory
@@ -32,6 +30,8 @@ from moepack.running.programs.runner import (
     write_selections,
 )
 from moepack.running.programs.trace_writer import TraceWriter
+from moepack.running.serving import server
+from moepack.running.serving.client import ServerClient
 from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.running.streaming.usage import ExpertUsage
 

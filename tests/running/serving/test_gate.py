@@ -16,9 +16,9 @@ import h11
 import httpx
 import pytest
 
-from moepack.running.programs.access import Access
-from moepack.running.programs.admission import Turns
-from moepack.running.programs.gate import Connection, Gate, GateLimits
+from moepack.running.serving.access import Access
+from moepack.running.serving.admission import Turns
+from moepack.running.serving.gate import Connection, Gate, GateLimits
 from tests.support.certificates import authority_in
 
 ACCESS = Access("localhost", ["127.0.0.1"], has_key=False)

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from moepack.running.programs.access import Access
+from moepack.running.serving.access import Access
 
 OWN = Access("localhost", ["127.0.0.1"], has_key=False)
 KEYED = Access("localhost", ["0.0.0.0"], has_key=True)

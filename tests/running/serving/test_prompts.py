@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moepack.common.errors import MoepackError, TraceError
-from moepack.running.programs.recording import read_prompts
+from moepack.running.serving.recording import read_prompts
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""llama.cpp's own server, from the wheel: `python -m moepack.running.programs.server -m MODEL …`.
+"""llama.cpp's own server, from the wheel: `python -m moepack.running.serving.server -m MODEL …`.
 
 Options and variables are those of `llama-server`. The server itself listens on a socket without an
 address; clients reach the gate before it.
@@ -20,10 +20,10 @@ from typing import Any
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.common.escaping import one_line
-from moepack.running.programs.access import THIS_MACHINE, Access
-from moepack.running.programs.admission import Turns
-from moepack.running.programs.gate import Connection, Gate, GateLimits
-from moepack.running.programs.llama_server_options import parse_options
+from moepack.running.serving.access import THIS_MACHINE, Access
+from moepack.running.serving.admission import Turns
+from moepack.running.serving.gate import Connection, Gate, GateLimits
+from moepack.running.serving.llama_server_options import parse_options
 from moepack.running.streaming.control import CacheStatistics
 from moepack.storage.regular_file import open_regular
 
