@@ -7,8 +7,8 @@ MOEPACK_NODE ?= build/node
 MOEPACK_SGLANG ?= build/sglang
 
 define CHECK
-$(BIN)/ruff check moepack tests benchmarks conformance examples hatch_build.py
-$(BIN)/ruff format --check moepack tests benchmarks conformance examples hatch_build.py
+$(BIN)/ruff check moepack tests benchmarks conformance docs examples hatch_build.py
+$(BIN)/ruff format --check moepack tests benchmarks conformance docs examples hatch_build.py
 $(BIN)/mypy
 @! command -v cppcheck >/dev/null || cppcheck --quiet --std=c17 --error-exitcode=1 --enable=warning,performance,portability \
     --suppress=ctuuninitvar --suppress=nullPointerRedundantCheck --suppress=toomanyconfigs native tests/native
@@ -17,7 +17,7 @@ endef
 # Tests start hundreds of interpreters: without bytecode each of them compiles moepack again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chat demo quick test engines bench conformance wheels fuzz format clean
+.PHONY: chat demo quick test engines bench conformance docs wheels fuzz format clean
 
 chat: $(VENV)/running
 	@echo 'moepack is $(BIN)/moepack; after `. $(BIN)/activate` it is moepack'
@@ -54,6 +54,10 @@ conformance: $(VENV)/developing
 	$(BIN)/python conformance/make_traces.py
 	$(BIN)/python -m conformance.make_packs
 
+# The beginning of each page in docs/commands/; the rest of it stays as it is.
+docs: $(VENV)/developing
+	$(BIN)/python -m docs.command_pages
+
 # For others: the libraries of native/ in them are compiled for x86-64 and for ARM, by zig for both.
 wheels: $(VENV)/developing
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'ziglang>=0.15'
@@ -65,8 +69,8 @@ fuzz: $(VENV)/developing
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
 format: $(VENV)/developing
-	$(BIN)/ruff check --fix moepack tests benchmarks conformance examples hatch_build.py
-	$(BIN)/ruff format moepack tests benchmarks conformance examples hatch_build.py
+	$(BIN)/ruff check --fix moepack tests benchmarks conformance docs examples hatch_build.py
+	$(BIN)/ruff format moepack tests benchmarks conformance docs examples hatch_build.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -19,6 +19,7 @@ import click
 import pytest
 
 import moepack
+from docs import command_pages
 from moepack.cli import main
 from moepack.cli.shared import exit_codes
 from moepack.cli.words.front import commands_below
@@ -38,14 +39,14 @@ __all__ = ["example"]
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-COMMANDS = (ROOT / "docs" / "commands.md").read_text()
+COMMON = (ROOT / "docs" / "commands" / "common.md").read_text()
 LIBRARY = (ROOT / "docs" / "library.md").read_text()
 DEVELOPMENT = (ROOT / "docs" / "development.md").read_text()
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *(
         path
-        for name in ("docs", "layouts", "fixtures", "conformance", "tests/support")
+        for name in ("docs", "docs/commands", "layouts", "fixtures", "conformance", "tests/support")
         for path in sorted(ROOT.glob(f"{name}/*.md"))
     ),
 ]
@@ -100,10 +101,10 @@ def test_every_link_within_the_project_leads_somewhere(path: Path) -> None:
         assert not anchor or anchor in anchors(linked), target
 
 
-def test_the_documents_are_linked_from_the_readme_or_the_page_for_developers() -> None:
+def test_the_documents_are_linked_from_the_pages_that_one_begins_with() -> None:
     linked = {
         (page.parent / target.partition("#")[0]).resolve()
-        for page in (ROOT / "README.md", ROOT / "docs" / "development.md")
+        for page in (ROOT / "README.md", ROOT / "docs" / "development.md", command_pages.INDEX)
         for target in links(page)
     }
     assert linked >= set(DOCUMENTS) - {ROOT / "README.md"}
@@ -150,14 +151,18 @@ def test_the_example_of_a_trace_file_is_true() -> None:
     assert int(rows[-1][2]) == len(data)
 
 
-def test_every_command_has_a_section_that_names_all_of_its_options() -> None:
-    listed = dict(commands_below(main.cli))
-    assert set(re.findall(r"^## moepack (.+)$", COMMANDS, re.MULTILINE)) == set(listed)
-    for name, command in listed.items():
-        assert "Example: moepack" in (command.help or "")
-        assert f"\n    moepack {name} " in section(name) or not command.params, name
-        for option in options(command):
-            assert f"`{option}`" in section(name), (name, option)
+def test_each_page_of_a_command_begins_with_its_help_as_make_docs_writes_it() -> None:
+    others = {"common.md", "addresses.md", "trace-formats.md"}
+    pages = command_pages.pages()
+    present = {path for path in command_pages.FOLDER.glob("*.md") if path.name not in others}
+    assert set(pages) == present
+    for path, text in pages.items():
+        assert path.read_text() == text, f"{path.name}: make docs"
+
+
+def test_every_command_has_an_example() -> None:
+    for name, command in commands_below(main.cli):
+        assert f"Example: moepack {name}" in (command.help or ""), name
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/engines.md"])
@@ -217,27 +222,14 @@ def commands_in(name: str) -> list[str]:
     return re.findall(r"^ {4,6}(moepack [a-z].+)$", text, re.MULTILINE)
 
 
-def test_a_section_names_no_option_that_its_command_lacks() -> None:
-    for name, command in commands_below(main.cli):
-        rows = "".join(re.findall(r"^\| (`-.*?) \|", section(name), re.MULTILINE))
-        assert set(re.findall(r"`(--?[\w-]+)`", rows)) <= set(options(command)), name
-
-
 def test_what_all_commands_share_is_documented() -> None:
     for parameter in main.cli.get_params(click.Context(main.cli, **main.cli.context_settings)):
-        assert all(f"`{name}`" in COMMANDS or f" {name}`" in COMMANDS for name in parameter.opts)
+        assert all(f"`{name}`" in COMMON or f" {name}`" in COMMON for name in parameter.opts)
 
 
-def options(command: click.Command) -> list[str]:
-    """List how the options of a command may be written."""
-    chosen = [one for one in command.params if isinstance(one, click.Option)]
-    return [name for option in chosen for name in (*option.opts, *option.secondary_opts)]
-
-
-def section(name: str) -> str:
-    """Return the section of docs/commands.md about a command."""
-    start = COMMANDS.index(f"\n## moepack {name}\n")
-    return COMMANDS[start : COMMANDS.index("\n## ", start + 1)]
+def page(name: str) -> str:
+    """Return the page of a command."""
+    return command_pages.page_of(name).read_text()
 
 
 @pytest.fixture
@@ -249,7 +241,7 @@ def address(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         yield f"{server.url}/{example.name}"
 
 
-def test_the_json_fields_are_those_in_the_section_of_the_command(
+def test_the_json_fields_are_those_on_the_page_of_the_command(
     example: Path, address: str, tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -307,7 +299,7 @@ def test_so_are_those_of_commands_that_run_a_model(example: Path, cli: Run) -> N
 
 
 def assert_fields(run: Run, *commands: tuple[str | Path, ...]) -> None:
-    """Compare the JSON of commands with their sections."""
+    """Compare the JSON of commands with their pages."""
     printed: dict[str, set[str]] = {}
     for name, *arguments in commands:
         outcome = run(*str(name).split(), *arguments, "--json")
@@ -315,7 +307,7 @@ def assert_fields(run: Run, *commands: tuple[str | Path, ...]) -> None:
         printed.setdefault(str(name), set()).update(keys(json.loads(outcome.stdout)))
     for name, fields in printed.items():
         assert len(fields) > 3, name
-        assert fields == fields_of(section(name)), name
+        assert fields == fields_of(page(name)), name
 
 
 def fields_of(text: str) -> set[str]:
@@ -336,11 +328,11 @@ def keys(value: object) -> Iterator[str]:
 
 def test_every_exit_code_is_documented() -> None:
     for code in exit_codes.ExitCode:
-        assert re.search(rf"^\| {code.value} \| ", COMMANDS, re.MULTILINE)
+        assert re.search(rf"^\| {code.value} \| ", COMMON, re.MULTILINE)
 
 
 def test_every_trace_format_is_documented() -> None:
-    rows = COMMANDS[COMMANDS.index("\n## Trace formats") :]
+    rows = (command_pages.FOLDER / "trace-formats.md").read_text()
     named = {
         name
         for row in re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE)
@@ -353,7 +345,7 @@ def test_every_shipped_layout_says_what_it_is() -> None:
     assert layout.names() == ["hot-first", "layers", "natural"]
     for name in layout.names():
         assert layout.load(name).description
-        assert f"\n- `{name}`" in section("pack")
+        assert f"\n- `{name}`" in page("pack")
 
 
 def test_every_public_name_stands_in_the_library_document() -> None:

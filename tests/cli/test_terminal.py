@@ -126,8 +126,8 @@ def test_words_are_completed(
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_with_what_the_document_says(tmp_path: Path) -> None:
-    """The line of docs/commands.md is read by a bash, which then completes three lines."""
-    document = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+    """The line of docs/commands/common.md is read by a bash, which then completes three lines."""
+    document = (Path(__file__).parents[2] / "docs" / "commands" / "common.md").read_text()
     (line,) = re.findall(r"^    (eval .*bash_source moepack\)\")", document, re.MULTILINE)
     command = tmp_path / "moepack"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m moepack "$@"\n')

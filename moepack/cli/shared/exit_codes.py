@@ -19,7 +19,7 @@ from moepack.running.programs.executable import CommandError
 
 
 class ExitCode(IntEnum):
-    """The exit codes, as docs/commands.md lists them."""
+    """The exit codes, as docs/commands/common.md lists them."""
 
     FINE = 0
     FAILED = 1

@@ -8,7 +8,7 @@ from moepack.common.errors import MoepackError
 class Finding(NamedTuple):
     """One thing that is wrong.
 
-    `kind` is stable and machine-readable (docs/commands.md, "verify"); `offset` counts from the
+    `kind` is stable and machine-readable (docs/commands/verify.md); `offset` counts from the
     start of `file`. What does not apply is None.
     """
 

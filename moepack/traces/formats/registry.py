@@ -21,7 +21,7 @@ _ARRAYS = re.compile(rb"\x93NUMPY|PK\x03\x04|\x80[\x02-\x05]|\s*[\[{]")
 """Of numpy, an archive of them or of torch, a pickle, JSON."""
 _CONVERTER = (
     "write the experts of tokens as `call-csv`, one row for each token and layer: "
-    "docs/commands.md has the lines of Python"
+    "docs/commands/trace-formats.md has the lines of Python"
 )
 
 
