@@ -155,14 +155,17 @@ def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:
 @click.command()
 @options.source_or_pack_argument
 @file_option(
-    "--trace", "traces", multiple=True, help="Routing trace, for heat, coverage and caches."
+    "--trace",
+    "traces",
+    multiple=True,
+    help="Routing trace, for heat, coverage and caches; may be repeated.",
 )
 @options.machine_option
 @file_option(
     "--run",
     "runs",
     multiple=True,
-    help="Measurement, as JSON of `moepack bench`, `moepack run` or llama-bench.",
+    help="Measurement, as JSON of `moepack bench`, `moepack run` or llama-bench; may be repeated.",
 )
 @size_option(
     "--budget", share_of="experts", help="Memory for experts to mark: 8GiB, 25% of all experts."

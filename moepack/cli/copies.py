@@ -21,7 +21,7 @@ from moepack.common.errors import RequestError
 from moepack.common.escaping import one_line, shell_words
 from moepack.common.path_hints import missing_model_hint
 from moepack.common.paths import is_remote
-from moepack.common.sizes import Size
+from moepack.common.sizes import Size, size_text
 
 if TYPE_CHECKING:
     from moepack.pack.engines.contract import Engine, ExportOption
@@ -213,7 +213,8 @@ def _command(engine: Engine) -> click.Command:
 def _option(option: ExportOption) -> Any:
     name = f"--{option.name}"
     if option.kind == "size":
-        return size_option(name, least=0, default=option.default, help=option.help)
+        text = f"{option.help}  [default: {size_text(option.default)}]"
+        return size_option(name, least=0, default=option.default, show_default=False, help=text)
     if option.kind == "file":
         return file_option(name, help=option.help)
     choices = click.Choice(option.choices)

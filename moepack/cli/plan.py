@@ -178,7 +178,7 @@ def place(
     "--receipt",
     "receipts",
     multiple=True,
-    help="Measured run on that machine, as JSON of llama-bench or `moepack run`.",
+    help="Measured run on that machine, as JSON of llama-bench or `moepack run`; may be repeated.",
 )
 @number_option("--context", least=1, default=4096, help="Context length in tokens.")
 @number_option("--depth", least=0, default=0, help="Number of tokens already in the context.")

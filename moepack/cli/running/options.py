@@ -53,6 +53,7 @@ streaming_options = options(
         is_flag=True,
         flag_value=False,
         default=True,
+        show_default=False,
         help="Do not read what the next layer's router names while a layer is computed.",
     ),
     click.option(

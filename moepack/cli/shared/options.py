@@ -151,7 +151,10 @@ forecast_prompt_options = options(
     micro_batch_option("Prompt tokens computed at once.  [default: the fastest]"),
 )
 traces_option = file_option(
-    "--trace", "traces", multiple=True, help="Routing trace, to simulate cache misses with."
+    "--trace",
+    "traces",
+    multiple=True,
+    help="Routing trace, to simulate cache misses with; may be repeated.",
 )
 traces_argument = click.argument(
     "paths", nargs=-1, required=True, type=InputPath(), metavar="FILE..."
