@@ -346,6 +346,7 @@ static void publish(struct cache *cache) {
     set(&statistics->draft_hit_count, residents->tally.draft_hit_count);
     set(&statistics->draft_miss_count, residents->tally.draft_miss_count);
     set(&statistics->wasted_length, residents->tally.wasted_length);
+    set(&statistics->evicted_count, residents->tally.evicted_count);
     set(&statistics->guessed_count, cache->guesses.guessed_count);
     set(&statistics->right_count, cache->guesses.right_count);
     set(&statistics->ahead_count, cache->guesses.ahead_count);

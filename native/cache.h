@@ -42,6 +42,7 @@ struct cache_statistics {
     _Atomic uint64_t control_count, control_right_count; /* guesses of a layer by its own router */
     _Atomic uint64_t guesses_are_off; /* as these were wrong too often */
     _Atomic uint64_t draft_hit_count, draft_miss_count; /* lookups in layers for multi-token prediction */
+    _Atomic uint64_t evicted_count;
 };
 
 /* One of the places where a file's bytes lie; a second drive has a mirror. */

@@ -200,6 +200,7 @@ static bool take_slot(struct residents *residents, uint32_t expert, enum room ro
 
 static void leave_cache(struct residents *residents, uint32_t expert) {
     residents->states[expert].is_admitted = false;
+    residents->tally.evicted_count++;
     residents->length -= slot_length(residents->experts, expert);
     keep_leftover(residents, expert);
 }

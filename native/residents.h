@@ -40,7 +40,7 @@ struct step {
 struct tally {
     uint64_t hit_count, miss_count; /* lookups, but for those of drafts: of rare layers, in steps that were announced */
     uint64_t draft_hit_count, draft_miss_count;
-    uint64_t wasted_length;
+    uint64_t wasted_length, evicted_count;
 };
 
 struct residents_owner {

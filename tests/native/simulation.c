@@ -77,7 +77,7 @@ static void punch(void *data, uint64_t offset, uint64_t length) {
 /* ---- the rules ---- */
 
 static void check_states(void) {
-    uint64_t admitted = 0, taken = 0, resident = 0;
+    uint64_t admitted = 0, admitted_count = 0, taken = 0, resident = 0;
     for (uint32_t e = 0; e < experts.count; e++) {
         const struct resident *state = &residents.states[e];
         uint64_t length = slot_length(&experts, e);
@@ -87,6 +87,7 @@ static void check_states(void) {
         if (state->bytes == RESIDENT) require(has_content(e), "a resident expert's slot has its bytes");
         if (is_mapped[e]) require(state->bytes == RESIDENT, "only resident experts are mapped");
         if (state->is_admitted) admitted += length;
+        admitted_count += state->is_admitted;
         require(!(state->is_admitted && state->is_leftover), "an admitted expert is no leftover");
         require(state->bytes != RESIDENT || state->is_admitted || state->is_leftover || state->is_ahead, "a resident expert has a reason");
         for (uint32_t other = 0; other < e; other++) {
@@ -102,6 +103,8 @@ static void check_states(void) {
     const struct tally *tally = &residents.tally;
     require(tally->hit_count + tally->miss_count + tally->draft_hit_count + tally->draft_miss_count == looked_up,
             "each lookup is a hit or a miss");
+    require(tally->miss_count + tally->draft_miss_count <= admitted_count + tally->evicted_count,
+            "what was missed is admitted, or was evicted");
 }
 
 static void check_order(void) {
