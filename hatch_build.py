@@ -1,4 +1,4 @@
-"""Compile the libraries of native/ while moepack is built, where the machine can.
+"""Build wheels: with the manual pages, and the libraries of native/ where the machine can.
 
 A wheel brings them and is of one machine then; without a compiler the wheel is for all machines,
 and they are compiled at first use. MOEPACK_WHEEL_MACHINE names the machine of a wheel that is to
@@ -16,15 +16,18 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class PreloadedLibraryHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Put the libraries beside their sources, in wheels and in checkouts."""
+class BuildHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Put the libraries beside their sources, in wheels and in checkouts; make manual pages."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile before the files of a wheel are gathered; `editable` stays in the checkout."""
         native = Path(self.root, "native")
         if version != "editable":  # a folder as a whole would bring old libraries of a checkout
+            # It is removed with the hook, when the wheel is written.
+            self._folder = tempfile.TemporaryDirectory()
             for path in native.glob("*.[ch]"):
                 build_data["force_include"][str(path)] = f"moepack/native/{path.name}"
+            self._add_manual(build_data)
         if platform.system() != "Linux" or not native.exists():
             return
         compiling = _load(Path(self.root, "moepack", "running", "programs", "compiling.py"))
@@ -39,11 +42,16 @@ class PreloadedLibraryHook(BuildHookInterface):  # type: ignore[type-arg]
                 raise
             self.app.display_warning(f"the libraries are compiled at first use: {error}")
 
+    def _add_manual(self, build_data: dict[str, Any]) -> None:
+        manual = Path(self._folder.name, "man1")
+        manual.mkdir()
+        pages = Path(self.root, "docs", "commands")
+        _load(Path(self.root, "docs", "man_pages.py")).write(pages, manual, self.metadata.version)
+        build_data["shared_data"][str(manual)] = "share/man/man1"
+
     def _add_to_wheel(
         self, compiling: ModuleType, native: Path, published: str | None, build_data: dict[str, Any]
     ) -> None:
-        # It is removed with the hook, when the wheel is written.
-        self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         system = f"linux_{platform.machine()}"
         if published:

@@ -23,10 +23,10 @@ def page_of(name: str) -> Path:
 
 def pages() -> dict[Path, str]:
     """Return the text of the index and of each page as it should be, by path."""
-    beginnings = {INDEX: _index()}
+    heads = {INDEX: "\n\n".join([*_head("", main.cli), *_groups()])}
     for name, command in commands_below(main.cli):
-        beginnings[page_of(name)] = _beginning(name, command)
-    return {path: text + _rest(path) for path, text in beginnings.items()}
+        heads[page_of(name)] = "\n\n".join([*_head(name, command), *_options(name, command)])
+    return {path: f"{head}\n\n{END}{_rest(path)}" for path, head in heads.items()}
 
 
 def _rest(path: Path) -> str:
@@ -34,23 +34,10 @@ def _rest(path: Path) -> str:
     return path.read_text().partition(END)[2] if path.exists() else "\n"
 
 
-def _index() -> str:
-    """Return the groups of commands, as `moepack --help` has them, with links to the pages."""
-    names = [name for name, _ in commands_below(main.cli)]
-    lines = ["# Commands", "", BEGIN]
-    for title, commands in GROUPS.items():
-        lines += ["", f"**{title}**", "", "| command | what it does |", "| --- | --- |"]
-        for entry, text in commands.items():
-            found = [name for name in names if name == entry or name.startswith(f"{entry} ")]
-            links = ", ".join(f"[{name}]({page_of(name).name})" for name in found)
-            lines.append(f"| {links} | {text} |")
-    return "\n".join([*lines, "", END])
-
-
-def _beginning(name: str, command: click.Command) -> str:
-    """Return the usage, the description, examples and options of a command."""
-    context = click.Context(command, info_name=f"moepack {name}", **command.context_settings)
-    usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
+def _head(name: str, command: click.Command) -> list[str]:
+    """Return heading, usage, description and examples of a command."""
+    title = f"moepack {name}".strip()
+    usage = " ".join(command.get_usage(_context(title, command)).split()).removeprefix("Usage: ")
     paragraphs = re.split(r"\n\n+", inspect.cleandoc(command.help or ""))
     examples = [one for one in paragraphs if one.startswith("Example: ")]
     prose = [
@@ -59,15 +46,34 @@ def _beginning(name: str, command: click.Command) -> str:
         if one not in examples
     ]
     block = "\n".join(f"    {line.removeprefix('Example: ')}" for line in examples)
-    parts = [f"# moepack {name}", BEGIN, f"    {usage}", *prose, block, *_options(context), END]
-    return "\n\n".join(parts)
+    heading = f"# {title}" if name else "# Commands"
+    return [heading, BEGIN, f"    {usage}", *prose, *([block] if block else [])]
 
 
-def _options(context: click.Context) -> list[str]:
+def _context(title: str, command: click.Command) -> click.Context:
+    return click.Context(command, info_name=title, **command.context_settings)
+
+
+def _groups() -> list[str]:
+    """Return the groups of commands, as `moepack --help` has them, with links to the pages."""
+    names = [name for name, _ in commands_below(main.cli)]
+    blocks = []
+    for title, commands in GROUPS.items():
+        rows = ["| command | what it does |", "| --- | --- |"]
+        for entry, text in commands.items():
+            below = [name for name in names if name == entry or name.startswith(f"{entry} ")]
+            links = ", ".join(f"[{name}]({page_of(name).name})" for name in below)
+            rows.append(f"| {links} | {text} |")
+        blocks += [f"**{title}**", "\n".join(rows)]
+    return blocks
+
+
+def _options(name: str, command: click.Command) -> list[str]:
     """Return the table of a command's options, or nothing if it has none."""
+    context = _context(f"moepack {name}", command)
     records = [
         record
-        for one in context.command.get_params(context)
+        for one in command.get_params(context)
         if isinstance(one, click.Option) and (record := one.get_help_record(context))
     ]
     rows = [_row(term, text) for term, text in records if "--help" not in term]

@@ -34,6 +34,7 @@ def project(tmp_path: Path) -> Path:
     """Copy the files of a wheel, as little of moepack as the hook needs."""
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("*cache*"))
     for name in ("layouts", "include", "examples"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "one").touch()
@@ -57,8 +58,8 @@ def install(project: Path) -> None:
     code = """
         import sys
         from hatchling.bridge.app import Application
-        from hatch_build import PreloadedLibraryHook
-        hook = PreloadedLibraryHook(sys.argv[1], {}, None, None, "dist", "wheel", Application())
+        from hatch_build import BuildHook
+        hook = BuildHook(sys.argv[1], {}, None, None, "dist", "wheel", Application())
         hook.initialize("editable", {})
     """
     run_child(code, project)
