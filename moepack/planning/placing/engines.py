@@ -32,7 +32,7 @@ LLAMA, IK_LLAMA, PACK = "llama.cpp", "ik_llama.cpp", "pack"
 _LESS = "a shorter `context`, or other `cache_types`, take less"
 _DRIVE = "`engine=pack` reads experts from the drive when they are needed"
 _BUILD = (
-    "llama-server has to be a build of llama.cpp for this GPU (docs/engines.md); the one that "
+    "llama-server has to be a build of llama.cpp for this GPU (docs/run-a-model.md); the one that "
     "comes with moepack computes on processors"
 )
 _CACHE_NOTE = "`llama-server --moe-cache-mib` takes llama.cpp b11480 or later"
