@@ -29,7 +29,7 @@ from moepack.running.programs.command import single_text_options
 from moepack.running.serving.client import Answer, AnswerFacts, PhaseFacts
 from moepack.running.serving.model_server import ServerProcess
 from moepack.running.serving.sampling import Sampling
-from moepack.running.serving.server_options import floor_length, micro_batches
+from moepack.running.serving.server_memory import floor_length, micro_batches
 
 MAPPED = "llama.cpp, mapped"
 READ = "llama.cpp, read"

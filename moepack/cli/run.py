@@ -300,12 +300,12 @@ def _model_words(
 ) -> list[str]:
     """Return options for the context, threads and template that the command does not set."""
     from moepack.host.processors import limited_threads
-    from moepack.running.programs.command import CONTEXT, TEMPLATES, THREADS
-    from moepack.running.serving.server_options import choose_context, has_chat_template
+    from moepack.running.programs.command import TEMPLATES, THREADS
+    from moepack.running.serving.server_options import checked_context, has_chat_template
 
     words: list[str] = []
-    if length is not None or not CONTEXT.is_set(command):
-        words += ["-c", str(choose_context(pack, length, note))]
+    if length is not None:
+        words += ["-c", str(checked_context(pack, length, note))]
     if threads is not None or not THREADS.is_set(command):
         threads = limited_threads() if threads is None else threads
         words += [] if threads is None else ["-t", str(threads)]

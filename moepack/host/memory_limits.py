@@ -62,6 +62,15 @@ def memory_length(memory: Size | None) -> int | Literal["floor"] | None:
     return parse_size(memory, "memory", whole=whole)
 
 
+def own_memory(process_id: int) -> int:
+    """Return the bytes of a process that are of no file (proc(5)); 0 if it has ended."""
+    try:
+        _, resident, shared, *_ = Path(f"/proc/{process_id}/statm").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
 def system_memory() -> int:
     """Return the bytes of memory that the system has."""
     return _system_field("MemTotal")

@@ -222,7 +222,8 @@ def generated(facts: RunFacts) -> str:
         f"prompt: {count_text(facts.prompt_count, 'token')}{kept}, "
         f"{rate_text(facts.prompt.tokens_per_second)} tok/s, first token after {after}\n"
         f"answer: {count_text(facts.token_count, 'token')}, {so_far(facts)}, "
-        f"{size_text(facts.held_length)} of experts in memory; seed {facts.seed}{end}"
+        f"{size_text(facts.held_length)} of experts in memory, all together up to "
+        f"{length_text(facts.memory.total)}; seed {facts.seed}{end}"
     )
 
 
@@ -239,10 +240,7 @@ def so_far(facts: RunPhase) -> str:
 
 
 def expert_memory(supervisor: Supervisor) -> str:
-    """Return a line about the memory for experts: its limit, the need, and the first reads.
-
-    And about what the program takes beside them, as far as that is known.
-    """
+    """Return a line about the memory of a model: for experts, beside them, and all together."""
     whole, budget = supervisor.whole_length, supervisor.budget
     clauses = [f"memory for experts: {size_text(min(budget, whole))}"]
     if budget >= whole:
@@ -250,12 +248,22 @@ def expert_memory(supervisor: Supervisor) -> str:
     else:
         clauses[0] += f" of {size_text(whole)}"
         clauses.append(f"a step needs {size_text(supervisor.floor)}")
-    if supervisor.beside:
-        length = size_text(supervisor.beside)
-        clauses.append(f"beside them up to {length} of dense weights and earlier prompts")
+    parts = supervisor.parts
+    count = "" if parts.token_count is None else f" of {count_text(parts.token_count, 'token')}"
+    clauses.append(
+        f"dense weights {length_text(parts.dense)}, context{count} {length_text(parts.context)}, "
+        f"computing {length_text(parts.computing)}, earlier texts {length_text(parts.texts)}, "
+        f"the programs {length_text(parts.program)}; all together {length_text(parts.total)}"
+    )
     if supervisor.has_warm_up:
         clauses.append("those that earlier runs used most are read first")
     return "; ".join(clauses)
+
+
+def program_usage(supervisor: Supervisor) -> str:
+    """Return a line about a program that runs: its experts, and the memory of all."""
+    total = length_text(supervisor.parts.total)
+    return f"{expert_usage(supervisor.usage)}, all together up to {total}"
 
 
 def expert_usage(usage: ExpertUsage) -> str:

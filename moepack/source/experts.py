@@ -117,11 +117,13 @@ def mtp_start(source: Source) -> int | None:
     return start
 
 
-def find_experts(source: Source) -> Experts:
+def find_experts(source: Source, *, may_be_dense: bool = False) -> Experts:
     """Find the experts of a source; raises SourceError if it has none or they make no sense."""
     collector = _Collector(source)
     for tensor in source.tensors():
         collector.add(tensor)
+    if may_be_dense and not collector.parts and not collector.scattered:
+        return Experts((), frozenset())
     return collector.finish()
 
 

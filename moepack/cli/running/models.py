@@ -109,6 +109,7 @@ def start_server(
     threads: int | None,
     micro_batch: int | None,
     memory: Size | None,
+    total_memory: Size | None,
     pin: Size | None,
     no_learn: bool,
     **supervisor: Any,
@@ -118,14 +119,15 @@ def start_server(
     `options` are llama-server's; `other_work` has watched other programs for a while.
     """
     from moepack.running.serving.model_server import ModelServer
-    from moepack.running.serving.server_options import choose_context, single_text_server
+    from moepack.running.serving.server_memory import MemoryLimits
+    from moepack.running.serving.server_options import checked_context, single_text_server
     from moepack.running.streaming.supervisor import StreamingOptions
 
-    length = choose_context(pack, context, note)
+    context = None if context is None else checked_context(pack, context, note)
     threads = _usual_threads(options) if threads is None else threads
-    words, beside = single_text_server(
-        pack, options, memory, pin or 0, context=length, threads=threads, micro_batch=micro_batch
-    )
+    sizes: Any = {"context": context, "threads": threads, "micro_batch": micro_batch}
+    limits = MemoryLimits(memory, total_memory, pin or 0)
+    words, memory, beside = single_text_server(pack, options, limits, **sizes)
     began = time.monotonic()
     server = ModelServer(
         pack,
@@ -186,18 +188,21 @@ def run_program_command(
     *,
     stats: bool,
     is_ours: bool = False,
+    wanted_context: int = 0,
     model_words: Callable[[Pack], Sequence[str]] = lambda pack: (),
     **options: Any,
 ) -> None:
     """Run a program with the experts of a model, and end as it ends.
 
-    `options` are of memory. `is_ours`: it is our own server. `model_words` returns words for
-    the end of the command, by the model.
+    `options` are of memory. `is_ours`: it is our own server, whose context may take half of the
+    memory for `wanted_context` tokens. `model_words` returns words for the end of the command, by
+    the model.
     """
     from moepack.pack.opening.open_model import open_model
     from moepack.running.programs.command import find_misled_program, llama_variables
     from moepack.running.programs.process import end_like
     from moepack.running.programs.runner import run_program
+    from moepack.running.serving.server_memory import MemoryLimits
     from moepack.running.serving.server_options import server_options
     from moepack.running.streaming.supervisor import StreamingOptions
 
@@ -207,10 +212,18 @@ def run_program_command(
     with open_model(fetch(source_or_pack)) as pack, trace_to(trace_path, pack) as trace:
         pack.require_files()
         command = [*command, *model_words(pack)]
-        memory, pin, beside = options["memory"], options["pin"], 0
+        streaming = StreamingOptions(
+            options["memory"],
+            options["policy"],
+            options["pin"],
+            options["backend"],
+            options["check"],
+            prefetch=options["prefetch"],
+        )
         if is_ours:
-            command, beside = server_options(pack, command, memory, pin or 0)
-        ways = options["policy"], pin, options["backend"], options["check"]
+            limits = MemoryLimits(options["memory"], options["total_memory"], options["pin"] or 0)
+            command, memory, beside = server_options(pack, command, limits, wanted_context)
+            streaming = streaming._replace(memory=memory, beside=beside)
         variables = {} if is_ours else llama_variables(command)
         if program := find_misled_program(command, pack.file_paths):
             problem = f"no word of this command is the model's path: give {program} -m {{}}"
@@ -219,7 +232,7 @@ def run_program_command(
         end = run_program(
             pack,
             command,
-            StreamingOptions(memory, *ways, beside=beside, prefetch=options["prefetch"]),
+            streaming,
             variables=variables,
             trace=trace,
             learner=learner_of(pack, options["no_learn"]),
@@ -283,7 +296,7 @@ class _Watcher:
         from moepack.report import measure_text
 
         self._next = time.monotonic() + _SECONDS_BETWEEN
-        if (line := measure_text.expert_usage(supervisor.usage)) != self._last:
+        if (line := measure_text.program_usage(supervisor)) != self._last:
             say(line, err=True)
             self._last = line
 

@@ -24,6 +24,11 @@ streaming_options = options(
         help="Memory for experts: 8GiB, 50% of this machine's memory, or floor, the minimum "
         "for one step.  [default: the free memory, as it changes]",
     ),
+    size_option(
+        "--total-memory",
+        share_of="memory",
+        help="Memory for all together, in place of --memory: experts get what the rest leaves.",
+    ),
     click.option(
         "--policy",
         type=click.Choice(POLICIES),
@@ -75,7 +80,8 @@ context_option = number_option(
     "--context",
     least=0,
     most=MAX_CONTEXT,
-    help="Context length in tokens; 0 is the trained length.  [default: 4096, or that]",
+    help="Context length in tokens; 0 is the trained length.  [default: that, within an eighth of "
+    "the memory]",
 )
 threads_option = number_option(
     "-t",

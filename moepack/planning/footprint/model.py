@@ -21,7 +21,7 @@ from moepack.planning.footprint.attention import Attention, attention_of, states
 from moepack.planning.footprint.context import ContextLengths, ContextOptions, KvCache, context_of
 from moepack.planning.footprint.weights import Weights, weights_of_experts, weights_of_source
 from moepack.source.experts import Experts, find_experts
-from moepack.source.shards import Source
+from moepack.source.shards import Source, open_source
 
 _STREAMS, _HIDDEN_COPIES, _FREE_COPIES = 5, 3, 2
 _F32_LENGTH, _F16_LENGTH = 4, 2
@@ -95,7 +95,16 @@ def footprint_of(model: Model | Footprint) -> Footprint:
         if isinstance(opened, Pack) and not opened.index.is_whole:
             return Footprint(path, packed, weights_of_experts(opened), None, None)
         source = read_source(opened) if isinstance(opened, Pack) else opened
-    experts = find_experts(source)
+    return _footprint(path, packed, source, find_experts(source))
+
+
+def footprint_of_draft(path: str) -> Footprint:
+    """Return the footprint of a model in a GGUF that may have no experts. Raises SourceError."""
+    source = open_source(path)
+    return _footprint(path, False, source, find_experts(source, may_be_dense=True))
+
+
+def _footprint(path: str, packed: bool, source: Source, experts: Experts) -> Footprint:
     weights = weights_of_source(source, experts)
     attention = attention_of(source) if states_attention(source) else None
     return Footprint(path, packed, weights, attention, _widths(source, experts, weights.shape))

@@ -17,6 +17,7 @@ from moepack.running.programs.learned import make_learner
 from moepack.running.programs.runner import ProgramEnd, run_program
 from moepack.running.programs.trace_writer import TraceWriter
 from moepack.running.serving.model_server import ModelServer
+from moepack.running.serving.server_memory import MemoryLimits
 from moepack.running.serving.server_options import server_options
 from moepack.running.streaming.supervisor import StreamingOptions
 
@@ -25,6 +26,7 @@ def serve(
     path: PathOrPaths,
     *,
     memory: Size | None = None,
+    total_memory: Size | None = None,
     policy: str = "lrfu",
     pin: Size | None = None,
     backend: str = "auto",
@@ -40,7 +42,8 @@ def serve(
     `path` is a pack, or any shard of a GGUF, whose experts are then read from the shards; a model
     at an address is fetched first, as by `fetch_model`. `memory` and `pin` are bytes for experts or
     a text such as `8GiB`. `memory` may be `floor`, or `50%` of the memory of this machine or its
-    container, `pin` `10%` of the experts. `options` are llama-server's: `-c 8192`, `-np 4`, `--port
+    container, `pin` `10%` of the experts. In place of `memory`, `total_memory` is for all together:
+    experts get what the rest leaves. `options` are llama-server's: `-c 8192`, `-np 4`, `--port
     8080`; the default port is a free one. Without `prefetch` nothing is read for the next layer
     while a layer is decoded. All clients must send `api_key`. The routing is recorded
     to `trace`.
@@ -48,12 +51,12 @@ def serve(
     Raises what fetching and opening raise, and what `ModelServer` raises.
     """
     words = _as_list(options, "options")
-    memory = memory_length(memory)
+    limits = MemoryLimits(memory, total_memory, pin or 0).checked()
     with ExitStack() as stack:
         pack = stack.enter_context(open_model(fetch_model(path, notice=_warn)))
         pack.require_files()
         writer = None if trace is None else stack.enter_context(TraceWriter(trace, pack))
-        words, beside = server_options(pack, words, memory, pin or 0)
+        words, memory, beside = server_options(pack, words, limits)
         streaming_options = StreamingOptions(
             memory, policy, pin, backend, check, beside=beside, prefetch=prefetch
         )

@@ -20,6 +20,7 @@ from moepack.running.programs.trace_writer import lost_text, origin_of
 from moepack.running.serving.client import AnswerFacts
 from moepack.running.serving.model_server import ModelServer
 from moepack.running.serving.sampling import MAX_CONTEXT, MAX_THREADS, Sampling, check_bounds
+from moepack.running.serving.server_memory import MemoryLimits
 from moepack.running.serving.server_options import single_text_server
 from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.traces.compressed import TraceStream
@@ -142,9 +143,8 @@ def _json_prompt(line: str, path: str, place: str) -> str:
 def _open_server(pack: Pack, memory: Size | None, context: int, threads: int | None) -> ModelServer:
     require("run")
     count = min(cpu_count(), MAX_THREADS) if threads is None else threads
-    words, beside = single_text_server(
-        pack, (), memory, 0, context=context, threads=count, micro_batch=_BATCH_COUNT
-    )
+    sizes: Any = {"context": context, "threads": count, "micro_batch": _BATCH_COUNT}
+    words, memory, beside = single_text_server(pack, (), MemoryLimits(memory), **sizes)
     return ModelServer(pack, StreamingOptions(memory, beside=beside), options=words, records=True)
 
 

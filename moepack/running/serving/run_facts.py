@@ -50,11 +50,21 @@ class RunPhase:
         return self.read_length / self.step_count if self.step_count else None
 
 
-class ExpertMemory(NamedTuple):
-    """The bytes that experts may take, and the least that works."""
+class RunMemory(NamedTuple):
+    """The bytes that experts may take, the least that works, and the other parts of the memory.
+
+    They are those of `MemoryParts`; None is unknown.
+    """
 
     experts: int
     floor: int
+    dense: int | None
+    context: int | None
+    computing: int | None
+    texts: int | None
+    program: int | None
+    token_count: int | None
+    total: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,7 @@ class RunFacts(RunPhase):
     first_token_seconds: float | None
     prompt: RunPhase
     model_length: int
-    memory: ExpertMemory
+    memory: RunMemory
     held_length: int
     fault_count: int
     prefetches: Prefetches
@@ -167,7 +177,7 @@ class MeasuredAnswer:
             first_token_seconds=answer.first_token_seconds,
             prompt=_phase(answer.prompt, self._before, first),
             model_length=sum(one.length for one in pack.dense()) + shape.expert_length,
-            memory=ExpertMemory(max(floor, min(now.budget, shape.expert_length)), floor),
+            memory=self._memory(max(floor, min(now.budget, shape.expert_length)), floor),
             held_length=now.expert_length,
             fault_count=now.fault_count - self._before.fault_count,
             prefetches=now.prefetches.since(self._before.prefetches),
@@ -177,6 +187,10 @@ class MeasuredAnswer:
             draft_count=answer.draft_count,
             accepted_count=answer.accepted_count,
         )
+
+    def _memory(self, experts: int, floor: int) -> RunMemory:
+        parts = self._server.supervisor.parts._replace(experts=experts)
+        return RunMemory(floor=floor, total=parts.total, **parts._asdict())
 
 
 def _phase(phase: PhaseFacts, start: ExpertUsage, end: ExpertUsage) -> RunPhase:

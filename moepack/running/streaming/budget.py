@@ -1,7 +1,8 @@
-"""Bytes that experts may take: a limit that was given, or the memory that is free."""
+"""The memory of a model that runs, by part; of experts a limit, or the memory that is free."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from moepack.common.errors import RequestError
 from moepack.common.shape import ExpertKey, ModelShape
@@ -21,6 +22,40 @@ SlotLengths = Mapping[ExpertKey, int]
 """The bytes that each expert takes in memory, in whole pages."""
 
 
+class MemoryParts(NamedTuple):
+    """The bytes that a model takes while it runs, at most; None is unknown.
+
+    `dense` weights lie in the page cache. `context` is keys, values and states of `token_count`
+    tokens, `computing` the buffers for a micro-batch, `texts` what is kept of earlier texts,
+    `program` all else: Python, libraries, the vocabulary, and tables of the kernel. A model that
+    drafts is part of the first three.
+    """
+
+    experts: int | None = None
+    dense: int | None = None
+    context: int | None = None
+    computing: int | None = None
+    texts: int | None = None
+    program: int | None = None
+    token_count: int | None = None
+
+    @property
+    def total(self) -> int | None:
+        """The sum; None if a part is unknown."""
+        parts = self[: MemoryParts._fields.index("token_count")]
+        return None if None in parts else sum(part or 0 for part in parts)
+
+    @property
+    def own_length(self) -> int:
+        """The bytes beside experts that are no page cache, as far as they are known."""
+        return sum(part or 0 for part in (self.context, self.computing, self.texts, self.program))
+
+    @property
+    def beside(self) -> int:
+        """The bytes beside experts, as far as they are known."""
+        return (self.dense or 0) + self.own_length
+
+
 class FreeMemory:
     """Follows the free memory: grows with it, shrinks before the system suffers.
 
@@ -36,13 +71,13 @@ class FreeMemory:
         *,
         beside: int = 0,
     ) -> None:
-        self._floor, self._most, self._beside = floor, most, beside
+        self._floor, self._most = floor, most
         self._spare, self._pressure = spare, pressure
         self.budget = self._bounded(spare() - beside)
 
-    def follow(self, resident_length: int) -> int:
+    def follow(self, resident_length: int, beside: int = 0) -> int:
         """Look at the system again, and return the budget for `resident_length` bytes and more."""
-        budget = self._bounded(resident_length + self._spare() - self._beside)
+        budget = self._bounded(resident_length + self._spare() - beside)
         if (stalled_percent(self._pressure) or 0) > MOST_STALLED:
             budget = min(budget, self._bounded(resident_length - resident_length // _SHRINK_SHARE))
         if budget < self.budget or budget >= self.budget + _LEAST_CHANGE or budget == self._most:

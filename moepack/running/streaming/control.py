@@ -150,17 +150,17 @@ class Control:
         ended = []
         for number in range(_MAX_PROCESSES):
             start = _page(number)
-            if self._words[start // 4] == _LIVE and not self._is_locked(number):
+            if self._words[start // 4] == _LIVE and self.holder(number) is None:
                 self._words[start // 4] = _ENDED
             if self._words[start // 4] == _ENDED:
                 ended.append(number)
         return ended
 
-    def _is_locked(self, number: int) -> bool:
-        """Return whether a process is there: it holds a lock of a byte until it has ended."""
+    def holder(self, number: int) -> int | None:
+        """Return the id of a process, which holds a lock of a byte until it has ended; or None."""
         lock = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
-        kind, *_ = _LOCK.unpack(fcntl.fcntl(self.descriptor, fcntl.F_GETLK, lock))
-        return bool(kind != fcntl.F_UNLCK)
+        kind, *_, process_id = _LOCK.unpack(fcntl.fcntl(self.descriptor, fcntl.F_GETLK, lock))
+        return None if kind == fcntl.F_UNLCK else int(process_id)
 
     def free(self, number: int) -> None:
         """Free the place of a process that has ended, whose selections were read."""

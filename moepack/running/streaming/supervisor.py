@@ -14,13 +14,19 @@ from typing import Any, NamedTuple
 
 from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, PackError, SourceError
-from moepack.common.shape import ROUTED_FAMILY, ExpertKey, ModelShape
+from moepack.common.shape import ROUTED_FAMILY, ExpertKey, ModelShape, is_row_table
 from moepack.common.sizes import Size
-from moepack.host.memory_limits import available_memory, memory_length, read_memory
+from moepack.host.memory_limits import (
+    available_memory,
+    memory_length,
+    own_memory,
+    read_memory,
+)
 from moepack.pack.reading.expert_read import digest_error, machine_error
 from moepack.pack.reading.pack import Pack
 from moepack.running.streaming.budget import (
     FreeMemory,
+    MemoryParts,
     SlotLengths,
     check_memory,
     step_length,
@@ -53,9 +59,9 @@ class StreamingOptions(NamedTuple):
     how many tokens programs compute at once: the experts of one such step have to fit. `most_used`
     in earlier runs, the most used first, with the shares of tokens that used them, are read while a
     program loads, as far as there is space. A token uses `experts_used` in each layer, by default
-    as many as the model states. `beside` is bytes that programs are yet to take beside experts, and
-    left of the free memory. With `prefetch` experts that the next layer's router names are read
-    while a layer is computed.
+    as many as the model states. `beside` is what programs take beside experts: it is left of the
+    free memory until they have taken it. With `prefetch` experts that the next layer's router names
+    are read while a layer is computed.
     """
 
     memory: Size | None = None
@@ -66,7 +72,7 @@ class StreamingOptions(NamedTuple):
     micro_batch: int = 512
     most_used: Mapping[ExpertKey, float] = {}
     experts_used: int | None = None
-    beside: int = 0
+    beside: MemoryParts = MemoryParts()
     prefetch: bool = True
 
 
@@ -155,13 +161,12 @@ class Supervisor(Closing):
         """The bytes that were given for experts; None if they follow the free memory."""
         allowed = read_memory() if self._memory is None else self._memory
         check_memory(allowed, self.floor, options.micro_batch)
-        self.beside = options.beside
-        """The bytes that programs are yet to take beside experts, at most."""
-        available = available_memory() - self.beside
+        self._beside = options.beside
+        available = available_memory() - self._beside.beside
         self.is_short = self._memory is None and available < self.floor
         """Whether less memory is free than the least for experts, which they take all the same."""
         most = self.whole_length + self._reserve
-        self._free = FreeMemory(self.floor, most, beside=self.beside)
+        self._free = FreeMemory(self.floor, most, beside=self._beside.beside)
 
     def _share(self) -> int:
         return self._free.budget if self._memory is None else self._memory
@@ -174,6 +179,12 @@ class Supervisor(Closing):
     def budget(self) -> int:
         """The bytes that experts may take."""
         return self._share()
+
+    @property
+    def parts(self) -> MemoryParts:
+        """The memory of the model, by part; of programs whose options are unknown only two."""
+        parts = self._beside._replace(experts=min(self.budget, self.whole_length + self._reserve))
+        return parts if parts.dense is not None else parts._replace(dense=dense_length(self._pack))
 
     @property
     def backend(self) -> str:
@@ -310,8 +321,14 @@ class Supervisor(Closing):
 
     def _follow_memory(self) -> None:
         if self._memory is None:
-            self._free.follow(sum(one.slots_length for one in self._control.statistics()))
-            self._control.set_memory(self._free.budget)
+            resident = sum(one.slots_length for one in self._control.statistics())
+            self._control.set_memory(self._free.follow(resident, self._yet_to_take()))
+
+    def _yet_to_take(self) -> int:
+        """Return the bytes beside experts that are still free; the page cache always is."""
+        programs = (self._control.holder(number) for number in self._control.live())
+        taken = sum(own_memory(one) for one in (os.getpid(), *programs) if one is not None)
+        return (self._beside.dense or 0) + max(0, self._beside.own_length - taken)
 
     def _read_programs(self) -> None:
         """Read selections and errors, and count the programs that have ended."""
@@ -351,6 +368,11 @@ class Supervisor(Closing):
         is_decoding = selection.token_count <= _FEW and not selection.is_copied
         if self._selections is not None and is_decoding:
             self._selections.append(selection)
+
+
+def dense_length(pack: Pack) -> int:
+    """Return the bytes of all dense tensors, but for tables of which a token reads rows."""
+    return sum(one.length for one in pack.dense() if not is_row_table(one.name))
 
 
 def _shared_memory(name: str, content: bytes) -> int:

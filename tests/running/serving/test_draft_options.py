@@ -8,14 +8,20 @@ import pytest
 
 from moepack.common.errors import RequestError
 from moepack.pack.opening.open_model import open_model
+from moepack.planning.footprint.context import ContextOptions
+from moepack.planning.footprint.model import footprint_of
+from moepack.running.serving.server_memory import MemoryLimits
 from moepack.running.serving.server_options import server_options, single_text_server
 from tests.support import architectures
-from tests.support.models import first_shard
+from tests.support.models import FIXTURES, first_shard
 from tests.support.needs import needs_llama
+from tests.support.values import some
 from tests.support.warm_command import Run
 
 MODEL = first_shard("qwen3moe")
 DRAFT = str(first_shard("ud-mixed"))
+DENSE = FIXTURES / "llama-dense-Q4_K_M-t12-00001-of-00002.gguf"
+DRAFTS = ["--spec-type", "draft-mtp"]
 LENGTH = sum(one.stat().st_size for one in MODEL.parent.glob("qwen3moe-ud-mixed-*"))
 
 
@@ -32,31 +38,59 @@ LENGTH = sum(one.stat().st_size for one in MODEL.parent.glob("qwen3moe-ud-mixed-
 def test_options_without_an_effect_are_refused(words: list[str], problem: str, hint: str) -> None:
     with open_model([MODEL]) as pack:
         with pytest.raises(RequestError, match=problem) as refusal:
-            server_options(pack, words, None, 0)
+            server_options(pack, words)
         assert hint in str(refusal.value.hint)
         with pytest.raises(RequestError, match=problem):
-            single_text_server(pack, words, None, 0, context=64, threads=1, micro_batch=1)
+            single_text_server(pack, words, MemoryLimits(), context=64, threads=1, micro_batch=1)
 
 
 def test_a_variable_counts_as_the_option_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "draft-mtp")
     with open_model([MODEL]) as pack, pytest.raises(RequestError, match="draft-mtp"):
-        server_options(pack, [], None, 0)
+        server_options(pack, [])
 
 
-def test_memory_for_a_draft_model_is_left_free() -> None:
+def test_memory_for_a_draft_model_its_context_and_its_buffers_is_left_free() -> None:
+    """Its context is as long as the model's, of cells with types of its own."""
+    draft = footprint_of(DRAFT)
+    context = ContextOptions(512, sequence_count=4, is_unified=True, batch_count=512)
+    cells, computing = draft.context(context), draft.compute_length(context)
+    short = draft.context(context._replace(type_k="q8_0"))
+    words = ["-c", "512", "-ub", "512", "--spec-type"]
     with open_model([MODEL]) as pack:
-        _, without = server_options(pack, ["--spec-type", "ngram-mod"], None, 0)
-        words = ["-md", DRAFT, "--spec-type", "draft-simple"]
-        assert server_options(pack, words, None, 0)[1] == without + LENGTH
+        without = server_options(pack, [*words, "ngram-mod"]).beside
+        for more, added in (([], cells), (["-ctkd", "q8_0"], short)):
+            command = [*words, "draft-simple", "-md", DRAFT, *more]
+            parts = server_options(pack, command).beside
+            assert parts.dense == some(without.dense) + LENGTH
+            assert parts.context == some(without.context) + some(added).length
+            assert parts.computing == some(without.computing) + some(computing)
+
+
+def test_a_draft_model_may_have_no_experts() -> None:
+    words = ["-c", "512", "-ub", "512", "--spec-type"]
+    with open_model([MODEL]) as pack:
+        without = server_options(pack, [*words, "ngram-mod"]).beside
+        parts = server_options(pack, [*words, "draft-simple", "-md", str(DENSE)]).beside
+    assert some(parts.context) > some(without.context)
+    assert some(parts.computing) > some(without.computing)
+
+
+def test_what_a_draft_model_of_the_hub_takes_is_unknown() -> None:
+    words = ["--spec-type", "draft-simple", "-hfd", "owner/name"]
+    with open_model([MODEL]) as pack:
+        assert server_options(pack, words).beside.total is None
+        with pytest.raises(RequestError, match="not known in all"):
+            server_options(pack, words, MemoryLimits(total="1GiB"))
 
 
 @needs_llama
 def test_a_model_with_layers_that_draft_needs_no_other(tmp_path: Path) -> None:
     model = architectures.write("qwen35moe with MTP", tmp_path / "m.gguf")
     with open_model([model]) as pack:
-        words, _ = server_options(pack, ["--spec-type", "draft-mtp"], None, 0)
-    assert words[:2] == ["--spec-type", "draft-mtp"]
+        plain, drafting = (server_options(pack, ["-c", "2048", *more]) for more in ([], DRAFTS))
+    assert drafting.words[:4] == ["-c", "2048", *DRAFTS]
+    assert some(drafting.beside.context) - some(plain.beside.context) == 1 << 20, "b11549's log"
 
 
 @needs_llama

@@ -10,7 +10,7 @@ from moepack.common.shape import ExpertKey
 from moepack.common.sizes import size_text
 from moepack.host.memory_limits import read_memory
 from moepack.pack.opening.open_model import open_model
-from moepack.running.streaming.budget import FreeMemory
+from moepack.running.streaming.budget import FreeMemory, MemoryParts
 from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from tests.support.children import wait_until
 from tests.support.gguf_builder import F32, moe
@@ -91,7 +91,7 @@ def test_memory_that_programs_are_yet_to_take_is_left_to_them(
     beside: int, is_short: bool, form: Form
 ) -> None:
     """The least for experts is taken nevertheless."""
-    with supervised(form("qwen3moe", "pack"), beside=beside) as run:
+    with supervised(form("qwen3moe", "pack"), beside=MemoryParts(texts=beside)) as run:
         assert run.supervisor.is_short == is_short
         assert (run.supervisor.budget == run.supervisor.floor) == is_short
 
