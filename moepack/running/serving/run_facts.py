@@ -50,7 +50,7 @@ class RunPhase:
         return self.read_length / self.step_count if self.step_count else None
 
 
-class RunMemory(NamedTuple):
+class MemoryFacts(NamedTuple):
     """The bytes that experts may take, the least that works, and the other parts of the memory.
 
     They are those of `MemoryParts`; None is unknown.
@@ -90,7 +90,7 @@ class RunFacts(RunPhase):
     first_token_seconds: float | None
     prompt: RunPhase
     model_length: int
-    memory: RunMemory
+    memory: MemoryFacts
     held_length: int
     fault_count: int
     prefetches: Prefetches
@@ -188,9 +188,9 @@ class MeasuredAnswer:
             accepted_count=answer.accepted_count,
         )
 
-    def _memory(self, experts: int, floor: int) -> RunMemory:
+    def _memory(self, experts: int, floor: int) -> MemoryFacts:
         parts = self._server.supervisor.parts._replace(experts=experts)
-        return RunMemory(floor=floor, total=parts.total, **parts._asdict())
+        return MemoryFacts(floor=floor, total=parts.total, **parts._asdict())
 
 
 def _phase(phase: PhaseFacts, start: ExpertUsage, end: ExpertUsage) -> RunPhase:

@@ -103,7 +103,7 @@ NO_LIMITS = MemoryLimits()
 
 
 class ServerMemory:
-    """The memory of the server for `pack`: what it takes with a command, and what to choose.
+    """The memory of the server for `pack` by part, and options that it decides.
 
     Raises RequestError for drafts that there would not be, and what reading metadata raises.
     """

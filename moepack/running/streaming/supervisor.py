@@ -327,8 +327,8 @@ class Supervisor(Closing):
     def _yet_to_take(self) -> int:
         """Return the bytes beside experts that are still free; the page cache always is."""
         programs = (self._control.holder(number) for number in self._control.live())
-        taken = sum(own_memory(one) for one in (os.getpid(), *programs) if one is not None)
-        return (self._beside.dense or 0) + max(0, self._beside.own_length - taken)
+        own = sum(own_memory(one) for one in (os.getpid(), *programs) if one is not None)
+        return (self._beside.dense or 0) + max(0, self._beside.own_length - own)
 
     def _read_programs(self) -> None:
         """Read selections and errors, and count the programs that have ended."""
