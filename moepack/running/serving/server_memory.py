@@ -188,7 +188,10 @@ class ServerMemory:
         return 1
 
     def experts(self, command: Sequence[str]) -> Size | None:
-        """Return the bytes for experts, None for what is free. Raises RequestError for too few."""
+        """Return the memory for experts, as in `StreamingOptions`.
+
+        Raises RequestError for a total that is too small.
+        """
         if self._limits.total is None:
             return self._limits.memory
         parts = self.parts(command)

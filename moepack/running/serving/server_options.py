@@ -27,7 +27,7 @@ _MAX_TEMPLATE = 1 << 20
 
 
 class ServerPlan(NamedTuple):
-    """Options of llama-server, the memory for experts, and what it takes beside them.
+    """Options of llama-server, and the memory of experts and of all beside them.
 
     `memory` is as in `StreamingOptions`.
     """
