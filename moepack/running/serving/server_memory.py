@@ -143,11 +143,11 @@ class ServerMemory:
         memory = self._limits.memory
         return 0 if memory == "floor" else None if memory is None else int(memory)
 
-    def context(self, command: Sequence[str], wanted: int = 0) -> int:
+    def context(self, command: Sequence[str], aim: int = 0) -> int:
         """Return the tokens of a context, for a command that sets none.
 
         They are the model's own, within an eighth of the memory, or what all experts leave of it;
-        `wanted` ones may take half. But they are at least `USUAL_CONTEXT`, if the model was trained
+        `aim` ones may take half. But they are at least `USUAL_CONTEXT`, if the model was trained
         for as many, whatever there is.
         """
         trained = self._pack.manifest.source.context_length or None
@@ -161,12 +161,12 @@ class ServerMemory:
             number = bisect_right(counts, length, key=partial(self._context_length, command))
             return counts[number - 1] if number else 0
 
-        given = self._experts_length()
-        memory = self._available if given is None else given
-        beside = 0 if given is not None else self.parts([*command, "-c", str(_CONTEXT_STEP)]).beside
+        limit = self._experts_length()
+        memory = self._available if limit is None else limit
+        beside = 0 if limit is not None else self.parts([*command, "-c", str(_CONTEXT_STEP)]).beside
         left = memory - beside - self._pack.shape.expert_length
         count = max(min(USUAL_CONTEXT, most), fitting(max(memory // _CONTEXT_SHARE, left)))
-        return max(count, min(wanted, fitting((self._available - (given or 0)) // _WANTED_SHARE)))
+        return max(count, min(aim, fitting((self._available - (limit or 0)) // _WANTED_SHARE)))
 
     def _context_length(self, command: Sequence[str], count: int) -> int:
         options = context_options(command)._replace(token_count=count)
