@@ -188,15 +188,13 @@ def run_program_command(
     *,
     stats: bool,
     is_ours: bool = False,
-    wanted_context: int = 0,
     model_words: Callable[[Pack], Sequence[str]] = lambda pack: (),
     **options: Any,
 ) -> None:
     """Run a program with the experts of a model, and end as it ends.
 
-    `options` are of memory. `is_ours`: it is our own server, whose context may take half of the
-    memory for `wanted_context` tokens. `model_words` returns words for the end of the command, by
-    the model.
+    `options` are of memory. `is_ours`: it is our own server. `model_words` returns words for
+    the end of the command, by the model.
     """
     from moepack.pack.opening.open_model import open_model
     from moepack.running.programs.command import find_misled_program, llama_variables
@@ -222,7 +220,7 @@ def run_program_command(
         )
         if is_ours:
             limits = MemoryLimits(options["memory"], options["total_memory"], options["pin"] or 0)
-            command, memory, beside = server_options(pack, command, limits, wanted_context)
+            command, memory, beside = server_options(pack, command, limits)
             streaming = streaming._replace(memory=memory, beside=beside)
         variables = {} if is_ours else llama_variables(command)
         if program := find_misled_program(command, pack.file_paths):

@@ -7,6 +7,7 @@ of b11549, and tried).
 import glob
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from moepack.common.errors import MoepackError, RequestError
@@ -72,7 +73,7 @@ def draft_parts(
     options = options._replace(type_k=types[0], type_v=types[1])
     if (path := _MODEL.text(command)) is not None:
         try:
-            drafting = footprint_of_draft(path)
+            drafting = _footprint_at(path)
         except MoepackError:  # llama.cpp says what is wrong with it
             return MemoryParts(dense=_file_length(Path(path)))
         cells = drafting.context(options)
@@ -88,6 +89,9 @@ def draft_parts(
     return MemoryParts(
         dense=0, context=count * longest, computing=footprint.compute_length(options)
     )
+
+
+_footprint_at = lru_cache(1)(footprint_of_draft)  # which is asked for each context that is tried
 
 
 def _file_length(path: Path) -> int:

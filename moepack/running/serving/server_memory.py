@@ -68,14 +68,14 @@ _LEAST_CACHE = 64 * _MIB
 _SHARE = 16
 """A sixteenth of the memory is for whole texts at most, and another for checkpoints."""
 
-_PROGRAM_LENGTH = 72 * _MIB
+_PROGRAM_LENGTH = 68 * _MIB
 """Of two processes of Python with their libraries, measured: 30 to 40 MiB for each."""
 _HEADER_COPIES = 11
 """The bytes that llama.cpp takes for each of a header's, nearly all of which are a vocabulary."""
 _EXPERT_LENGTH = 2048
 """For the places of an expert, in both processes."""
-_TABLES = 64
-"""A sixty-fourth of the memory for experts is tables of the kernel."""
+_TABLES, _ADDRESSES = 128, 512
+"""A part of the memory for experts, and of the addresses of all, is tables of the kernel."""
 
 
 class MemoryLimits(NamedTuple):
@@ -135,7 +135,9 @@ class ServerMemory:
         shape = self._pack.shape
         count = sum(family.expert_count for family in shape.families)
         headers = sum(shard.header_length for shard in self._pack.manifest.source.shards)
-        tables = min(shape.expert_length, self._experts_length() or self._available) // _TABLES
+        whole = shape.expert_length
+        tables = min(whole, self._experts_length() or self._available) // _TABLES
+        tables += whole // _ADDRESSES
         return _PROGRAM_LENGTH + _HEADER_COPIES * headers + _EXPERT_LENGTH * count + tables
 
     def _experts_length(self) -> int | None:
