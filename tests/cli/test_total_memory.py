@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {
     **{f"attention.{name}": 4 for name in ("head_count", "head_count_kv")},
     **{f"attention.{name}": 128 for name in ("key_length", "value_length")},
 }
-"""Of a model with 890 MiB of experts, which are holes in its file, and 24 KiB of context a token."""
+"""Of a model with 890 MiB of experts, which are holes in its file; a token of context is 24 KiB."""
 _USAGE = {"memory.usage_in_bytes": "total_", "memory.current": ""}
 """The file of both versions, and how the fields of memory.stat begin."""
 

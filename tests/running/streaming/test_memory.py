@@ -8,7 +8,7 @@ import pytest
 from moepack.common.errors import RequestError
 from moepack.common.shape import ExpertKey
 from moepack.common.sizes import size_text
-from moepack.host.memory_limits import read_memory
+from moepack.host.memory_limits import own_memory, read_memory
 from moepack.pack.opening.open_model import open_model
 from moepack.running.streaming.budget import FreeMemory, MemoryParts
 from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
@@ -94,6 +94,29 @@ def test_memory_that_programs_are_yet_to_take_is_left_to_them(
     with supervised(form("qwen3moe", "pack"), beside=MemoryParts(texts=beside)) as run:
         assert run.supervisor.is_short == is_short
         assert (run.supervisor.budget == run.supervisor.floor) == is_short
+
+
+def test_memory_that_was_taken_beside_experts_is_left_free_no_more(
+    form: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process has long taken more; dense weights lie in the page cache, which is free."""
+    spare = 32 * MIB
+    monkeypatch.setattr(FreeMemory.__init__, "__defaults__", (lambda: spare, Path("/nothing")))
+    for parts, grows in ((MemoryParts(program=spare), True), (MemoryParts(dense=spare), False)):
+        with supervised(form("qwen3moe", "pack"), beside=parts, micro_batch=1) as run:
+            floor = run.supervisor.floor
+            run.supervisor._follow_memory()
+            assert (run.supervisor.budget > floor) == grows
+
+
+def test_the_memory_of_programs_is_known_by_their_ids(form: Form, ggml: Path) -> None:
+    model = form("qwen3moe", "gguf")
+    with supervised(model, micro_batch=1) as run, run.chooser(ggml, model) as program:
+        assert program.call([(0, 0, [[1]], 1)]) == [[0]]
+        (number,) = run.supervisor._control.live()
+        assert run.supervisor._control.holder(number) == program.process.pid
+        assert own_memory(program.process.pid) > MIB
+        assert own_memory(1 << 22) == 0, "no process has this id"
 
 
 def test_the_floor_grows_with_micro_batches_up_to_a_layer(form: Form) -> None:
