@@ -86,7 +86,8 @@ def say_memory(supervisor: Supervisor) -> None:
     from moepack.report import measure_text
 
     lay_out(measure_text.expert_memory(supervisor), err=True)
-    excess = min(supervisor.budget, supervisor.whole_length) - read_memory()
+    length = supervisor.parts.total or min(supervisor.budget, supervisor.whole_length)
+    excess = length - read_memory()
     if excess > 0:
         complain("note", f"that is {size_text(excess)} too much: {limit_text()}")
     elif supervisor.is_short:
@@ -200,7 +201,7 @@ def run_program_command(
     from moepack.running.programs.command import find_misled_program, llama_variables
     from moepack.running.programs.process import end_like
     from moepack.running.programs.runner import run_program
-    from moepack.running.serving.server_memory import MemoryLimits
+    from moepack.running.serving.server_memory import MemoryLimits, divided_text
     from moepack.running.serving.server_options import server_options
     from moepack.running.streaming.supervisor import StreamingOptions
 
@@ -222,6 +223,8 @@ def run_program_command(
             limits = MemoryLimits(options["memory"], options["total_memory"], options["pin"] or 0)
             command, memory, beside = server_options(pack, command, limits)
             streaming = streaming._replace(memory=memory, beside=beside)
+            if (text := divided_text(command)) is not None:
+                note(text)
         variables = {} if is_ours else llama_variables(command)
         if program := find_misled_program(command, pack.file_paths):
             problem = f"no word of this command is the model's path: give {program} -m {{}}"
@@ -253,10 +256,11 @@ def _report_end(end: ProgramEnd, is_ours: bool) -> None:
         experts = size_text(end.usage.resident_length)
         reason = f"out of memory: {limit_text()}; experts: {experts}"
         complain("error", f"the program was killed, {reason}")
+        in_all = " (for all together: --total-memory SIZE)" if is_ours else ""
         complain(
             "hint",
-            "less for experts: --memory SIZE; less beside them: a shorter context (-c), fewer "
-            "tokens at once (-ub), fewer earlier texts (--cache-ram)",
+            f"less for experts: --memory SIZE{in_all}; less beside them: a shorter context (-c), "
+            "fewer tokens at once (-ub), fewer earlier texts (--cache-ram)",
         )
     elif not end.has_mapped and not is_ours:
         complain(

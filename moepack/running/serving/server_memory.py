@@ -274,6 +274,16 @@ def sets_context(command: Sequence[str]) -> bool:
     return CONTEXT.is_set(command) or _PER_SLOT.is_set(command)
 
 
+def divided_text(command: Sequence[str]) -> str | None:
+    """Return a sentence about a context that texts divide; None if all of them share it."""
+    options = context_options(command)
+    count = options.sequence_count
+    if options.is_unified or count == 1 or options.token_count is None:
+        return None
+    tokens = count_text(options.token_count // count, "token")
+    return f"each of {count} texts has {tokens} of the context; -kvu lets them share it"
+
+
 def parts_text(parts: MemoryParts) -> str:
     """Return the parts of the memory as a list, for people; unknown ones are left out."""
     count = "" if parts.token_count is None else f" of {count_text(parts.token_count, 'token')}"

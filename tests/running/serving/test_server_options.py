@@ -16,6 +16,7 @@ from moepack.running.serving.server_memory import (
     MICRO_BATCHES,
     MemoryLimits,
     ServerMemory,
+    divided_text,
     floor_length,
 )
 from moepack.running.serving.server_options import server_options
@@ -194,6 +195,10 @@ def test_several_texts_share_a_context_or_divide_it(tmp_path: Path) -> None:
         assert memory.context(["-np", "4"]) == 4 * 40960
         assert memory.context(["-np", "4", "-kvu"]) == 40960
         assert memory.parts(["-np", "4", "-c", "8192"]).context == 8192 * 96 << 10
+    note = "each of 4 texts has 2,048 tokens of the context; -kvu lets them share it"
+    assert divided_text(["-np", "4", "-c", "8192"]) == note
+    for words in (["-np", "4", "-kvu"], ["-np", "1"], []):
+        assert divided_text([*words, "-c", "8192"]) is None
 
 
 def test_of_a_total_experts_get_what_all_else_leaves(pack: Pack) -> None:
