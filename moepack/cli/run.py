@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -17,6 +16,7 @@ from moepack.cli.running.answers import print_answer
 from moepack.cli.running.chat import chat, make_editor
 from moepack.cli.running.models import (
     fetch,
+    find_server,
     note,
     require_engine,
     run_program_command,
@@ -28,6 +28,7 @@ from moepack.cli.running.options import (
     context_option,
     engine_options,
     sampling_options,
+    server_option,
     stats_option,
     streaming_options,
     threads_option,
@@ -247,6 +248,7 @@ def _run_program(
 @click.option("--name", metavar="NAME", help="Model name for clients; by default the file's name.")
 @context_option
 @threads_option
+@server_option
 @chat_options
 @streaming_options
 @stats_option
@@ -259,6 +261,7 @@ def serve(
     cors_origins: str | None,
     name: str | None,
     threads: int | None,
+    server_program: str | None,
     chat_template: str | None,
     chat_template_file: str | None,
     rest: tuple[str, ...] | None,
@@ -273,6 +276,7 @@ def serve(
 
     Example: moepack serve model.moepack --memory 8GiB --port 8080 -- -np 2
     """
+    from moepack.running.serving.model_server import server_command
     from moepack.running.serving.server_options import chat_template_options
 
     if api_key == "":
@@ -286,9 +290,9 @@ def serve(
     elif not _is_loopback(host):
         complain("note", "without --api-key it answers everybody who can reach this machine")
     alias = name or os.path.basename(os.path.normpath(source_or_pack[0]))
-    command = [sys.executable, "-m", "moepack.running.serving.server", "-m", "{}"]
-    command += ["--host", host, "--port", str(port), "--alias", one_line(alias)]
     require_engine(source_or_pack)
+    command = [*server_command(find_server(server_program)), "-m", "{}"]
+    command += ["--host", host, "--port", str(port), "--alias", one_line(alias)]
     command += [] if cors_origins is None else ["--cors-origins", cors_origins]
     command += [*template, *passed_on, *(rest or ())]
     sizes = partial(_model_words, command, options.pop("context"), threads)

@@ -1,8 +1,12 @@
-"""NVIDIA GPUs, as their driver reports them through nvidia-ml-py, an extra to be installed."""
+"""NVIDIA GPUs, as their driver reports them through nvidia-ml-py, an extra to be installed.
+
+Of others is known whether there are any.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from moepack.common import extras
@@ -11,6 +15,15 @@ _TRANSFERS = 2
 """Transfers in a clock: all of their memory is double data rate, counted in the driver's clock."""
 _LANES = {3: 985e6, 4: 1969e6, 5: 3938e6, 6: 7563e6}
 """Bytes a second of a lane of PCIe, by its generation."""
+
+
+_DEVICES = ("nvidia[0-9]*", "kfd", "dri/renderD*")
+"""Files of drivers: NVIDIA's, AMD's for computing, and those of all others."""
+
+
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Return whether a driver has a GPU here."""
+    return any(any(devices.glob(pattern)) for pattern in _DEVICES)
 
 
 class NvidiaGpu(NamedTuple):

@@ -6,8 +6,9 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from moepack.running.serving.model_server import ModelServer
     from moepack.running.streaming.supervisor import Supervisor
 
+LLAMA_SERVER = "llama-server"
 _SECONDS_BETWEEN = 5.0
 
 
@@ -100,6 +102,27 @@ def note(text: str) -> None:
         complain("note", text)
 
 
+def find_server(program: str | None) -> Path | None:
+    """Return the path of an installed llama-server; None without one: then it is moepack's own.
+
+    None is started unasked: it may be of any version, and its GPU may compute other answers, or be
+    a slow one. So it is only noted. Raises CommandError.
+    """
+    from moepack.host.gpus import has_gpu
+    from moepack.running.programs.executable import CommandError, find_executable
+
+    if program is not None:
+        return find_executable(program)
+    with suppress(CommandError):
+        path = find_executable(LLAMA_SERVER)
+        if has_gpu():
+            note(
+                f"moepack's own server does not use this machine's GPU; --server {LLAMA_SERVER}, "
+                f"which is {path}, may"
+            )
+    return None
+
+
 def start_server(
     pack: Pack,
     trace: TraceWriter | None,
@@ -113,6 +136,7 @@ def start_server(
     total_memory: Size | None,
     pin: Size | None,
     no_learn: bool,
+    server_program: str | None,
     **supervisor: Any,
 ) -> ModelServer:
     """Return a server for this process alone, which has the only key, when its model is loaded.
@@ -137,6 +161,7 @@ def start_server(
         api_key=secrets.token_urlsafe(),
         trace=trace,
         learner=learner_of(pack, no_learn),
+        program=find_server(server_program),
     )
     if is_json() or is_quiet():
         return server

@@ -90,6 +90,12 @@ threads_option = number_option(
     most=MAX_THREADS,
     help="Number of computing threads.  [default: one per core]",
 )
+server_option = click.option(
+    "--server",
+    "server_program",
+    metavar="PROGRAM",
+    help="A llama-server of your own, such as one for a GPU, in place of moepack's.",
+)
 stats_option = click.option(
     "--stats", is_flag=True, help="Print speed, hit rate and reads while it runs."
 )
@@ -112,6 +118,7 @@ engine_options = options(
     streaming_options,
     context_option,
     threads_option,
+    server_option,
     micro_batch_option("Prompt tokens computed at once; by default up to 2,048, as memory allows."),
 )
 

@@ -28,6 +28,8 @@ _PROGRAMS = {
 }
 _MODEL_OPTIONS = ("-m", "--model")
 """llama.cpp's options for the model, which is an argument here."""
+_SERVER_OPTION = "--server"
+"""Ours, before a program's name or path."""
 _SCHEMAS, _SCHEMA_FILES = ("-j", "--json-schema"), ("-jf", "--json-schema-file")
 _BIASES = ("-l", "--logit-bias")
 _BIAS = re.compile(r"(\d+)([+-](?:\d+\.?\d*|inf))")
@@ -295,7 +297,10 @@ class LlamaCommand(click.Command):
 
 def _refuse_program(words: Sequence[str]) -> None:
     """Raise RequestError for a program of llama.cpp without `--` before it."""
-    names = [os.path.basename(word) for word in words]
+    names = [
+        "" if before == _SERVER_OPTION else os.path.basename(word)
+        for before, word in zip(["", *words], words, strict=False)
+    ]
     index = next((n for n, name in enumerate(names) if name in _PROGRAMS), None)
     if index is None:
         return

@@ -86,6 +86,22 @@ _BATCHES = {
 """With llama.cpp's defaults."""
 
 
+def without(words: Sequence[str], options: Iterable[Option]) -> list[str]:
+    """Return `words` for a program of llama.cpp without some options, each of which has a value."""
+    names = frozenset().union(*(option.words for option in options))
+    kept, is_value = [], False
+    for word in words:
+        if is_value:
+            is_value = False
+            continue
+        name, sign, _ = word.partition("=")
+        if name in names:
+            is_value = not sign
+        else:
+            kept.append(word)
+    return kept
+
+
 def fill_in(arguments: Sequence[str], model_path: str) -> list[str]:
     """Return `arguments` with the model's path for `{}`: a whole argument, or all behind a `=`.
 

@@ -20,6 +20,7 @@ from moepack.common.errors import MachineError, MoepackError, RequestError, Sour
 from moepack.host.memory_limits import kill_count, limit_text
 from moepack.pack.reading.pack import Pack
 from moepack.running.programs.command import micro_batch
+from moepack.running.programs.executable import check_executable
 from moepack.running.programs.learned import Learner
 from moepack.running.programs.process import is_out_of_memory
 from moepack.running.programs.runner import (
@@ -32,6 +33,7 @@ from moepack.running.programs.runner import (
 from moepack.running.programs.trace_writer import TraceWriter
 from moepack.running.serving import server
 from moepack.running.serving.client import ServerClient
+from moepack.running.serving.installed_server import PROGRAM
 from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.running.streaming.usage import ExpertUsage
 
@@ -47,6 +49,18 @@ _REFUSED_TEMPLATE = re.compile(r"the supplied chat template is not supported: (.
 _LEFT = "nobody waits for this text any more"
 """A line of llama.cpp by native/server.c, after a step that failed on purpose."""
 _MAX_LOG_LENGTH = 1 << 20
+
+
+def server_command(program: Path | None = None) -> list[str]:
+    """Return the start of a server's command: of ours, or of an installed llama-server.
+
+    llama-server's options follow. Raises CommandError if no library can be loaded into `program`.
+    """
+    command = [sys.executable, "-m", server.__name__]
+    if program is None:
+        return command
+    check_executable(program)
+    return [*command, PROGRAM, str(program)]
 
 
 class ServerProcess(Closing):
@@ -67,6 +81,7 @@ class ServerProcess(Closing):
         environment: Mapping[str, str] = {},
         api_key: str | None = None,
         prefix: Sequence[str] = (),
+        program: Path | None = None,
     ) -> None:
         variables = {**os.environ, **environment, server.ENDS_WITH_INPUT: "1"}
         if api_key is not None:
@@ -75,7 +90,7 @@ class ServerProcess(Closing):
         self._url: str | None = None
         self._request_start, self._kills_before = 0, kill_count()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
-        command = [*prefix, sys.executable, "-m", server.__name__, "-m", model_path]
+        command = [*prefix, *server_command(program), "-m", model_path]
         try:
             self._process = subprocess.Popen(
                 [*command, "--port", "0", *options],
@@ -182,7 +197,8 @@ class ModelServer(ServerProcess):
 
     `options` are llama-server's: `-c 8192`, `-np 4`, `--port 8080`; the default port is a free one.
     All clients must send `api_key`, by default the value of LLAMA_API_KEY. `trace` and `learner`
-    get the routed experts, or with `records` the supervisor keeps them for `pop_calls`.
+    get the routed experts, or with `records` the supervisor keeps them for `pop_calls`. `program`
+    is an installed llama-server in place of ours.
 
     Raises what `Supervisor` and `ServerProcess` raise.
     """
@@ -197,6 +213,7 @@ class ModelServer(ServerProcess):
         trace: TraceWriter | None = None,
         learner: Learner | None = None,
         records: bool = False,
+        program: Path | None = None,
     ) -> None:
         self._expert_failure: MoepackError | None = None
         self.pack, self.policy = pack, streaming_options.policy
@@ -212,7 +229,9 @@ class ModelServer(ServerProcess):
             stack.enter_context(serving(self.supervisor, write))
             environment = program_environment(self.supervisor, library)
             path = self.supervisor.model_path
-            super().__init__(path, options=options, environment=environment, api_key=api_key)
+            super().__init__(
+                path, options=options, environment=environment, api_key=api_key, program=program
+            )
             self._resources = stack.pop_all()
 
     def _keep(self, error: MoepackError) -> None:

@@ -1,7 +1,8 @@
 """llama.cpp's own server, from the wheel: `python -m moepack.running.serving.server -m MODEL …`.
 
 Options and variables are those of `llama-server`. The server itself listens on a socket without an
-address; clients reach the gate before it.
+address; clients reach the gate before it. With `--server PROGRAM` as the first words, the gate is
+before that llama-server.
 """
 
 import asyncio
@@ -14,17 +15,25 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.common.escaping import one_line
+from moepack.running.programs.executable import find_executable
 from moepack.running.serving.access import THIS_MACHINE, Access
 from moepack.running.serving.admission import Turns
 from moepack.running.serving.gate import Connection, Gate, GateLimits
+from moepack.running.serving.installed_server import (
+    PROGRAM,
+    GateOptions,
+    InstalledServer,
+    read_gate_options,
+)
 from moepack.running.serving.llama_server_options import parse_options
-from moepack.running.streaming.control import CacheStatistics
+from moepack.running.streaming.control import CacheStatistics, Control
 from moepack.storage.regular_file import open_regular
 
 ENDS_WITH_INPUT = "MOEPACK_ENDS_WITH_INPUT"
@@ -51,6 +60,8 @@ def main() -> int:
         if ("--api-key", "") in pairwise(sys.argv):
             # llama.cpp would ask for none, as an empty variable must not have it.
             raise RequestError("an empty API key", place="--api-key")
+        if sys.argv[1:2] == [PROGRAM]:
+            _serve_installed(find_executable(sys.argv[2]), sys.argv[3:])
         params = parse_options(sys.argv[1:], _note)
         if (path := _model_path(params)) == "":
             raise RequestError("no model is given", hint="name its file: -m MODEL")
@@ -77,14 +88,13 @@ def _serve(params: Any) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # as many connections as this user may have
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    tls = _tls(params)
-    access = Access(params.cors_origins, params.hostnames, bool(params.api_keys))
+    options = _gate_options(params)
+    params.ssl_file_key = params.ssl_file_cert = ""
     params.cors_origins = THIS_MACHINE  # the gate decides, and hides origins
-    listeners = [_bound(host, params.port, params.reuse_port) for host in params.hostnames]
+    tls, listeners = _tls(options), _listeners(options)
     # An abstract socket: no file is left behind, and no browser can reach it.
     inner = f"\0moepack-server-{os.getpid()}.sock"
     params.hostnames = [inner]
-    slot_count = params.n_parallel
     try:
         server = xllamacpp.Server(params)
     except RuntimeError:
@@ -99,20 +109,66 @@ def _serve(params: Any) -> None:
     program = ctypes.CDLL(None)
     counted = getattr(program, "moepack_set_request_count", lambda count: None)
     routed_count = getattr(program, "moepack_routed_count", lambda: None)
-    most, read = (slot_count, lambda: None) if slot_count > 0 else (_USUAL_SLOTS, _statistics)
-    turn = Turns(most, read, _note).turn
-    gate = Gate(connect, access, _limits(params), _note, counted, turn, routed_count)
+    gate = _gate(connect, options, _statistics, counted, routed_count)
     asyncio.run(_answer(gate, listeners, tls))
     del server
 
 
-def _limits(params: Any) -> GateLimits:
+def _serve_installed(program: Path, words: Sequence[str]) -> NoReturn:
+    """Serve by the llama-server at `program`; end as it ends."""
+    options = read_gate_options(words)
+    tls, listeners = _tls(options), _listeners(options)
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the program prints is a log
+    server = InstalledServer(program, words)
+    # The programs with the preloaded library count there; this is the only one.
+    path = os.environ.get("MOEPACK_CONTROL")
+    control = Control(path) if path else None
+
+    def read() -> CacheStatistics | None:
+        return next(iter(control.statistics()), None) if control else None
+
+    asyncio.run(_answer(_gate(server.connect, options, read), listeners, tls, server))
+    raise AssertionError
+
+
+def _gate(
+    connect: Callable[[], Awaitable[Connection]],
+    options: GateOptions,
+    read: Callable[[], CacheStatistics | None],
+    counted: Callable[[int], object] = lambda count: None,
+    routed_count: Callable[[], int | None] = lambda: None,
+) -> Gate:
+    access = Access(options.origins, options.hosts, options.has_key)
+    count = options.slot_count
+    most, read = (count, lambda: None) if count > 0 else (_USUAL_SLOTS, read)
+    turn = Turns(most, read, _note).turn
+    return Gate(connect, access, _limits(options), _note, counted, turn, routed_count)
+
+
+def _gate_options(params: Any) -> GateOptions:
+    return GateOptions(
+        hosts=params.hostnames,
+        port=params.port,
+        shares_port=params.reuse_port,
+        origins=params.cors_origins,
+        has_key=bool(params.api_keys),
+        tls_key=params.ssl_file_key,
+        tls_certificate=params.ssl_file_cert,
+        slot_count=params.n_parallel,
+        context=params.n_ctx,
+        has_media=bool(params.mmproj.path),
+        ping_seconds=params.sse_ping_interval,
+    )
+
+
+def _limits(options: GateOptions) -> GateLimits:
     """Return limits by the context, and by the descriptors that this process may still open.
 
     A connection takes one of them, and a request two more: here, and in llama.cpp.
     """
-    body_length = _LEAST_BODY_LENGTH + _BYTES_PER_TOKEN * (params.n_ctx or _TRAINED_CONTEXT)
-    body_length += _MEDIA_LENGTH if params.mmproj.path else 0
+    body_length = _LEAST_BODY_LENGTH + _BYTES_PER_TOKEN * (options.context or _TRAINED_CONTEXT)
+    body_length += _MEDIA_LENGTH if options.has_media else 0
     usual, (most, _) = GateLimits(), resource.getrlimit(resource.RLIMIT_NOFILE)
     free_count = most - len(os.listdir("/proc/self/fd")) - _SPARE_DESCRIPTORS
     return usual._replace(
@@ -120,7 +176,7 @@ def _limits(params: Any) -> GateLimits:
         held_length=usual.held_length + body_length,
         connection_count=max(2, min(usual.connection_count, free_count // 2)),
         open_count=max(1, min(usual.open_count, free_count // 4)),
-        ping_seconds=params.sse_ping_interval if params.sse_ping_interval > 0 else None,
+        ping_seconds=options.ping_seconds if options.ping_seconds > 0 else None,
     )
 
 
@@ -148,8 +204,12 @@ def _model_path(params: Any) -> str | None:
 
 
 async def _answer(
-    gate: Gate, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None
+    gate: Gate,
+    listeners: Sequence[socket.socket],
+    tls: ssl.SSLContext | None,
+    server: InstalledServer | None = None,
 ) -> None:
+    """Answer until a signal, the end of the input, or the end of `server`."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -161,6 +221,13 @@ async def _answer(
                 ended.set()
 
         loop.add_reader(sys.stdin.fileno(), read_input)
+    if server is not None:
+        loop.add_reader(server.descriptor, ended.set)
+        loading = asyncio.create_task(server.wait_until_loaded())
+        waiting = asyncio.create_task(ended.wait())
+        await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if ended.is_set():
+            _end(server)
     for listener in listeners:
         gate.listen(listener, None if listener.family == socket.AF_UNIX else tls)
         sys.stdout.write(f"listening on {_url(listener, tls is not None)}\n")
@@ -172,7 +239,15 @@ async def _answer(
         if listener.family == socket.AF_UNIX:
             with contextlib.suppress(OSError):
                 os.unlink(listener.getsockname())
-    os._exit(0)
+    _end(server)
+
+
+def _end(server: InstalledServer | None) -> NoReturn:
+    code, problem = (0, None) if server is None else server.close()
+    if problem is not None:
+        sys.stderr.write(f"error: {problem}\n")
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _bound(host: str, port: int, shares_port: bool) -> socket.socket:
@@ -206,12 +281,15 @@ def _url(listener: socket.socket, has_tls: bool) -> str:
     return f"{'https' if has_tls else 'http'}://{shown}:{port}"
 
 
-def _tls(params: Any) -> ssl.SSLContext | None:
+def _listeners(options: GateOptions) -> list[socket.socket]:
+    return [_bound(host, options.port, options.shares_port) for host in options.hosts]
+
+
+def _tls(options: GateOptions) -> ssl.SSLContext | None:
     """Return the context for TLS, which ends at the gate."""
-    key, certificate = params.ssl_file_key, params.ssl_file_cert
+    key, certificate = options.tls_key, options.tls_certificate
     if not key and not certificate:
         return None
-    params.ssl_file_key = params.ssl_file_cert = ""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(certificate, key or None)

@@ -106,10 +106,16 @@ class ProgramError(NamedTuple):
 
 
 class Control:
-    """The control file; `descriptor` is open as long as programs may start. Raises OSError."""
+    """The control file; `descriptor` is open as long as programs may start. Raises OSError.
 
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("moepack-control", os.MFD_CLOEXEC)
+    With a `path`, which programs have in MOEPACK_CONTROL, it is that of a running moepack.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        if path is None:
+            self.descriptor = os.memfd_create("moepack-control", os.MFD_CLOEXEC)
+        else:
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.ftruncate(self.descriptor, _LENGTH)
             self._memory = mmap.mmap(self.descriptor, _LENGTH)
