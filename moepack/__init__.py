@@ -54,7 +54,10 @@ if TYPE_CHECKING:
     from moepack.packing.restore import restore as restore
     from moepack.packing.shard_index import index_model as index_model
     from moepack.packing.shared_pack import SharedPack as SharedPack
+    from moepack.planning.forecasting.comparison import compare_machines as compare_machines
     from moepack.planning.forecasting.forecast import forecast as forecast
+    from moepack.planning.machine.described import describe_machine as describe_machine
+    from moepack.planning.machine.described import presets as presets
     from moepack.planning.placing.place import place as place
     from moepack.report.html.report import make_report as make_report
     from moepack.running.expert_cache import CacheContext as CacheContext
@@ -109,7 +112,9 @@ _NAMES = {
     "packing.restore": "restore",
     "packing.shard_index": "index_model",
     "packing.shared_pack": "SharedPack",
+    "planning.forecasting.comparison": "compare_machines",
     "planning.forecasting.forecast": "forecast",
+    "planning.machine.described": "describe_machine presets",
     "planning.placing.place": "place",
     "report.html.report": "make_report",
     "running.expert_cache": "CacheContext CacheUsage ExpertCache",

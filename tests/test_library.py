@@ -132,11 +132,15 @@ def test_a_share_of_memory_is_of_what_programs_may_have() -> None:
 
 
 def test_sizes_of_a_machine_are_texts_too() -> None:
-    by_text = moepack.place(MODEL, vram="24GB", memory="64G", margin="512M", context=512)
-    by_number = moepack.place(MODEL, vram=[24 << 30], memory=64 << 30, margin=1 << 29, context=512)
+    by_text = moepack.describe_machine(vram="24GB", memory="64G")
+    by_number = moepack.describe_machine(vram=[24 << 30], memory=64 << 30)
     assert by_text == by_number
+    placements = [
+        moepack.place(MODEL, by_text, margin=one, context=512) for one in ("512M", 1 << 29)
+    ]
+    assert placements[0] == placements[1]
     with pytest.raises(RequestError, match="vram: not a size"):
-        moepack.place(MODEL, vram="50%", memory="64G")
+        moepack.describe_machine(vram="50%", memory="64G")
 
 
 @pytest.mark.parametrize("call", [moepack.run, moepack.serve])

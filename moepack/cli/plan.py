@@ -35,21 +35,24 @@ from moepack.storage.regular_file import is_stream
 )
 @options.seconds_option
 @options.prompt_tokens_option
+@options.other_machine_option
 @options.progress_options
-def doctor(model: tuple[str, ...], **options: Any) -> None:
+def doctor(model: tuple[str, ...], **settings: Any) -> None:
     """Find the bottlenecks of this machine when it runs models, with remedies.
 
     It tries the features of the system, and measures drive, memory and processors. For
     SOURCE_OR_PACK it also forecasts that model, with the memory that is free now, and names the
     single upgrade that would help most. Without a model, a file of 1 GiB is written, and removed.
+    With --as it does so for another machine, by its figures.
 
     Example: moepack doctor model.moepack
     """
     from moepack.report import plan_text
 
     with progress("measuring", "ms") as advance:
-        facts = moepack.doctor(model or None, progress=advance, **options)
-    can_run = facts.prognosis is not None and facts.prognosis.forecast is not None
+        facts = moepack.doctor(model or None, progress=advance, **settings)
+    is_here = settings["machine"] is None
+    can_run = is_here and facts.prognosis is not None and facts.prognosis.forecast is not None
     show(facts, plan_text.doctor, next_line("run", *model) if can_run else None)
 
 
@@ -61,9 +64,15 @@ def doctor(model: tuple[str, ...], **options: Any) -> None:
 @options.directory_option("Folder on the drive to measure, if no model is named.")
 @options.seconds_option
 @options.force_option
+@flag_option("--presets", help="List machines that are sold, by their names for --machine.")
 @options.progress_options
 def machine(
-    model: tuple[str, ...], output: str | None, directory: str | None, seconds: float, force: bool
+    model: tuple[str, ...],
+    output: str | None,
+    directory: str | None,
+    seconds: float,
+    force: bool,
+    presets: bool,
 ) -> None:
     """Measure memory and drive, read memory and GPUs, and write machine.toml for forecasts.
 
@@ -76,6 +85,9 @@ def machine(
     from moepack.report import measure_text
     from moepack.report.page import Page, Verbatim
 
+    if presets:
+        show(moepack.presets(), measure_text.presets)
+        return
     is_file = output not in (None, STANDARD_STREAM) and not is_stream(output or "")
     if directory is None and not model and is_file:
         directory = os.path.dirname(os.path.abspath(output or ""))
@@ -102,10 +114,7 @@ def machine(
 @click.command()
 @options.source_or_pack_argument
 @options.machine_option
-@size_option(
-    "--vram", multiple=True, help="VRAM of a GPU, in place of the machine's; may be repeated."
-)
-@size_option("--ram", "memory", help="Memory, in place of the machine's.")
+@options.figure_options
 @click.option(
     "--engine",
     type=click.Choice(["llama.cpp", "ik_llama.cpp", "pack"]),
@@ -130,7 +139,7 @@ def machine(
 @options.forecast_prompt_options
 @options.summary_options
 def place(
-    source_or_pack: tuple[str, ...], machine_path: str | None, cache_type: str, **options: Any
+    source_or_pack: tuple[str, ...], machine_path: str | None, cache_type: str, **settings: Any
 ) -> None:
     """Plan which weights go into VRAM and memory, and print the command line to paste.
 
@@ -144,13 +153,16 @@ def place(
         raise RequestError(
             "not a type", place="--cache-type", expected=expected, found=cache_type[:40]
         )
-    options["cache_types"] = (keys, values or keys)
-    show(moepack.place(source_or_pack, machine_path, **options), plan_text.placement)
+    settings["cache_types"] = (keys, values or keys)
+    paths = [] if machine_path is None else [machine_path]
+    (box,) = options.described_machines(paths, settings)
+    show(moepack.place(source_or_pack, box, **settings), plan_text.placement)
 
 
 @click.command()
 @options.source_or_pack_argument
-@options.machine_option
+@options.machines_option
+@options.figure_options
 @number_option(
     "--n-cpu-moe",
     "cpu_layer_count",
@@ -187,21 +199,33 @@ def place(
 @options.summary_options
 def forecast(
     source_or_pack: tuple[str, ...],
-    machine_path: str | None,
+    machine_paths: tuple[str, ...],
     plot_path: str | None,
     force: bool,
-    **options: Any,
+    **settings: Any,
 ) -> None:
     """Forecast the decoding speed of a model on a machine, and the time of a prompt, with ranges.
 
+    Several machines are compared in a table.
+
     Example: moepack forecast model.gguf --machine machine.toml --all
+
+    Example: moepack forecast model.gguf --machine preset:dgx-spark --machine preset:rtx-4090-64
     """
     from moepack.report import chart, plan_text
 
-    if machine_path is None:
-        raise click.UsageError("--machine is needed: `moepack machine` writes its file")
+    machines = options.described_machines(machine_paths, settings)
+    if len(machines) > 1:
+        for name in ("sweep", "receipts"):
+            if settings[name]:
+                option = {"sweep": "--all", "receipts": "--receipt"}[name]
+                raise click.UsageError(f"{option} is for one machine")
+        if plot_path is not None:
+            raise click.UsageError("--plot is for one machine")
+        show(moepack.compare_machines(source_or_pack, machines, **settings), plan_text.comparison)
+        return
     with picture_file(plot_path, force=force, inputs=source_or_pack) as picture:
-        facts = moepack.forecast(source_or_pack, machine_path, **options)
+        facts = moepack.forecast(source_or_pack, machines[0], **settings)
         if picture:
             chart.speeds(facts, picture)
     show(facts, plan_text.forecast)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from moepack.bench.machine import MeasuredMachine
     from moepack.bench.measuring import Spread
     from moepack.bench.run import BenchReport, MeasuredReads
+    from moepack.planning.machine.described import Presets
     from moepack.planning.machine.model import Figure
     from moepack.running.serving.run_facts import RunFacts, RunPhase
     from moepack.running.streaming.supervisor import Supervisor
@@ -45,6 +46,31 @@ def machine(measured: MeasuredMachine) -> Page:
     how = f"random reads with {measured.backend}, MiB/s by size and reads in flight"
     points = [(read.length, read.depth, read.bandwidth.value) for read in drive.reads]
     return Page(*lines, f"drive   {drive.path or UNKNOWN}, {how}", surface(points, indent=8))
+
+
+def presets(facts: Presets) -> Page:
+    """Write a row for each machine that is sold."""
+    rows = []
+    for name, machine in facts.presets:
+        gpu, drive = next(iter(machine.gpus), None), machine.drive
+        unified = "unified" if gpu is not None and gpu.is_unified else ""
+        rows.append(
+            [
+                *(name, size_text(int(machine.memory.value)), _speed(machine.memory_bandwidth)),
+                "" if gpu is None else size_text(int(gpu.memory.value)),
+                unified or ("" if gpu is None else _speed(gpu.bandwidth)),
+                _speed(drive and drive.bandwidth),
+            ]
+        )
+    columns = [Column("preset", "l"), Column("memory"), Column("", rank=1), Column("VRAM")]
+    columns += [Column("", rank=1), Column("drive", rank=2)]
+    note = "with --machine preset:NAME; other figures: --ram, --vram, --drive-speed …"
+    return Page(Table(columns, rows), note)
+
+
+def _speed(figure: Figure | None) -> str:
+    """Write a bandwidth as makers have it."""
+    return UNKNOWN if figure is None else f"{figure.value / 1e9:.4g} GB/s"
 
 
 def _figure(figure: Figure | None) -> str:

@@ -20,6 +20,7 @@ from moepack.report.values import (
 
 if TYPE_CHECKING:
     from moepack.bench.diagnosis.doctor import DoctorFacts, Prognosis
+    from moepack.planning.forecasting.comparison import ComparisonFacts
     from moepack.planning.forecasting.facts import (
         ForecastFacts,
         PromptFacts,
@@ -72,7 +73,7 @@ def _single(one: SpeedFacts) -> Iterator[Block]:
     if one.misses_from is not None:
         yield (
             f"{share_text(one.hit_rate)} of lookups hit, and a token reads "
-            f"{length_text(one.missed_length)} of the drive (from: {one.misses_from})"
+            f"{length_text(one.missed_length)} of the drive (from: {misses_words(one)})"
         )
     if one.vram_cache_length is not None:
         yield (
@@ -119,6 +120,13 @@ def mode_words(one: SpeedFacts) -> str:
     if one.vram_cache_length is not None:
         words += f"; one of {size_text(one.vram_cache_length)} in VRAM"
     return words
+
+
+def misses_words(one: SpeedFacts) -> str:
+    """Write the origin of misses."""
+    if one.misses_curve is not None:
+        return f"curve of {one.misses_curve}"
+    return one.misses_from or UNKNOWN
 
 
 def prompt_words(one: PromptFacts) -> str:
@@ -180,6 +188,39 @@ def speeds(forecasts: Sequence[SpeedFacts]) -> Table:
     return Table(columns, rows)
 
 
+def comparison(facts: ComparisonFacts) -> Page:
+    """Write a row for each machine."""
+    rows, notes = [], []
+    for one in facts.machines:
+        if one.forecast is None:
+            rows.append([one.machine, "does not run", *[UNKNOWN] * 7])
+            notes.append(f"{one.machine}: {one.refusal}")
+            continue
+        (speed,) = one.forecast.forecasts
+        notes += [f"{one.machine}: {line}" for line in (*speed.warnings, *_reasons(speed))]
+        rates = (speed.tokens_per_second, speed.lowest, speed.highest)
+        times = (speed.prompt.seconds, speed.prompt.shortest, speed.prompt.longest)
+        longest = TERM_NAMES.get(speed.binding or UNKNOWN, speed.binding or UNKNOWN)
+        cells = [one.machine, ", ".join(expert_places(speed)), *map(rate_text, rates)]
+        rows.append([*cells, *map(seconds_text, times), longest])
+    columns = [Column("", "l"), Column("experts", "l", rank=3), Column("tok/s")]
+    columns += [Column("from", rank=1), Column("to", rank=1), Column("first token")]
+    columns += [Column("from", rank=2), Column("to", rank=2), Column("longest", "l", rank=4)]
+    return Page(facts.model, "", Table(columns, rows), "", *_alike(notes))
+
+
+def _reasons(speed: SpeedFacts) -> list[str]:
+    return [] if speed.reason is None else [f"no speed: {speed.reason}"]
+
+
+def _alike(notes: Sequence[str]) -> list[str]:
+    """Write notes, those that are alike once for all of their machines."""
+    machines: dict[str, list[str]] = {}
+    for machine, _, text in (note.partition(": ") for note in notes):
+        machines.setdefault(text, []).append(machine)
+    return [f"note: {'; '.join(names)}: {text}" for text, names in machines.items()]
+
+
 def _receipt(receipt: ReceiptFacts) -> str:
     where = f"{receipt.path}, {receipt.place}: {rate_text(receipt.tokens_per_second)} tok/s"
     if receipt.refusal is not None:
@@ -238,7 +279,7 @@ def _option(option: OptionFacts) -> Iterator[Block]:
         yield f"  prompt: {prompt_words(option.forecast.prompt)}"
 
 
-def expert_places(option: OptionFacts) -> list[str]:
+def expert_places(option: OptionFacts | SpeedFacts) -> list[str]:
     """Write how many bytes of experts are in each kind of memory."""
     parts = [(option.vram_expert_length, "in VRAM"), (option.memory_expert_length, "in memory")]
     parts.append((option.streamed_length, "on the drive"))
@@ -275,15 +316,16 @@ def _prognosis(model: str, prognosis: Prognosis) -> Iterator[str]:
             yield f"    {prognosis.refusal_hint}"
         return
     (speed,) = facts.forecasts
-    budget = speed.budget_length
-    where = "all in memory" if budget is None else f"{size_text(budget)} of them in memory"
-    yield f"{model}: {size_text(facts.expert_length)} of experts, {where}"
+    budget, machine = speed.budget_length, f" on {facts.machine}" if facts.machine else ""
+    places = ", ".join(expert_places(speed))
+    yield f"{model}{machine}: {size_text(facts.expert_length)} of experts: {places}"
     yield f"  decode: {speed_words(speed)}; the limit: {prognosis.decode_limit or UNKNOWN}"
     yield f"  prompt: {prompt_words(speed.prompt)}; the limit: {prognosis.prompt_limit or UNKNOWN}"
-    yield (
-        f"  `run` would have {size_text(budget or facts.expert_length)} of memory for experts, and "
-        f"compute prompts in micro-batches of up to {speed.prompt.micro_batch:,} tokens"
-    )
+    if speed.kind in ("cpu", "stream"):
+        yield (
+            f"  `run` would have {size_text(budget or facts.expert_length)} of memory for experts, "
+            f"and compute prompts in micro-batches of up to {speed.prompt.micro_batch:,} tokens"
+        )
     if prognosis.seconds is None:
         return
     tokens = f"{speed.prompt.token_count:,} tokens and {count_text(ANSWER_TOKENS, 'token')}"

@@ -167,7 +167,7 @@ def test_files_in_memory_are_no_drive_and_gpus_are_read(monkeypatch: pytest.Monk
     assert measured.backend is None
     assert any("the drive was not measured" in note for note in measured.notes)
     assert measured.machine.gpus == (
-        Gpu("A", *(Figure(value, "read") for value in (24, 9e11, 3e10))),
+        Gpu("A", Figure(24, "read"), Figure(9e11, "read"), Figure(3e10, "read")),
         Gpu(None, Figure(8, "read"), None),
     )
 

@@ -181,7 +181,7 @@ def test_a_forecast_from_the_drive_in_words(no_gpu: Path, cli: Run) -> None:
     words = "experts from the drive, the rest in memory; a cache of 512.0 KiB: "
     assert lines[2].startswith(words)
     assert any(
-        line.endswith(" of the drive (from: typical routing)") and " of lookups hit" in line
+        line.endswith(" of the drive (from: curve of Qwen3-30B-A3B)") and " of lookups hit" in line
         for line in lines
     )
     assert any(line.startswith("note: without a trace of this model") for line in lines)
@@ -236,3 +236,56 @@ def test_a_picture(
 def test_the_machine_may_come_from_standard_input(box: Path, cli: Run) -> None:
     run = cli("forecast", MODEL, "--machine", "-", input=box.read_text())
     assert lines_of(run)[0].startswith(f"{MODEL} on box: ")
+
+
+def test_machines_are_compared_in_one_table(cli: Run, gpt_oss: Path) -> None:
+    names = ("preset:rtx-4090-64", "preset:strix-halo-128")
+    machines = [word for name in names for word in ("--machine", name)]
+    done = cli("forecast", str(gpt_oss), *machines)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("RTX", "Strix"))]
+    assert [row.split("  ")[0] for row in rows] == ["RTX 4090, 64 GB", "Strix Halo, 128 GB"]
+    facts = json_of(cli("forecast", str(gpt_oss), *machines, "--ram", "32GiB", "--json"))
+    assert [one["machine"] for one in facts["machines"]] == [row.split("  ")[0] for row in rows]
+    (speed,) = facts["machines"][1]["forecast"]["forecasts"]
+    assert speed["kind"] == "gpu-stream", "with less memory it does not fit"
+    for option in ("--all", "--plot=x.svg"):
+        refused = cli("forecast", str(gpt_oss), *machines, option)
+        assert refused.returncode == ExitCode.USAGE
+        assert "is for one machine" in refused.stderr
+
+
+def test_figures_alone_are_a_machine(cli: Run, gpt_oss: Path) -> None:
+    figures = ("--ram", "32GiB", "--memory-bandwidth", "89.6GB/s", "--drive-speed", "7GB/s")
+    done = cli("forecast", str(gpt_oss), *figures)
+    assert "experts from the drive, the rest in memory" in done.stdout, done.stderr
+    with_gpu = ("--vram", "24GiB", "--vram-bandwidth", "1008GB/s")
+    assert "the rest in VRAM" in cli("forecast", str(gpt_oss), *figures, *with_gpu).stdout
+    wrong = cli("forecast", str(gpt_oss), "--ram", "32GiB", "--drive-speed", "7")
+    assert "--drive-speed: not a bandwidth" in wrong.stderr
+    missing = cli("forecast", str(gpt_oss))
+    assert "--machine is needed, or --ram" in missing.stderr
+
+
+def test_presets_are_listed_with_their_figures(cli: Run) -> None:
+    done = cli("machine", "--presets")
+    row = next(line for line in done.stdout.splitlines() if line.startswith("dgx-spark"))
+    assert row.split()[1:] == ["119.0", "GiB", "273", "GB/s", "119.0", "GiB", "unified", "–"]
+    names = [one["name"] for one in json_of(cli("machine", "--presets", "--json"))["presets"]]
+    assert names == sorted(names)
+    assert 8 <= len(names) <= 12
+
+
+def test_the_doctor_looks_at_a_machine_that_is_not_this_one(cli: Run, gpt_oss: Path) -> None:
+    done = cli("doctor", str(gpt_oss), "--as", "preset:rtx-4090-64")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines[:4]] == [
+        *("memory", "memory bandwidth"),
+        *("drive", "GPU"),
+    ]
+    assert f"{gpt_oss} on RTX 4090, 64 GB: " in done.stdout
+    assert "    twice as much VRAM: " in done.stdout
+    small = cli("doctor", str(gpt_oss), "--as", "preset:steam-deck", "--json")
+    assert json.loads(small.stdout)["prognosis"]["forecast"]["machine"] == "Steam Deck OLED"
+    assert "another machine needs a model" in cli("doctor", "--as", "preset:dgx-spark").stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moepack.bench.diagnosis import hardware, system
@@ -14,12 +14,14 @@ from moepack.bench.drive import temporary_path
 from moepack.bench.machine import find_files, measure_machine
 from moepack.common.errors import RequestError, write_failure
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
+from moepack.common.sizes import size_text, speed_text
 from moepack.host.memory_limits import available_memory
 from moepack.host.processors import OtherWork, cpu_quota
 from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.planning.forecasting.facts import ForecastFacts, SpeedFacts
 from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.modes import MARGIN, MICRO_BATCHES
+from moepack.planning.machine.described import AnyMachine, describe_machine, find_machine
 from moepack.planning.machine.model import Figure, Machine
 from moepack.traces.formats.reading import shape_of
 
@@ -29,6 +31,8 @@ _SECONDS_OF_OTHERS = 0.5
 ANSWER_TOKENS = 200
 """Length of an answer: changes are ranked by the time of a prompt and an answer."""
 _LEAST_GAIN = 0.02
+_TYPICAL_READ = 4 << 20
+"""Bytes of an expert, for the speed of a drive whose reads were measured."""
 _TWICE = 2.0
 
 
@@ -89,6 +93,7 @@ class DoctorFacts:
 def doctor(
     model: PathOrPaths | None = None,
     *,
+    machine: AnyMachine | None = None,
     directory: AnyPath | None = None,
     seconds: float = SECONDS,
     prompt: int = 1000,
@@ -98,8 +103,12 @@ def doctor(
 
     Drive, memory and processors are measured for `seconds`, as by `measure_machine`; a prompt of
     `prompt` tokens is forecast. `progress` is called with the milliseconds since the last call, and
-    those in all. Raises what `measure_machine` and opening the model raise.
+    those in all. With a `machine`, its file or `preset:NAME`, nothing is measured: it is of that
+    one, with its GPUs. Raises what `measure_machine` and opening the model raise, and RequestError
+    for a machine without a model.
     """
+    if machine is not None:
+        return _elsewhere(model, find_machine(machine), prompt)
     available = available_memory()
     findings = [hardware.check_free_memory(), hardware.check_pressure()]
     # Before measuring keeps processors busy. The load average counts threads that wait for drives.
@@ -134,7 +143,8 @@ def doctor(
     outlook = None
     if model is not None:
         is_slow = build.verdict == "limit"
-        outlook = prognosis(model, measured.machine, available, prompt, is_slow_build=is_slow)
+        here = measured.machine._replace(gpus=(), memory=Figure(available + MARGIN, "read"))
+        outlook = prognosis(model, here, prompt, is_slow_build=is_slow)
     return DoctorFacts(
         tuple(findings),
         measured.machine,
@@ -156,21 +166,32 @@ def _check_reading(path: Path) -> list[CheckResult]:
         raise write_failure(error, path) from None
 
 
+def _elsewhere(model: PathOrPaths | None, machine: Machine, prompt: int) -> DoctorFacts:
+    """Return the figures of a machine as checks, and the prognosis for a model on it."""
+    if model is None:
+        raise RequestError("another machine needs a model", argument="machine")
+    drive = machine.drive and machine.drive.step(_TYPICAL_READ).bandwidth
+    speeds = {"memory bandwidth": machine.memory_bandwidth, "drive": drive}
+    findings = [CheckResult("memory", size_text(int(machine.memory.value)), "fine")]
+    findings += [
+        CheckResult(name, figure and speed_text(figure.value), "fine" if figure else "unknown")
+        for name, figure in speeds.items()
+    ]
+    if machine.gpus:
+        findings.append(replace(hardware.check_gpus(machine.gpus, None), hint=None))
+    outlook = prognosis(model, machine, prompt)
+    return DoctorFacts(tuple(findings), machine, (), os.fspath(path_list(model)[0]), outlook)
+
+
 def prognosis(
-    paths: PathOrPaths,
-    machine: Machine,
-    available: int,
-    prompt: int,
-    *,
-    is_slow_build: bool = False,
+    paths: PathOrPaths, machine: Machine, prompt: int, *, is_slow_build: bool = False
 ) -> Prognosis:
-    """Forecast a model with `available` bytes of memory, as `run` has it.
+    """Forecast a model: with the GPUs of a machine, or as `run` has it on one without.
 
     `is_slow_build` is whether llama.cpp was not built for this processor. Raises what opening the
     model raises.
     """
-    now = machine._replace(gpus=(), memory=Figure(available + MARGIN, "read"))
-    footprint = footprint_of(paths)
+    now, footprint = machine, footprint_of(paths)
     try:
         facts = _forecast(footprint, now, prompt)
     except RequestError as error:
@@ -195,6 +216,8 @@ def prognosis(
 
 
 def _forecast(footprint: Footprint, machine: Machine, prompt: int) -> ForecastFacts:
+    if machine.gpus:
+        return forecast(footprint, machine, prompt=prompt)
     facts = forecast(footprint, machine, dense_in_memory=True, prompt=prompt)
     if facts.forecasts[0].budget_length is not None:
         return facts
@@ -218,13 +241,27 @@ def _changed_machines(machine: Machine, *, is_slow_build: bool) -> Iterator[tupl
             reads=tuple(read._replace(bandwidth=_times(read.bandwidth)) for read in reads),
         )
         yield "a drive twice as fast, or a second one", machine._replace(drive=drive)
-    memory = Figure(_TWICE * machine.memory.value, "typed")
-    yield "twice as much free memory", machine._replace(memory=memory)
+    more = describe_machine(machine, memory=round(_TWICE * machine.memory.value))
+    yield "twice as much free memory", more
+    gpus = machine.gpus
+    faster_gpus = tuple(
+        gpu._replace(
+            bandwidth=gpu.bandwidth and _times(gpu.bandwidth),
+            compute=gpu.compute and _times(gpu.compute),
+        )
+        for gpu in gpus
+    )
     if machine.memory_bandwidth is not None:
         bandwidth = _times(machine.memory_bandwidth)
         compute = machine.compute and _times(machine.compute)
         faster = machine._replace(memory_bandwidth=bandwidth, compute=compute)
+        if machine.is_unified:
+            faster = faster._replace(gpus=faster_gpus)
         yield "processors and memory twice as fast", faster
+    if gpus and not machine.is_unified:
+        larger = tuple(gpu._replace(memory=_times(gpu.memory)) for gpu in gpus)
+        yield "twice as much VRAM", machine._replace(gpus=larger)
+        yield "GPUs twice as fast", machine._replace(gpus=faster_gpus)
     if is_slow_build and machine.compute is not None:
         faster = machine._replace(compute=_times(machine.compute))
         yield "a build of llama.cpp for this processor", faster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
@@ -24,6 +24,7 @@ from moepack.common.sizes import LEAST_BARE
 from moepack.running.serving.sampling import MAX_CONTEXT
 
 if TYPE_CHECKING:
+    from moepack.planning.machine.model import Machine
     from moepack.traces.formats.registry import ReadOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -128,9 +129,52 @@ source_option = model_option(
     metavar="SOURCE",
     help="Model that the pack was made from, for comparison; may be repeated.",
 )
-machine_option = file_option(
-    "--machine", "machine_path", help="Description of the machine, from `moepack machine`."
+_MACHINE_HELP = "Machine: a file, from `moepack machine`, or preset:NAME."
+machine_option = file_option("--machine", "machine_path", help=_MACHINE_HELP)
+machines_option = file_option(
+    "--machine",
+    "machine_paths",
+    multiple=True,
+    help=f"{_MACHINE_HELP} May be repeated, to compare them.",
 )
+other_machine_option = file_option(
+    "--as", "machine", help=f"{_MACHINE_HELP} Nothing is measured then."
+)
+figure_options = options(
+    size_option("--ram", "memory", help="Memory, in place of the machine's."),
+    size_option(
+        "--vram", multiple=True, help="VRAM of a GPU, in place of the machine's; may be repeated."
+    ),
+    *(
+        click.option(
+            f"--{name}", metavar="SPEED", help=f"{what}, in place of the machine's: {one}."
+        )
+        for name, what, one in (
+            ("memory-bandwidth", "Bandwidth of memory", "89.6GB/s"),
+            ("vram-bandwidth", "Bandwidth of VRAM", "936GB/s"),
+            ("drive-speed", "Bandwidth of the drive", "7GB/s"),
+        )
+    ),
+)
+_FIGURES = ("memory", "vram", "memory_bandwidth", "vram_bandwidth", "drive_speed")
+
+
+def described_machines(paths: Sequence[str], values: dict[str, Any]) -> list[Machine]:
+    """Return the machines of files and presets, with the figures that are typed for all of them.
+
+    Takes those figures out of `values`. Without a path they are a machine by themselves. Raises
+    UsageError if there is neither.
+    """
+    figures = {name: values.pop(name) for name in _FIGURES}
+    if not paths and figures["memory"] is None:
+        raise click.UsageError(
+            "--machine is needed, or --ram: `moepack machine --presets` lists some that are sold"
+        )
+    from moepack.planning.machine.described import describe_machine
+
+    return [describe_machine(path, **figures) for path in paths or (None,)]
+
+
 hotness_option = file_option("--hotness", help="Hotness file, routing trace or imatrix.")
 layout_option = click.option(
     "--layout",

@@ -61,10 +61,12 @@ class SpeedFacts:
     `cpu_layer_count` is N of `--n-cpu-moe N`, `budget_length` the bytes of a cache of experts. In
     nine cases of ten the speed is between `lowest` and `highest`; `ceiling` is the bound by the
     bandwidths alone. `reason` says why no speed is known. `binding` is the longest term. A token
-    reads `missed_length` bytes of the drive. The mode takes `vram_length` and `memory_length`;
-    `fits` is whether the machine has that. A cache in VRAM has `vram_cache_length` bytes, hits
-    `vram_hit_rate` of lookups, and a token brings `uploaded_length` to it. `prompt` is the time
-    until the first token. Of several texts a token is one step of all of them.
+    reads `missed_length` bytes of the drive, by a trace, or by the curve of the model
+    `misses_curve`. Experts are in VRAM, in memory, or on the drive alone; the mode takes
+    `vram_length` and `memory_length`; `fits` is whether the machine has that. A cache in VRAM has
+    `vram_cache_length` bytes, hits `vram_hit_rate` of lookups, and a token brings `uploaded_length`
+    to it. `prompt` is the time until the first token. Of several texts a token is one step of all
+    of them.
     """
 
     kind: Kind
@@ -78,12 +80,16 @@ class SpeedFacts:
     hit_rate: float | None
     missed_length: int | None
     misses_from: Source | None
+    misses_curve: str | None
     binding: str | None
     terms: tuple[TermFacts, ...]
     receipt_count: int
     vram_length: int | None
     memory_length: int | None
     fits: bool | None
+    vram_expert_length: int
+    memory_expert_length: int
+    streamed_length: int
     vram_cache_length: int | None
     vram_hit_rate: float | None
     uploaded_length: int | None

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from moepack.common.errors import RequestError
-from moepack.common.paths import AnyPath
 from moepack.common.sizes import Size, parse_size, size_text
 from moepack.pack.opening.open_model import Model
 from moepack.planning.footprint.model import Footprint, footprint_of
@@ -31,10 +30,16 @@ from moepack.planning.forecasting.measured_runs import AnyReceipts, read_runs
 from moepack.planning.forecasting.misses import Misses, cache_misses
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
 from moepack.planning.forecasting.prompts import forecast_prompt
-from moepack.planning.forecasting.rates import KIND_WORDS, STREAMS, Rates, Reads, ceiling_seconds
+from moepack.planning.forecasting.rates import (
+    KIND_WORDS,
+    STREAMS,
+    Rates,
+    Reads,
+    ceiling_seconds,
+    together,
+)
 from moepack.planning.forecasting.touched import Touched, touched_of
-from moepack.planning.machine.file import read_machine
-from moepack.planning.machine.model import Machine
+from moepack.planning.machine.described import AnyMachine, find_machine
 from moepack.traces.formats.reading import AnyTrace, spooled
 from moepack.traces.formats.registry import ReadOptions
 
@@ -46,7 +51,7 @@ _MEMORIES = {"vram": "VRAM", "memory": "memory", "drive": "drive", "link": "GPU'
 
 def forecast(
     model: Model | Footprint,
-    machine: Machine | AnyPath,
+    machine: AnyMachine,
     *,
     cpu_layer_count: int | None = None,
     budget: Size | None = None,
@@ -63,7 +68,7 @@ def forecast(
 ) -> ForecastFacts:
     """Forecast the decoding speed of a model on a machine, and the time of a prompt.
 
-    `model` is a source or a pack, open or not, `machine` is one or the path of its file. With
+    `model` is a source or a pack, open or not, `machine` is one, its file, or `preset:NAME`. With
     `cpu_layer_count` the experts of this number of layers, from the first, are in memory, the rest
     in VRAM; with `budget` experts come from the drive through a cache of this size (bytes, `8GiB`,
     or `25%` of the experts), and the rest is in VRAM if it fits, unless `dense_in_memory`; with
@@ -71,7 +76,7 @@ def forecast(
     experts that are not permanently there. With `sweep` every count of layers is forecast if the
     machine has a GPU and any of them fits, else a dozen budgets. By default it is the fastest mode
     that fits. Cache misses are simulated with `traces` (files, or what `read_trace` returned), or
-    are those of a typical text. Prompts, those of traces too, are computed in batches of
+    follow a curve of a real model. Prompts, those of traces too, are computed in batches of
     `micro_batch` tokens, by default of as many as suit the mode; one of `prompt` tokens is
     forecast. `receipts` are files of measured runs. The context is `context` tokens long, of which
     `depth` are there already. Of several `texts` at once it is the speed of all together.
@@ -89,7 +94,7 @@ def forecast(
         )
     if texts < 1:
         raise RequestError("no text", argument="texts", expected="1 or more", found=texts)
-    machine = machine if isinstance(machine, Machine) else read_machine(machine)
+    machine = find_machine(machine)
     placed = ModelOnMachine(footprint_of(model), machine, context, micro_batch, texts)
     weights = placed.weights
     budget = None if budget is None else parse_size(budget, "budget", whole=weights.expert_length)
@@ -224,6 +229,8 @@ def _speed(
     if likely is not None:
         binding = max(terms, key=lambda term: term.seconds or 0.0).name
     vram_length, memory_length = model.needs(mode) or (None, None)
+    kept = model.kept_length(mode)
+    resident = kept if mode.budget is None else min(mode.budget, kept)
     return SpeedFacts(
         kind=mode.kind,
         cpu_layer_count=mode.cpu_layer_count,
@@ -236,12 +243,16 @@ def _speed(
         hit_rate=None if misses is None else misses.hit_rate,
         missed_length=None if misses is None else round(misses.length),
         misses_from=None if misses is None else misses.source,
+        misses_curve=None if misses is None or misses.curve is None else misses.curve.name,
         binding=binding,
         terms=terms,
         receipt_count=refusals.count(None),
         vram_length=vram_length,
         memory_length=memory_length,
         fits=model.fits(mode),
+        vram_expert_length=model.weights.expert_length - kept,
+        memory_expert_length=resident,
+        streamed_length=kept - resident,
         vram_cache_length=mode.vram_cache,
         vram_hit_rate=None if uploads is None else uploads.hit_rate,
         uploaded_length=None if uploads is None else round(uploads.length),
@@ -283,8 +294,11 @@ def _speeds(
     ceiling = count / bounds[2] if bounds[2] else None
     if likely is None or low is None or high is None:
         return None, None, None, ceiling
-    highest = min(count * high.factor / high.seconds, ceiling or math.inf)
-    return count / likely.seconds, count / (low.seconds * low.factor), highest, ceiling
+    speed = count / likely.seconds
+    # What is missed, and how long that takes, are independent.
+    lowest = speed / together(low.seconds / likely.seconds, low.factor)
+    highest = speed * together(likely.seconds / high.seconds, high.factor)
+    return speed, lowest, min(highest, ceiling or math.inf), ceiling
 
 
 def _terms(model: ModelOnMachine, rates: Rates, reads: Reads) -> Iterator[TermFacts]:
@@ -320,6 +334,7 @@ def _warnings(model: ModelOnMachine, mode: ExecutionMode, misses: Misses | None)
             f"uses memory instead, speed falls to a fraction{least}"
         )
     memory = int(machine.memory.value)
+    memory_length += vram_length if machine.is_unified else 0
     # A mapped file needs more memory than its length; a cache takes just its budget.
     is_stream = mode.kind in STREAMS
     if model.fits(mode) is False if is_stream else memory_length > _NEARLY * memory:
@@ -353,10 +368,11 @@ def _of_misses(model: ModelOnMachine, mode: ExecutionMode, misses: Misses) -> It
             f"the budget is less than the {size_text(step or 0)} that a token uses: "
             "little is found there"
         )
-    if misses.source == "typical routing":
+    if misses.curve is not None:
+        whose = "a model of this shape" if misses.curve.is_own else "another model"
         yield (
-            "without a trace of this model, misses are taken to be those of a text on other "
-            "models, up to 1.6 times more or less: a trace is exact"
+            f"without a trace, misses follow the curve of {misses.curve.name}, {whose}: up to "
+            f"{misses.curve.spread} times more or less; a trace is exact"
         )
     if step and misses.step_length and abs(misses.step_length / step - 1) > _ALIKE:
         yield (

@@ -1,28 +1,27 @@
-"""The misses of a cache of experts: from a trace, or as of a typical text."""
+"""The misses of a cache of experts: from a trace, or by the curve of a model that was traced."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.shape import ModelShape
 from moepack.common.sizes import size_text
+from moepack.planning.forecasting.hit_curves import HitCurve, curve_for
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
 from moepack.traces.simulation.facts import Simulation
 from moepack.traces.simulation.simulate import simulate
 from moepack.traces.spool import SpooledTrace
 
-Source = Literal["trace", "typical routing"]
+Source = Literal["trace", "curve"]
 
 
 class Misses(NamedTuple):
     """The bytes that a token of each text misses; the hit rate if it is known.
 
-    They lie between `least` and `most`. `is_short` says that a trace is too short to tell experts
-    apart, `step_length` is the most that a token of it uses.
+    They lie between `least` and `most`. `curve` is the one that they follow. `is_short` says that a
+    trace is too short to tell experts apart, `step_length` is the most that a token of it uses.
     """
 
     length: float
@@ -30,6 +29,7 @@ class Misses(NamedTuple):
     most: float
     hit_rate: float | None
     source: Source
+    curve: HitCurve | None = None
     is_short: bool = False
     step_length: int | None = None
 
@@ -42,17 +42,6 @@ class Misses(NamedTuple):
 _TRACE_SPREAD, _SHORT_SPREAD = 0.1, 0.3
 """The share by which another text of the same kind may miss more or less than a trace."""
 _LEAST_SHARE = 0.4
-_TYPICAL = (
-    (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 1.0),
-    (0.71, 0.49, 0.36, 0.27, 0.195, 0.14, 0.103, 0.058, 0.038, 0.0),
-)
-"""The share of lookups that miss, by the budget between the experts of one token (0) and all (1).
-
-LRFU's on the trace of Qwen3-30B-A3B that BigMoeOnEdge published (Apache-2.0), times 1.15: what was
-published of LRU on five other models and texts is 0.93 to 1.4 times LRU's on that trace
-(docs/numbers.md).
-"""
-_TYPICAL_SPREAD = 1.6
 
 
 def cache_misses(
@@ -73,7 +62,7 @@ def cache_misses(
         if budget is None or step is None:
             return None
         if trace is None:
-            return by_typical_routing(part, step, budget)
+            return by_curve(shape, layers, step, budget)
         of_one = step if model.text_count == 1 else model.step_of(layers, 1) or step
         if layers not in simulated:
             alike = [mode for mode in modes if model.cached_layers(mode) == layers]
@@ -157,15 +146,11 @@ def check_trace(facts: Simulation, trace: SpooledTrace, layers: Collection[int])
         )
 
 
-def by_typical_routing(shape: ModelShape, step_length: int, budget: int) -> Misses:
-    """Return the misses of a typical text, for a model whose routing is not known."""
-    total, (rooms, shares) = shape.routed_length, _TYPICAL
-    if budget < step_length:
-        share = 1 - (1 - shares[0]) * budget / step_length
-    else:
-        room = (budget - step_length) / max(1, total - step_length)
-        share = float(np.interp(room, rooms, shares))
+def by_curve(model: ModelShape, layers: Collection[int], step_length: int, budget: int) -> Misses:
+    """Return the misses of some layers of a model whose routing is not known, by a kept curve."""
+    total, curve = model.of_layers(layers).routed_length, curve_for(model)
+    share = curve.share(step_length, total, budget)
     uniform = max(0.0, 1 - budget / total) if budget >= step_length else 1.0
-    most = max(share, min(share * _TYPICAL_SPREAD, uniform))
-    length, least, most = (step_length * one for one in (share, share / _TYPICAL_SPREAD, most))
-    return Misses(length, least, most, 1 - share, "typical routing")
+    most = max(share, min(share * curve.spread, uniform))
+    length, least, most = (step_length * one for one in (share, share / curve.spread, most))
+    return Misses(length, least, most, 1 - share, "curve", curve)

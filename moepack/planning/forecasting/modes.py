@@ -201,7 +201,8 @@ class ModelOnMachine:
 
     def _has(self, vram: int, memory: int, *, has_memory: bool = False) -> bool:
         free = sum(max(0, gpu.memory.value - MARGIN) for gpu in self.machine.gpus)
-        is_enough = has_memory or memory + MARGIN <= self.machine.memory.value
+        needed = memory + vram if self.machine.is_unified else memory
+        is_enough = has_memory or needed + MARGIN <= self.machine.memory.value
         return vram <= free and is_enough
 
     def kept_length(self, mode: ExecutionMode) -> int:
@@ -230,7 +231,8 @@ class ModelOnMachine:
                 fits = self._has(self.weights.expert_length - kept, kept)
             if fits:
                 return mode
-        _, fixed = self.needs(streams._replace(budget=0)) or (0, 0)
+        vram, fixed = self.needs(streams._replace(budget=0)) or (0, 0)
+        fixed += vram if self.machine.is_unified else 0
         step = self.step_of(self.cached_layers(streams)) or 0
         memory = int(self.machine.memory.value)
         left = memory - MARGIN - fixed
@@ -249,8 +251,10 @@ class ModelOnMachine:
         """Return the mode with experts from the drive, and as much in VRAM as fits there.
 
         Dense weights come first, then the experts of as many layers as fit: those need no memory.
+        In unified memory they would: all of it is for a cache.
         """
-        for end in (one.layer + 1 for one in self.layers if self.machine.gpus):
+        layers = self.layers[-1:] if self.machine.is_unified else self.layers
+        for end in (one.layer + 1 for one in layers if self.machine.gpus):
             mode = ExecutionMode("gpu-stream", end, budget=0)
             if self.fits(mode, has_memory=True):
                 return mode

@@ -16,7 +16,7 @@ from dataclasses import replace
 from moepack.planning.forecasting.facts import PromptFacts
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.forecasting.modes import ExecutionMode, ModelOnMachine
-from moepack.planning.forecasting.rates import SURE, WITH_GPU, Rates, Reads
+from moepack.planning.forecasting.rates import SURE, WITH_GPU, Rates, Reads, together
 from moepack.planning.forecasting.touched import Touched
 from moepack.planning.machine.model import Machine
 
@@ -30,7 +30,9 @@ _COMPUTE_REL_STD = {"measured": 0.45, "read": 0.6, "typed": 0.6}
 _OPERATIONS_A_BYTE = {False: 10, True: 100}
 """Operations of processors and GPUs while they read a byte of their memory, roughly, for machines
 of unknown speed: 8 to 12, and 75 (RTX 3090) to 200 (H200)."""
-_GUESS_REL_STD, _MEASURED_REL_STD = 0.9, 0.15
+_GUESS_REL_STD, _MEASURED_REL_STD = {False: 0.9, True: 0.6}, 0.15
+"""Of a machine of unknown speed, by whether a GPU computes: published prompts on three were 0.5 to
+1.0 times as fast as that, in llama.cpp on M1 Max, M4 and Strix Halo."""
 _RUN_REL_STD = 0.2
 _AHEAD_TOKENS = 64
 """Tokens of a micro-batch from which on it counts that the next layer is read ahead: of 24 to 63
@@ -96,8 +98,11 @@ def forecast_prompt(
     return replace(
         facts,
         seconds=seconds,
-        shortest=max(fastest / factor, *_limits(model, cases[1], 0.0).values()),
-        longest=slowest * factor,
+        shortest=max(
+            seconds / together(seconds / fastest, factor),
+            *_limits(model, cases[1], 0.0).values(),
+        ),
+        longest=seconds * together(slowest / seconds, factor),
         tokens_per_second=count / seconds,
         limit=count / limits[binding],
         binding=binding,
@@ -159,7 +164,7 @@ def _computing(
     figures = [gpu.compute for gpu in machine.gpus] if has_gpu else [machine.compute]
     speeds = [figure for figure in figures if figure is not None]
     bandwidth = machine.vram_bandwidth if has_gpu else machine.memory_bandwidth
-    speed, rel_std = None, _GUESS_REL_STD
+    speed, rel_std = None, _GUESS_REL_STD[has_gpu]
     if speeds and len(speeds) == len(figures):
         figure = min(speeds, key=lambda one: one.value)  # layers come one after the other
         speed, rel_std = _ACHIEVED[figure.basis] * figure.value, _COMPUTE_REL_STD[figure.basis]

@@ -24,7 +24,8 @@ from moepack.traces.steps import ALL_PHASES, Steps, StepStream
 TouchedFrom = Literal["trace", "published texts"]
 
 _OF_ONE, _FALL, _SPREAD = 0.76, 0.0225, 0.08
-"""Of a text: c of few tokens, how much it falls where they double, and how much less it may be."""
+"""Of a text: c of few tokens, how much it falls where they double, and how much more or less it may
+be: three times what the published runs differ."""
 _UNIFORM = 1.0
 _MOST_TOKENS = 1 << 14
 _TRACE_SPREAD = 0.03
@@ -56,12 +57,13 @@ class Touched:
         It is by the window of the trace nearest to them.
         """
         likely = _OF_ONE - _FALL * math.log2(tokens)
-        exponents = (likely, likely - _SPREAD, _UNIFORM)
+        exponents = (likely, likely - _SPREAD, min(_UNIFORM, likely + _SPREAD))
         if self._exponents:
             nearest = min(self._exponents, key=lambda window: abs(math.log(window / tokens)))
             likely = self._exponents[nearest]
             is_within = tokens <= max(self._exponents)
-            most = min(_UNIFORM, likely + _TRACE_SPREAD) if is_within else _UNIFORM
+            spread = _TRACE_SPREAD if is_within else _SPREAD
+            most = min(_UNIFORM, likely + spread)
             exponents = likely, max(0.0, likely - _TRACE_SPREAD), most
         likely, least, most = (
             1 - self._unused ** (tokens**c) if self._unused else 1.0 for c in exponents

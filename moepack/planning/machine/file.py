@@ -108,6 +108,21 @@ _UNITS = {
 }
 
 
+def parse_bandwidth(text: str, argument: str) -> Figure:
+    """Read a bandwidth, as files have it. Raises RequestError, which names the argument."""
+    try:
+        table = _MachineTable("", "", {"": text}, ("",))
+        return Figure(table.quantity("", _DRIVE_BANDWIDTH), "typed")
+    except RequestError as error:
+        raise RequestError(
+            error.problem,
+            argument=argument,
+            expected=error.expected,
+            found=error.found,
+            hint=error.hint,
+        ) from None
+
+
 def read_machine(path: str | os.PathLike[str]) -> Machine:
     """Read a machine.toml. Raises RequestError for faults in it, and if it cannot be read."""
     try:
@@ -214,22 +229,41 @@ def _machine(body: _MachineTable) -> Machine:
     if "memory" not in body:
         body.fail("memory", "missing", "[memory] with a length")
     memory = body.table("memory", ("length", "bandwidth"))
-    return Machine(
+    machine = Machine(
         name=body.line("name", _MAX_TEXT),
         memory=memory.required("length", _LENGTH),
         memory_bandwidth=memory.figure("bandwidth", _BANDWIDTH),
-        gpus=tuple(
-            Gpu(
-                gpu.line("name", _MAX_TEXT),
-                gpu.required("length", _LENGTH),
-                gpu.figure("bandwidth", _BANDWIDTH),
-                gpu.figure("link", _BANDWIDTH),
-                gpu.figure("compute", _COMPUTE),
-            )
-            for gpu in body.tables("gpus", ("name", "length", "bandwidth", "link", "compute"))
-        ),
         drive=_drive(body) if "drive" in body else None,
         compute=body.table("processor", ("compute",)).figure("compute", _COMPUTE),
+    )
+    keys = ("name", "unified", "length", "bandwidth", "link", "compute")
+    gpus = tuple(_gpu(gpu, machine) for gpu in body.tables("gpus", keys))
+    if len(gpus) > 1 and any(gpu.is_unified for gpu in gpus):
+        body.fail("gpus", "a GPU beside one of unified memory", "unified memory has one GPU")
+    return machine._replace(gpus=gpus)
+
+
+def _gpu(gpu: _MachineTable, machine: Machine) -> Gpu:
+    """Read a GPU.
+
+    If the file does not say otherwise, it may use all of unified memory, and reads it as fast as
+    the CPUs do.
+    """
+    is_unified = gpu.optional("unified", bool) or False
+    length = gpu.figure("length", _LENGTH) if is_unified else gpu.required("length", _LENGTH)
+    bandwidth = gpu.figure("bandwidth", _BANDWIDTH)
+    if is_unified:
+        bandwidth = bandwidth or machine.memory_bandwidth
+        if length is not None and length.value > machine.memory.value:
+            most, more = length_text(machine.memory.value), length_text(length.value)
+            gpu.fail("length", "more than the memory", f"up to {most}", more)
+    return Gpu(
+        gpu.line("name", _MAX_TEXT),
+        length or machine.memory,
+        bandwidth,
+        gpu.figure("link", _BANDWIDTH),
+        gpu.figure("compute", _COMPUTE),
+        is_unified,
     )
 
 
@@ -269,7 +303,9 @@ _NO_GPU = """
 # length = "24 GiB"
 # bandwidth = "936 GB/s"
 # link = "31.5 GB/s"  # from memory: 31.5 GB/s is PCIe 4.0 with 16 lanes
-# compute = "71 TFLOP/s\""""
+# compute = "71 TFLOP/s"
+# unified = true  # in place of length and bandwidth: it has no memory of its own\
+"""
 _NO_DRIVE = """
 # [drive]
 # bandwidth = "7 GB/s\""""
@@ -291,6 +327,7 @@ def _lines(machine: Machine) -> Iterator[str]:
         yield from ("", "[processor]", *_figure("compute", machine.compute, compute_text))
     for gpu in machine.gpus:
         yield from ("", "[[gpus]]", *_name("name", gpu.name))
+        yield from ["unified = true"] if gpu.is_unified else []
         yield from _figure("length", gpu.memory, length_text)
         yield from _figure("bandwidth", gpu.bandwidth, speed_text)
         yield from _figure("link", gpu.link, speed_text)

@@ -62,7 +62,8 @@ class Gpu(NamedTuple):
     """A GPU: its memory in bytes, and the bandwidth of that; None is unknown.
 
     `link` is the bytes a second from main memory, `compute` the operations a second of its matrix
-    products.
+    products. With `is_unified` it has no memory of its own: `memory` is how much of the machine's
+    it may use.
     """
 
     name: str | None
@@ -70,6 +71,7 @@ class Gpu(NamedTuple):
     bandwidth: Figure | None
     link: Figure | None = None
     compute: Figure | None = None
+    is_unified: bool = False
 
 
 class ReadSpeed(NamedTuple):
@@ -142,7 +144,7 @@ class Machine(NamedTuple):
 
     All programs together may take the bytes of `memory`: the system's, or the limit of a control
     group. `memory_bandwidth` is the bytes a second that all CPUs together read of it, `compute`
-    the operations a second of their matrix products.
+    the operations a second of their matrix products. A unified GPU has no others beside it.
     """
 
     name: str | None
@@ -151,6 +153,11 @@ class Machine(NamedTuple):
     gpus: tuple[Gpu, ...] = ()
     drive: Drive | None = None
     compute: Figure | None = None
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether memory and VRAM are the same."""
+        return any(gpu.is_unified for gpu in self.gpus)
 
     @property
     def vram_bandwidth(self) -> Figure | None:
@@ -167,8 +174,11 @@ class Machine(NamedTuple):
 
     @property
     def link(self) -> Figure | None:
-        """The slowest link from memory to a GPU; None if any is not known."""
-        return _extreme(min, (gpu.link for gpu in self.gpus))
+        """The slowest link from memory to a GPU; None if any is not known.
+
+        In unified memory bytes are copied as fast as the GPU reads them.
+        """
+        return _extreme(min, (gpu.bandwidth if gpu.is_unified else gpu.link for gpu in self.gpus))
 
 
 def _extreme(

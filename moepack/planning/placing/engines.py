@@ -9,6 +9,7 @@ all of memory is for the other layers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_words
@@ -27,7 +28,7 @@ from moepack.traces.analysis.concentration import Concentration
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.spool import SpooledTrace
 
-LLAMA, IK_LLAMA, PACK = "llama.cpp", "ik_llama.cpp", "pack"
+LLAMA, IK_LLAMA = "llama.cpp", "ik_llama.cpp"
 
 _LESS = "a shorter `context`, or other `cache_types`, take less"
 _DRIVE = "`engine=pack` reads experts from the drive when they are needed"
@@ -49,7 +50,7 @@ def place_stock(request: PlacementRequest) -> PlacementFacts:
     if placed is None:
         return _in_memory(request)
     length = placed.memory_length
-    _check_memory(request, request.embedding_length + length)
+    _check_memory(request, request.embedding_length + length, request.memory_beside(placed))
     command = _command(request, [*_ON_GPU, *_layer_words(placed)])
     option = request.option(command, placed.cpu_layer_count, length)
     return _placement(request, placed, option, list(_alternatives(request, placed)))
@@ -77,14 +78,13 @@ def _in_memory(request: PlacementRequest) -> PlacementFacts:
             f"all is in memory: VRAM lacks {size_text(missing)} beside the margin for dense "
             f"weights and context; {_LESS}"
         )
-    _check_memory(request, needed)
+    _check_memory(request, needed, request.memory_capacity)
     command = _command(request, ["-ngl", "0"] if capacities else [])
     option = request.option(command, None, request.expert_length)
     return _placement(request, None, option, notes=notes)
 
 
-def _check_memory(request: PlacementRequest, needed: int) -> None:
-    capacity = request.memory_capacity
+def _check_memory(request: PlacementRequest, needed: int, capacity: int) -> None:
     if needed > capacity:
         raise RequestError(
             "too little memory for this model",
@@ -119,7 +119,7 @@ def place_streamed(
     kept, working, end = request.expert_length, request.working_length, request.layers[-1].layer + 1
     if placed is not None:
         kept, working, end = placed.memory_length, request.embedding_length, placed.cpu_layer_count
-    budget = _budget(request, working, kept)
+    budget = _budget(request, request.memory_beside(placed) - working, kept)
     pins = None
     layers = [layer.layer for layer in request.layers if layer.layer < end]
     if budget != kept:
@@ -144,16 +144,15 @@ def place_streamed(
     return _placement(request, None, option, notes=unused, pins=pins)
 
 
-def _budget(request: PlacementRequest, working_length: int, most: int) -> int:
-    """Return the bytes for experts in memory beside `working_length`, up to `most`.
+def _budget(request: PlacementRequest, left: int, most: int) -> int:
+    """Return the bytes for experts in memory, of which so many are `left`, up to `most`.
 
     Raises RequestError below the floor, which is `most` if there are fewer experts.
     """
     capacity = request.memory_capacity
-    budget = capacity - working_length
     least = min(most, request.floor)
-    if budget < least:
-        floor = working_length + least
+    if left < least:
+        floor = capacity - left + least
         raise RequestError(
             "too little memory for this model",
             expected=f"{size_text(floor)} beside the margin ({size_text(least)} of them experts "
@@ -161,13 +160,13 @@ def _budget(request: PlacementRequest, working_length: int, most: int) -> int:
             found=size_text(capacity),
             hint=f"{size_text(floor - capacity)} are missing; a shorter `context` takes less",
         )
-    return min(most, budget)
+    return min(most, left)
 
 
 def _cached(request: PlacementRequest, placed: Offload, least: int) -> Iterator[OptionFacts]:
     """Yield an option with the latest experts in VRAM, if `least` bytes of them are in memory."""
     capacities, expert_length = request.gpu_capacities, request.expert_length
-    if not placed.cpu_layer_count or len(capacities) != 1:
+    if not placed.cpu_layer_count or len(capacities) != 1 or request.machine.is_unified:
         return
     working = request.fixed_length + request.compute_length + request.weights.staged_length
     length = max(0, capacities[0] - working) >> 20 << 20
@@ -188,7 +187,7 @@ def _command(request: PlacementRequest, words: Sequence[str], memory: Sequence[s
     words += ["-b", str(batch)] if batch > _BATCH else []
     words += ["-ub", str(batch)] if batch != _MICRO_BATCH else []
     path = request.footprint.path
-    if request.engine != PACK:
+    if not request.streams:
         return shell_words(["llama-server", "-m", path, *words])
     return shell_words(["moepack", "run", path, *memory, "--", "llama-server", "-m", "{}", *words])
 
@@ -227,6 +226,12 @@ def _placement(
 ) -> PlacementFacts:
     """Return the facts of a placement, without forecasts: all is in memory if `placed` is None."""
     *gpus, memory = _devices(request, placed, option.memory_expert_length)
+    if request.machine.is_unified:  # what one takes is taken from the other
+        (gpu,) = gpus
+        left = memory.left_length - (gpu.length - gpu.left_length)
+        memory = replace(memory, left_length=left)
+        gpus = [replace(gpu, left_length=min(gpu.left_length, left))]
+        notes = [*notes, f"{gpu.name} and memory are the same memory, listed twice"]
     notes = [*notes]
     if placed is not None and len(gpus) > 1:
         names = ", ".join(f"{gpu.name} ({size_text(gpu.length)})" for gpu in gpus)

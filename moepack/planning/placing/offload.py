@@ -20,6 +20,8 @@ from moepack.planning.footprint.weights import ExpertTensor, LayerWeights
 from moepack.planning.machine.model import Machine
 from moepack.planning.placing.facts import OptionFacts
 
+PACK = "pack"
+"""The engine that streams experts: `moepack run`."""
 _PARTS = 1000
 """Parts of a GPU's memory, to fill GPUs alike."""
 
@@ -57,6 +59,7 @@ class PlacementRequest:
             raise RequestError("the model has no experts to place", path=footprint.path)
         self.footprint, self.weights, self.parameters = footprint, weights, parameters
         self.options, self.machine, self.engine, self.margin = options, machine, engine, margin
+        self.streams = engine == PACK
         self.context = options.token_count or context.token_count
         self.layers = weights.layers
         self.expert_length = weights.expert_length
@@ -70,12 +73,20 @@ class PlacementRequest:
         self.context_lengths = {one.layer: by_layer.get(one.layer, 0) for one in weights.layers}
         self.fixed_length = sum(map(self.fixed_length_of, self.layers)) + self.output_length
         """The bytes of all but experts and embeddings, computed on one device."""
-        self.gpu_capacities = [max(0, int(gpu.memory.value) - margin) for gpu in machine.gpus]
         self.memory_capacity = max(0, int(machine.memory.value) - margin)
         """The bytes of memory beside the margin."""
+        self.gpu_capacities = [max(0, int(gpu.memory.value) - margin) for gpu in machine.gpus]
+        if machine.is_unified:
+            most = max(0, self.memory_capacity - self.embedding_length)
+            self.gpu_capacities = [min(one, most) for one in self.gpu_capacities]
         self.working_length = (weights.dense_length or 0) + compute_length
         self.working_length += sum(self.context_lengths.values())
         """The bytes of all but experts, with all in memory."""
+
+    def memory_beside(self, placed: Offload | None) -> int:
+        """Return the bytes of memory beside the margin, and beside a GPU's in unified memory."""
+        used = sum(placed.used_lengths) if placed and self.machine.is_unified else 0
+        return self.memory_capacity - used
 
     def fixed_length_of(self, layer: LayerWeights) -> int:
         """Return the bytes that a device takes for a layer that it computes, without experts."""
@@ -126,14 +137,18 @@ class Offload(NamedTuple):
 def offload(request: PlacementRequest) -> Offload | None:
     """Return the placement on GPUs with the smallest N; None if none fits.
 
-    All GPUs are filled to about the same share.
+    All GPUs are filled to about the same share. Of experts that are streamed into unified memory
+    none stay in VRAM, unless all do.
     """
     capacities = request.gpu_capacities
 
     def deal(part: int, end: int) -> tuple[Offload, list[int]]:
         return _deal(request, [capacity * part // _PARTS for capacity in capacities], end)
 
-    for end in (0, *(layer.layer + 1 for layer in request.layers if layer.expert_length)):
+    ends = [layer.layer + 1 for layer in request.layers if layer.expert_length]
+    if request.streams and request.machine.is_unified:
+        ends = ends[-1:]
+    for end in (0, *ends):
         if not deal(_PARTS, end)[1]:
             least = bisect_left(range(_PARTS), True, key=lambda part: not deal(part, end)[1])
             return deal(least, end)[0]

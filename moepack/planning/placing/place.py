@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath
-from moepack.common.sizes import Size, as_list, parse_size
+from moepack.common.sizes import Size, parse_size
 from moepack.pack.opening.open_model import Model, is_pack, path_of
 from moepack.planning.footprint.context import (
     IK_LLAMA_SERVER,
@@ -18,11 +18,11 @@ from moepack.planning.footprint.context import (
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.forecasting.facts import SpeedFacts
 from moepack.planning.forecasting.forecast import forecast
-from moepack.planning.machine.file import read_machine
-from moepack.planning.machine.model import Figure, Gpu, Machine
-from moepack.planning.placing.engines import IK_LLAMA, LLAMA, PACK, place_stock, place_streamed
+from moepack.planning.machine.described import AnyMachine, find_machine
+from moepack.planning.machine.model import Machine
+from moepack.planning.placing.engines import IK_LLAMA, LLAMA, place_stock, place_streamed
 from moepack.planning.placing.facts import OptionFacts, PlacementFacts
-from moepack.planning.placing.offload import PlacementRequest, offload
+from moepack.planning.placing.offload import PACK, PlacementRequest, offload
 from moepack.planning.placing.pins import judge_hotness
 from moepack.traces.formats.reading import AnyTrace, spooled
 from moepack.traces.formats.registry import ReadOptions
@@ -41,12 +41,10 @@ _GPU_BATCHES, _BATCHES = (4096, 2048, 1024), (2048, 1024)
 
 def place(
     model: Model,
-    machine: Machine | AnyPath | None = None,
+    machine: AnyMachine,
     *,
     engine: str | None = None,
     context: int | None = None,
-    vram: Size | Sequence[Size] = (),
-    memory: Size | None = None,
     margin: Size = 1 << 30,
     hotness: AnyPath | Hotness | None = None,
     traces: AnyTrace = (),
@@ -57,13 +55,13 @@ def place(
     """Place a model in the memories of a machine, and return the command line for it.
 
     `model` is a source or a pack, open or not, `engine` one of ENGINES: by default `pack` for a
-    pack, else llama.cpp. `machine` is one or the path of its file; `vram` (bytes of each GPU) and
-    `memory` replace its figures. `margin` bytes of each are left free. `context` is in tokens, by
-    default 32,768, or the length the model was trained for if that is less; its keys and values are
-    of `cache_types`. `traces` (files, or what `read_trace` returned), or `hotness` (a file, or one
-    that was read), decide whether single experts are worth pinning. Prompts are computed in batches
-    of `micro_batch` tokens, by default of as many as suit the placement; one of `prompt` tokens is
-    forecast.
+    pack, else llama.cpp. `machine` is one, the path of its file, or `preset:NAME`: placements are
+    forecast if any bandwidth is known. `margin` bytes of each are left free. `context` is in
+    tokens, by default 32,768, or the length the model was trained for if that is less; its keys and
+    values are of `cache_types`. `traces` (files, or what `read_trace` returned), or `hotness` (a
+    file, or one that was read), decide whether single experts are worth pinning. Prompts are
+    computed in batches of `micro_batch` tokens, by default of as many as suit the placement; one of
+    `prompt` tokens is forecast.
 
     Raises RequestError for invalid options and below the floor, with the missing bytes; and what
     opening the model, the machine and the traces raises.
@@ -71,7 +69,7 @@ def place(
     engine = engine or (PACK if is_pack(model) else LLAMA)
     margin = parse_size(margin, "margin")
     _check(model, engine, bool(hotness), bool(traces))
-    box = _machine(machine, vram, memory)
+    box = find_machine(machine)
     type_k, type_v = cache_types
     footprint = footprint_of(model)
     if context is None:
@@ -92,13 +90,13 @@ def place(
     shape = footprint.weights.shape
     judged = None if hotness is None else judge_hotness(hotness, shape)
     with spooled(traces, ReadOptions(shape=shape)) as trace:
-        facts = place_streamed(request, judged, trace) if engine == PACK else place_stock(request)
+        facts = place_streamed(request, judged, trace) if request.streams else place_stock(request)
         options = [facts.option, *facts.alternatives]
         if has_server and facts.option.cpu_layer_count is not None:
             plain = request_for(box._replace(gpus=()), _CONTEXTS[PACK])
             if _fits(plain, is_offloaded=False):
                 options.append(place_streamed(plain, judged, trace).option)
-        if machine is not None:
+        if box.memory_bandwidth or box.vram_bandwidth:
             options = [
                 replace(one, forecast=_forecast(request, one, trace, prompt)) for one in options
             ]
@@ -112,7 +110,7 @@ def _fitting(request_with: Callable[[int], PlacementRequest]) -> PlacementReques
     """
     least = request_with(_LEAST_BATCH)
     whole = offload(least)
-    is_in_memory = least.engine != PACK and whole is None
+    is_in_memory = not least.streams and whole is None
     if is_in_memory or (whole is not None and not whole.cpu_layer_count):
         return least
     for batch in _GPU_BATCHES if whole is not None else _BATCHES:
@@ -123,16 +121,15 @@ def _fitting(request_with: Callable[[int], PlacementRequest]) -> PlacementReques
 
 
 def _fits(request: PlacementRequest, *, is_offloaded: bool) -> bool:
-    capacity = request.memory_capacity
     if not is_offloaded:
-        return capacity - request.working_length >= request.floor
+        return request.memory_capacity - request.working_length >= request.floor
     placed = offload(request)
     if placed is None:
         return False
     experts = placed.memory_length
-    if request.engine == PACK:
+    if request.streams:
         experts = min(request.floor, experts)
-    return request.embedding_length + experts <= capacity
+    return request.embedding_length + experts <= request.memory_beside(placed)
 
 
 def _forecast(
@@ -142,7 +139,7 @@ def _forecast(
     has_gpu = option.cpu_layer_count is not None
     if not has_gpu and option.vram_expert_length:
         return None
-    machine, is_pack_run = request.machine, request.engine == PACK
+    machine, is_pack_run = request.machine, request.streams
     streams = is_pack_run and (option.streamed_length or not has_gpu)
     return forecast(
         request.footprint,
@@ -156,31 +153,6 @@ def _forecast(
         prompt=prompt,
         context=request.context,
     ).forecasts[0]
-
-
-def _machine(
-    machine: Machine | AnyPath | None, vram: Size | Sequence[Size], memory: Size | None
-) -> Machine:
-    """Return the machine, with lengths of memory and GPUs in place of its own figures."""
-    memory = None if memory is None else parse_size(memory, "memory")
-    lengths = [parse_size(length, "vram") for length in as_list(vram)]
-    if machine is not None:
-        box = machine if isinstance(machine, Machine) else read_machine(machine)
-    elif memory is not None:
-        box = Machine(None, Figure(memory, "typed"), None)
-    else:
-        hint = "`machine` says it, or `memory` and `vram` do"
-        raise RequestError("the amount of memory is unknown", hint=hint)
-    if memory is not None:
-        box = box._replace(memory=Figure(memory, "typed"))
-    if lengths:
-        unknown = Gpu(None, Figure(0, "typed"), None)
-        gpus = (*box.gpus, *[unknown] * len(lengths))
-        pairs = zip(gpus, lengths, strict=False)
-        box = box._replace(
-            gpus=tuple(gpu._replace(memory=Figure(length, "typed")) for gpu, length in pairs)
-        )
-    return box
 
 
 def _check(model: Model, engine: str, has_hotness: bool, has_traces: bool) -> None:

@@ -17,7 +17,7 @@ from moepack.bench.engine_speed import EngineSpeed
 from moepack.bench.run import BenchReport
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.escaping import one_line
-from moepack.common.paths import AnyPath, PathOrPaths, is_remote, path_texts
+from moepack.common.paths import PathOrPaths, is_remote, path_texts
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import Size, parse_size
 from moepack.inspection.describe import PackFacts, SourceFacts, inspect
@@ -27,10 +27,10 @@ from moepack.pack.reading.pack import Pack
 from moepack.planning.forecasting.facts import ForecastFacts
 from moepack.planning.forecasting.forecast import forecast
 from moepack.planning.forecasting.measured_runs import ReceiptFile, read_receipt, read_runs
-from moepack.planning.machine.file import read_machine
+from moepack.planning.machine.described import AnyMachine, find_machine
 from moepack.planning.machine.model import Machine
-from moepack.planning.placing.engines import PACK
 from moepack.planning.placing.facts import PlacementFacts
+from moepack.planning.placing.offload import PACK
 from moepack.planning.placing.place import place
 from moepack.report.facts import with_texts
 from moepack.report.html.section import CountTable, ReportFacts, RoutingFacts, RunFile
@@ -49,7 +49,7 @@ STAGE_COUNT = 4
 def gather(
     paths: PathOrPaths,
     traces: AnyTrace,
-    machine: Machine | AnyPath | None,
+    machine: AnyMachine | None,
     runs: Sequence[str],
     requested: Size | None,
     options: ReadOptions,
@@ -65,7 +65,7 @@ def gather(
     others = []
     if machine is not None and not isinstance(machine, Machine):
         others = [os.fspath(machine)]
-        machine = read_machine(machine)
+        machine = find_machine(machine)
     files = [*path_texts(paths), *trace_paths, *runs, *others]
     receipts = list(map(read_receipt, runs))
     run_files = tuple(map(_run_file, receipts))

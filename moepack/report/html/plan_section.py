@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from moepack.common.sizes import size_text
 from moepack.planning.forecasting.facts import SpeedFacts
-from moepack.planning.placing.engines import PACK
 from moepack.planning.placing.facts import DeviceFacts
+from moepack.planning.placing.offload import PACK
 from moepack.report import plan_text
 from moepack.report.html.drawing import (
     band,
@@ -101,8 +101,8 @@ def forecast_section(facts: ReportFacts) -> PageSection | str:
     if one.tokens_per_second is not None:
         label = f"tok/s forecast, {rate_text(one.lowest)} to {rate_text(one.highest)}"
         headline.append((rate_text(one.tokens_per_second), label))
-    if one.misses_from == "typical routing":
-        unknown.append("misses are those of texts on other models: a trace says more")
+    if one.misses_curve is not None:
+        unknown.append(f"misses follow the curve of {one.misses_curve}: a trace says more")
     if forecast.next_receipt is not None:
         unknown.append(f"a measured run makes it more certain: `{forecast.next_receipt}`")
     if one.prompt.seconds is None:

@@ -19,7 +19,7 @@ from moepack.common.extras import require
 from moepack.common.paths import AnyPath, PathOrPaths, path_texts
 from moepack.common.phases import Progress
 from moepack.common.sizes import Size, count_text, size_text
-from moepack.planning.machine.model import Machine
+from moepack.planning.machine.described import AnyMachine
 from moepack.report.facts import escape_delete, to_json
 from moepack.report.html.gather import STAGE_COUNT, gather
 from moepack.report.html.measured_section import measured_section
@@ -82,7 +82,7 @@ def make_report(
     output: AnyPath | None = None,
     *,
     traces: AnyTrace = (),
-    machine: Machine | AnyPath | None = None,
+    machine: AnyMachine | None = None,
     runs: PathOrPaths = (),
     budget: Size | None = None,
     options: ReadOptions = ReadOptions(),

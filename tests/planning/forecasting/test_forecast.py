@@ -113,13 +113,13 @@ def test_the_terms_of_each_mode_make_its_time(
 def test_the_range_follows_from_the_evidence_of_misses() -> None:
     box = machine(bandwidth=400, drive=0.01)  # on which nothing else takes time
     ranges = []
-    for traces, source in (((), "typical routing"), ([TRACE], "trace")):
+    for traces, source in (((), "curve"), ([TRACE], "trace")):
         one = only(box, budget=HALF, traces=traces)
         assert one.misses_from == source
         speed = some(one.tokens_per_second)
         ranges.append((some(one.lowest) / speed, some(one.highest) / speed))
     typical, traced = ranges
-    assert typical[1] > traced[1] * 1.3, "other texts may come back to experts more often"
+    assert typical[1] > traced[1] * 1.2, "other texts may come back to experts more often"
     assert typical[0] < traced[0], "or less often"
 
 
@@ -205,7 +205,7 @@ def test_a_table_says_why_it_has_no_speeds() -> None:
     assert [one.tokens_per_second is None for one in speeds] == [False, True, True]
     unknown = "note: no speeds where unknown: the bandwidth of memory\n"
     assert unknown in text_of(box, sweep=True)
-    assert text_of(WITHOUT_GPU, sweep=True).count("misses are taken to be those of a text") == 1
+    assert text_of(WITHOUT_GPU, sweep=True).count("misses follow the curve of Qwen3-30B-A3B") == 1
 
 
 def test_each_warning_has_its_condition(model: ModelOnMachine) -> None:

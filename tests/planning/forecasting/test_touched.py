@@ -28,7 +28,7 @@ def test_published_texts_come_out(used: int, count: int, tokens: int, share: flo
     likely, least, most = Touched(used, count).shares(tokens)
     assert likely == pytest.approx(share, rel=0.2)
     assert least < share < most
-    assert most == 1 - (1 - used / count) ** tokens, "a uniform router"
+    assert most < 1 - (1 - used / count) ** tokens, "a uniform router's"
 
 
 @given(st.integers(1, 8), st.integers(8, 512), st.integers(1, 1 << 16))
@@ -45,7 +45,8 @@ def test_a_trace_says_it_better_and_beyond_its_end_no_more() -> None:
         likely, least, most = traced.shares(tokens)
         assert likely == pytest.approx(shares[tokens])
         assert most / least < 1.5
-    assert traced.shares(129)[2] == pytest.approx(Touched(8, 256).shares(129)[2])
+    within, beyond = traced.shares(128), traced.shares(129)
+    assert beyond[2] / beyond[0] > 1.05 * within[2] / within[0]
     assert Touched(8, 256).source == "published texts"
 
 

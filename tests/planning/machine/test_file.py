@@ -150,7 +150,7 @@ def test_what_breaks_a_rule_is_refused_by_its_place(old: str, new: str, message:
         ("gpus = {}", "gpus: not a list of tables, expected [[gpus]]"),
         (
             "gpus = [7]",
-            "gpus[0]: not a table, expected name, length, bandwidth, link, compute, found 7",
+            "gpus[0]: not a table, expected name, unified, length, bandwidth, link, compute, found",
         ),
         ("drive = 7", "drive: not a table"),
         ("drive.reads = 7", "drive.reads: not a list of tables, expected [[drive.reads]]"),
@@ -228,6 +228,7 @@ GPUS = st.lists(
         st.none() | BANDWIDTHS,
         st.none() | BANDWIDTHS,
         st.none() | COMPUTES,
+        st.just(False),
     ),
     max_size=3,
 )
@@ -240,6 +241,38 @@ MACHINES = st.builds(
     st.none() | DRIVES,
     st.none() | COMPUTES,
 )
+
+
+UNIFIED = """
+[memory]
+length = "128 GiB"
+bandwidth = "256 GB/s"
+
+[[gpus]]
+unified = true
+"""
+
+
+def test_a_gpu_of_unified_memory_has_what_the_machine_has() -> None:
+    machine = decode(UNIFIED.encode(), "m.toml")
+    (gpu,) = machine.gpus
+    assert machine.is_unified
+    assert (gpu.memory, gpu.bandwidth) == (machine.memory, machine.memory_bandwidth)
+    assert machine.link == gpu.bandwidth
+    assert decode(toml_text(machine).encode(), "-") == machine
+    for added, message in (
+        (
+            'length = "129 GiB"',
+            "gpus[0].length: more than the memory, expected up to 128 GiB, found 129",
+        ),
+        ('[[gpus]]\nlength = "24 GiB"', "gpus: a GPU beside one of unified memory"),
+        ("[drive]", "drive: it says nothing about speed"),
+    ):
+        with pytest.raises(RequestError) as refused:
+            decode(f"{UNIFIED}{added}".encode(), "m.toml")
+        assert message in str(refused.value)
+    with pytest.raises(RequestError, match="unified: wrong kind of value"):
+        decode(UNIFIED.replace("true", '"yes"').encode(), "m.toml")
 
 
 @given(MACHINES)

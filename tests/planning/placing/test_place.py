@@ -51,9 +51,12 @@ def value(option: OptionFacts, name: str) -> str | None:
     return words[words.index(name) + 1] if name in words else None
 
 
-def place(path: Path, **options: Any) -> PlacementFacts:
+def place(
+    path: Path, memory: int = 1 << 40, vram: Sequence[int] = (), **options: Any
+) -> PlacementFacts:
     """Place a model in a terabyte of memory, with the micro-batches of `lengths`."""
-    return moepack.place(path, **{"memory": 1 << 40, "micro_batch": 512, **options})
+    box = moepack.describe_machine(memory=memory, vram=vram)
+    return moepack.place(path, box, **{"micro_batch": 512, **options})
 
 
 @needs_llama
@@ -460,7 +463,6 @@ def test_by_default_the_context_is_no_longer_than_the_model_was_trained_for() ->
     [
         ({"engine": "vllm"}, "no such engine, expected llama.cpp, ik_llama.cpp, pack"),
         ({"margin": -1}, "margin: not a size"),
-        ({"memory": None}, "amount of memory is unknown"),
         ({"traces": ["x"]}, "places whole layers"),
         ({"engine": "pack", "traces": ["x"], "hotness": "y"}, "either traces or hotness"),
         ({"cache_types": ("f16", "q9")}, "not a type for a cache"),
