@@ -61,7 +61,8 @@ ADDRESSES = {
 """Where a reader finds the projects that a document names."""
 PAGES_OF_COMMANDS = [
     "README.md",
-    *(f"docs/{name}.md" for name in ("run-a-model", "pack-and-ship", "measure-and-buy", "engines")),
+    *(f"docs/{name}.md" for name in ("run-a-model", "agents", "pack-and-ship", "measure-and-buy")),
+    "docs/engines.md",
 ]
 CHAT_MODEL = FIXTURES / "chat-00001-of-00002.gguf"
 

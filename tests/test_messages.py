@@ -39,6 +39,7 @@ OTHER_WORDS = {
     "planning/forecasting/measured_runs.py": "a command line",
     "running/serving/access.py": "what is typed for llama-server, whose options it parses itself",
     "running/serving/server_memory.py": "llama.cpp's command line",
+    "running/serving/clients.py": "the command lines of clients",
     "running/serving/server_options.py": "llama.cpp's command line",
     "running/programs/command.py": "llama.cpp's command line",
     "running/serving/drafts.py": "llama.cpp's command line",

@@ -55,6 +55,7 @@ from moepack.cli.words.llama_command import (
 )
 from moepack.common.errors import RequestError
 from moepack.common.escaping import one_line, shell_word
+from moepack.running.serving.sampling import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from moepack.pack.reading.pack import Pack
@@ -247,6 +248,13 @@ def _run_program(
 )
 @click.option("--name", metavar="NAME", help="Model name for clients; by default the file's name.")
 @context_option
+@number_option(
+    "--wanted-context",
+    least=0,
+    most=MAX_CONTEXT,
+    default=0,
+    help="Context for which half of the memory may be taken, if -c sets none: agents need 65536.",
+)
 @threads_option
 @server_option
 @chat_options
@@ -289,14 +297,19 @@ def serve(
         os.environ["LLAMA_API_KEY"] = api_key
     elif not _is_loopback(host):
         complain("note", "without --api-key it answers everybody who can reach this machine")
-    alias = name or os.path.basename(os.path.normpath(source_or_pack[0]))
+    alias = one_line(name) if name else served_name(source_or_pack)
     require_engine(source_or_pack)
     command = [*server_command(find_server(server_program)), "-m", "{}"]
-    command += ["--host", host, "--port", str(port), "--alias", one_line(alias)]
+    command += ["--host", host, "--port", str(port), "--alias", alias]
     command += [] if cors_origins is None else ["--cors-origins", cors_origins]
     command += [*template, *passed_on, *(rest or ())]
     sizes = partial(_model_words, command, options.pop("context"), threads)
     run_program_command(source_or_pack, command, is_ours=True, model_words=sizes, **options)
+
+
+def served_name(source_or_pack: Sequence[str]) -> str:
+    """Return what clients call a model by default: the name of its file."""
+    return one_line(os.path.basename(os.path.normpath(source_or_pack[0])))
 
 
 def _model_words(

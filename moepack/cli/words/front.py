@@ -23,6 +23,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Run a model": {
         "run": "Run a model in the terminal: a chat, or an answer to -p.",
         "serve": "Serve a model to clients of OpenAI's and Anthropic's APIs.",
+        "launch": "Start an agent, such as claude or codex, with a server for it.",
     },
     "Measure and plan": {
         "inspect": "Describe a model or a pack: layers, experts, lengths.",

@@ -198,6 +198,8 @@ class Translation:
         self.answers: list[Callable[[str], RequestError]] = []
         self.model: str | None = None
         self._command, self._left = command, list(words)
+        arguments = [one for one in command.params if isinstance(one, click.Argument)]
+        self._place = len(arguments) - 1  # the model is the last argument, before a prompt
         own = {
             name: 0 if option.is_flag or option.count else option.nargs
             for option in command.params
@@ -224,7 +226,7 @@ class Translation:
         self.model = values[0]
         if name in _HUB_OPTIONS:
             self.model = hub_address(f"hf:{values[0]}") or values[0]
-        self.words.insert(0, self.model)  # before a prompt
+        self.words.insert(self._place, self.model)
 
     def _add_option(self, name: str, spelling: Spelling, value: str | None) -> None:
         if value is not None and not spelling.values and spelling.problem is None:

@@ -190,6 +190,23 @@ class SignalRelay:
                 self._process.send(received.si_signo)
 
 
+def run_in_foreground(
+    executable: Path, arguments: Sequence[str], environment: Mapping[str, str]
+) -> int:
+    """Run a program to its end, with this process's terminal and signals; return `Process.poll`.
+
+    Call it in the main thread. Raises CommandError if the system starts no such file.
+    """
+    with (
+        SignalRelay() as relay,
+        Process(executable, arguments, environment, relay.inherited_mask) as process,
+    ):
+        relay.attach(process)
+        returncode = process.wait()
+    assert returncode is not None
+    return returncode
+
+
 def _deliver(number: int) -> None:
     """Deliver a signal to this process as ever: a handler of Python's runs in the main thread."""
     signal.sigtimedwait({number}, 0)  # one from the terminal may wait, which would be another

@@ -6,16 +6,13 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import IO
 
-from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.host.memory_limits import kill_count, limit_text
 from moepack.pack.reading.pack import Pack
@@ -34,13 +31,12 @@ from moepack.running.programs.trace_writer import TraceWriter
 from moepack.running.serving import server
 from moepack.running.serving.client import ServerClient
 from moepack.running.serving.installed_server import PROGRAM
+from moepack.running.serving.listening import ListeningProcess
 from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.running.streaming.usage import ExpertUsage
 
 API_KEY = "LLAMA_API_KEY"
 """llama-server's variable: unlike an option, other users of the machine do not see it."""
-_LISTENING = "listening on "
-_SECONDS_TO_END = 5.0
 _FAULTS: Mapping[int, type[MoepackError]] = {1: RequestError, 2: RequestError, 3: SourceError}
 """By exit codes: ours, and llama.cpp's 1 for some options."""
 _LOGGED_ERROR = re.compile(r"^[0-9.]+ E (?:\S+ +)?\S+: +(.*)$", re.MULTILINE)
@@ -48,7 +44,6 @@ _OTHER_ERROR = re.compile(r"^(?:error: )?((?<=error: ).*|error while .*)$", re.M
 _REFUSED_TEMPLATE = re.compile(r"the supplied chat template is not supported: (.*)")
 _LEFT = "nobody waits for this text any more"
 """A line of llama.cpp by native/server.c, after a step that failed on purpose."""
-_MAX_LOG_LENGTH = 1 << 20
 
 
 def server_command(program: Path | None = None) -> list[str]:
@@ -63,14 +58,12 @@ def server_command(program: Path | None = None) -> list[str]:
     return [*command, PROGRAM, str(program)]
 
 
-class ServerProcess(Closing):
+class ServerProcess(ListeningProcess):
     """llama.cpp's server for the model at `model_path`. A context manager, which ends it.
 
     `options` are llama-server's, `environment` is added to this process's. It listens on this
     machine alone, on a free port unless `options` name one. All clients must send `api_key`, by
     default the value of LLAMA_API_KEY. `prefix` is a command that starts another, such as `nice`.
-
-    The server ends with this process, even if that is killed, and Ctrl-C does not reach it.
     """
 
     def __init__(
@@ -83,46 +76,12 @@ class ServerProcess(Closing):
         prefix: Sequence[str] = (),
         program: Path | None = None,
     ) -> None:
-        variables = {**os.environ, **environment, server.ENDS_WITH_INPUT: "1"}
-        if api_key is not None:
-            variables[API_KEY] = api_key
-        self._api_key = variables.get(API_KEY) or None
-        self._url: str | None = None
+        variables = {**environment} if api_key is None else {**environment, API_KEY: api_key}
+        self._api_key = variables.get(API_KEY, os.environ.get(API_KEY)) or None
         self._request_start, self._kills_before = 0, kill_count()
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
         command = [*prefix, *server_command(program), "-m", model_path]
-        try:
-            self._process = subprocess.Popen(
-                [*command, "--port", "0", *options],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                env=variables,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._log.close()
-            raise MachineError(f"cannot start the server: {error.strerror}") from None
-
-    @property
-    def process_id(self) -> int:
-        """The id of the process."""
-        return self._process.pid
-
-    @property
-    def url(self) -> str:
-        """The server's address; waits until the model is loaded.
-
-        Raises RequestError, SourceError or MachineError if the server ends instead.
-        """
-        if self._url is None:
-            assert self._process.stdout is not None
-            line = self._process.stdout.readline().decode()
-            if not line.startswith(_LISTENING):
-                self._process.wait()
-                raise self._failure()
-            self._url = line.removeprefix(_LISTENING).rstrip()
-        return self._url
+        log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
+        super().__init__([*command, "--port", "0", *options], variables, log)
 
     @property
     def client(self) -> ServerClient:
@@ -137,40 +96,19 @@ class ServerProcess(Closing):
         except (OSError, ValueError, IndexError):
             return 0.0
 
-    @property
-    def is_running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
-
     def problem(self) -> str | None:
         """Return why the server has ended; None while it runs."""
-        return None if self.is_running else str(self._failure())
-
-    def log(self, start: int = 0) -> str:
-        """Return the end of its standard error, at most from the byte `start` on."""
-        start = max(start, os.fstat(self._log.fileno()).st_size - _MAX_LOG_LENGTH)
-        return os.pread(self._log.fileno(), _MAX_LOG_LENGTH, start).decode(errors="replace")
+        return None if self.is_running else str(self.failure())
 
     def _begin_request(self) -> None:
         with contextlib.suppress(ValueError):  # closed
             # An error of an earlier request is not the cause of an end.
             self._request_start = os.fstat(self._log.fileno()).st_size
 
-    def close(self) -> None:
-        """End the server, without waiting for its answers."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS_TO_END)
-        if self.is_running:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        self._log.close()
-
-    def _failure(self) -> MoepackError:
-        log, code = self.log(self._request_start), self._process.returncode
+    def failure(self) -> MoepackError:
+        """Return the error for its end: a RequestError, SourceError or MachineError."""
+        log, code = self.log(self._request_start), self.returncode
+        assert code is not None
         log = log.rpartition(_LEFT)[2]
         if (template := _REFUSED_TEMPLATE.search(log)) is not None:
             return RequestError(
