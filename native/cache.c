@@ -397,10 +397,31 @@ static bool has_tags(const struct cache *cache) {
 /* Where memory is small, huge pages around slots would be too much of it. */
 static bool has_huge_pages(const struct cache *cache) { return cache->options.memory >= LEAST_FOR_HUGE_PAGES; }
 
+/* Give back pages that were made ready for slots of other classes than those that now take the memory; the lock is
+ * held. */
+static void give_back_prepared(struct cache *cache) {
+    const struct slots *slots = &cache->residents.slots;
+    uint64_t total = slots->length, *lengths = cache->prepared_lengths, unused[MAX_CLASSES];
+    for (uint32_t i = 0; i < slots->class_count; i++) {
+        const struct slot_class *one = &slots->classes[i];
+        uint64_t ever_taken = (one->next - one->first) / one->stride * one->length;
+        unused[i] = lengths[i] > ever_taken ? lengths[i] - ever_taken : 0;
+        total += unused[i];
+    }
+    for (uint32_t i = 0; i < slots->class_count; i++) {
+        const struct slot_class *one = &slots->classes[i];
+        for (; total > cache->options.memory && unused[i]; total -= one->length, unused[i] -= one->length) {
+            lengths[i] -= one->length;
+            pool_give_back(&cache->pool, one->first + lengths[i] / one->length * one->stride, one->length);
+        }
+    }
+}
+
 /* Make the pages of a slot ready and queue the reads of its expert; the lock is held, and left meanwhile. */
 static void begin_read(struct cache *cache, uint32_t expert, bool is_ahead) {
     uint64_t slot = cache->residents.states[expert].slot, length = slot_length(cache->experts, expert);
     bool is_prepared = has_huge_pages(cache);
+    give_back_prepared(cache);
     cache->beginning_count++;
     pthread_mutex_unlock(&cache->lock);
     bool is_new = is_prepared && pool_prepare(&cache->pool, slot, length);

@@ -72,3 +72,9 @@ bool pool_prepare(struct pool_memory *pool, uint64_t offset, uint64_t length) {
 void pool_punch(struct pool_memory *pool, uint64_t offset, uint64_t length) {
     fallocate(pool->descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length);
 }
+
+void pool_give_back(struct pool_memory *pool, uint64_t offset, uint64_t length) {
+    pool_punch(pool, offset, length);
+    uint64_t end = (offset + length) / HUGE_PAGE; /* of the pages that no slot behind this one shares */
+    for (uint64_t page = (offset + HUGE_PAGE - 1) / HUGE_PAGE; page < end; page++) atomic_store(&pool->is_prepared[page], 0);
+}

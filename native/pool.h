@@ -26,5 +26,7 @@ void pool_close(struct pool_memory *pool);
 bool pool_prepare(struct pool_memory *pool, uint64_t offset, uint64_t length);
 /* Give the memory of bytes back to the system. */
 void pool_punch(struct pool_memory *pool, uint64_t offset, uint64_t length);
+/* The same for a slot that was made ready and never written: it may be made ready again. */
+void pool_give_back(struct pool_memory *pool, uint64_t offset, uint64_t length);
 
 #endif

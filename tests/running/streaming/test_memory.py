@@ -13,7 +13,7 @@ from moepack.pack.opening.open_model import open_model
 from moepack.running.streaming.budget import FreeMemory, MemoryParts
 from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from tests.support.children import wait_until
-from tests.support.gguf_builder import F32, moe
+from tests.support.gguf_builder import F32, add_experts, moe
 from tests.support.needs import needs_llama
 from tests.support.supervised import (
     PROMPTS,
@@ -161,6 +161,25 @@ def test_long_experts_are_in_huge_pages_where_the_system_has_them(
         pytest.skip("this kernel collapses no shared memory into huge pages")
     huge = sum(int(one.split("ShmemPmdMapped:")[1].split()[0]) for one in maps[1:])
     assert huge >= 16 * 1024, "KiB"
+
+
+def test_pages_made_ready_for_experts_of_other_lengths_are_given_back(
+    tmp_path: Path, ggml: Path
+) -> None:
+    """They are made ready for all lengths alike, and then those of one length take all memory."""
+    builder = moe((0,), 32, ne=(512, 512), type_id=F32, block=(1, 4), block_count=2)
+    add_experts(builder, 1, 32, (512, 768), F32, (1, 4))
+    model = builder.write(tmp_path / "m.gguf")
+    memory, longest = 64 * MIB, slot_lengths(model)[ExpertKey(1, 0)]
+    with (
+        supervised(model, memory=memory, micro_batch=1) as run,
+        run.chooser(ggml, model) as program,
+    ):
+        slots = slots_of(program.process.pid)
+        wait_until(lambda: length_of(slots) > memory - 2 * longest)
+        for expert in range(16):
+            assert program.call([(0, 1, [[expert]], 1)]) == [[0]]
+            assert length_of(slots) <= memory + longest, f"after {expert + 1} experts"
 
 
 @needs_llama
