@@ -17,6 +17,7 @@ from statistics import median
 from typing import NamedTuple
 
 import moepack
+from benchmarks import fio
 from benchmarks.routing import Routing, lru_reads, made_up_routing, read_routing
 from benchmarks.runnable import FIRST_TOKEN, Dimensions, Routers, write_runnable
 from benchmarks.table import Row, print_rows
@@ -39,6 +40,7 @@ _MAPPED_TOKENS = 12
 """Fewer, since each reads much of the model."""
 _MICRO_BATCH = 512
 _ALONE, _ALL_WARM, _BARE = "alone", "all, warm", "no prefetch"
+_FIO_SECONDS, _FIO_DEPTH = 2, 8
 _SPINS = {"GOMP_SPINCOUNT": "1000"}
 """How long threads of the program alone spin: as under moepack, so that both take turns alike."""
 
@@ -47,13 +49,15 @@ class Run(NamedTuple):
     """One measured run: speed after the first token, the time to it, lookups and bytes read.
 
     Of several texts speeds are added up, and the last one's first token counts. `hit_rate` and
-    `read_length` include prompts; None is what is not known.
+    `read_length` include prompts; `drive_speed` is bytes a second that fio read after the run. None
+    is what is not known.
     """
 
     tokens_per_second: float
     first_token_seconds: float
     hit_rate: float | None = None
     read_length: int | None = None
+    drive_speed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,10 @@ class Texts:
             sum(run.tokens_per_second for run in runs),
             max(run.first_token_seconds for run in runs),
         )
+
+    def seconds(self, run: Run) -> float:
+        """Return the time that a run took for all texts, their prompts included."""
+        return run.first_token_seconds + self.count * self.token_count / run.tokens_per_second
 
     def _ask(self, client: ServerClient, count: int, text: int) -> Run:
         fields = {
@@ -161,8 +169,18 @@ class Model:
         hits, misses = after.hit_count - before.hit_count, after.miss_count - before.miss_count
         length = after.read_length - before.read_length
         return run._replace(
-            hit_rate=hits / (hits + misses) if hits + misses else None, read_length=length
+            hit_rate=hits / (hits + misses) if hits + misses else None,
+            read_length=length,
+            drive_speed=self._drive_speed(),
         )
+
+    def _drive_speed(self) -> float | None:
+        if not fio.is_installed():
+            return None
+        length = min(self.slot_lengths.values())
+        duration = ("--time_based", f"--runtime={_FIO_SECONDS}")
+        usage = fio.random_reads(self.source, length, _FIO_DEPTH, *duration)
+        return usage.length / usage.seconds
 
     def run_alone(self, texts: Texts) -> Run:
         """Measure llama.cpp alone, with all of the model in memory, asked for a second time."""
@@ -224,6 +242,8 @@ def rows(
         if budgets.get(name, model.expert_length) < model.expert_length:
             least = lru_reads(steps, budgets[name], model.slot_lengths)
             yield _reading_row(f"{title}, {name}, reads: LRU", ours, least)
+            if all(run.drive_speed for run in ours):
+                yield _limit_row(f"{title}, {name}: the longer", ours, alone, texts)
 
 
 def _speed_row(name: str, ours: Sequence[Run], theirs: Sequence[Run], limit: float | None) -> Row:
@@ -249,6 +269,15 @@ def _reading_row(name: str, ours: Sequence[Run], least: int) -> Row:
     lengths = [run.read_length for run in ours if run.read_length is not None]
     ratios = [length / least for length in lengths]
     return Row(name, size_text(int(median(lengths))), size_text(least), spread(ratios))
+
+
+def _limit_row(name: str, ours: Sequence[Run], alone: Sequence[Run], texts: Texts) -> Row:
+    """Compare times of whole texts with the longer of computing alone and of reading by fio."""
+    times = [texts.seconds(run) for run in ours]
+    reading = [(run.read_length or 0) / (run.drive_speed or 1) for run in ours]
+    limits = [max(texts.seconds(run), least) for run, least in zip(alone, reading, strict=True)]
+    peer = f"{median(limits):.2f} s, drive {median(reading):.2f} s"
+    return Row(name, f"{median(times):.2f} s", peer, _ratio(limits, times))
 
 
 def models(folder: Path, rounds: int, trace: Path | None = None) -> Iterator[Row]:
