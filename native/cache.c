@@ -19,6 +19,7 @@ enum {
     WAIT = 250,           /* milliseconds after which a waiting thread looks again */
     AHEAD_LIMIT = 64 << 20, /* bytes ahead in flight: demanded reads wait for these at most */
     LEAST_FOR_HUGE_PAGES = 64 << 20,
+    GUESSED_STEPS = 3, /* for whose experts guesses have room */
 };
 
 static const uint64_t MEASUREMENT_AGE = 1000000000; /* nanoseconds after which a drive is measured anew */
@@ -104,6 +105,7 @@ int cache_open(struct cache *cache, const struct experts *experts, struct cache_
         return fail(error, CACHE_SYSTEM, ENOMEM, "no memory for the tables of %" PRIu32 " experts", experts->count);
     }
     cache->residents.owner = (struct residents_owner){cache, unmap, punch};
+    if (options->prefetches) residents_leave_room(&cache->residents, GUESSED_STEPS * options->reserve);
     if (!pool_open(&cache->pool, cache->residents.slots.file_length, experts->is_aligned)) {
         int system_error = errno;
         release_memory(cache);

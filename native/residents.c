@@ -3,11 +3,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { ROOM_SHARE = 32 }; /* of the memory, the least part that guesses leave */
+
 /* ---- making and freeing ---- */
 
 static void set_budget(struct residents *residents, uint64_t memory) {
+    uint64_t budget = memory > residents->reserve ? memory - residents->reserve : 0, room = memory / ROOM_SHARE;
+    if (room > residents->most_room) room = residents->most_room;
+    if (budget < residents->whole_length) budget -= room < budget ? room : budget;
     residents->memory = memory;
-    residents->budget = memory > residents->reserve ? memory - residents->reserve : 0;
+    residents->budget = budget;
+}
+
+void residents_leave_room(struct residents *residents, uint64_t length) {
+    residents->most_room = length;
+    set_budget(residents, residents->memory);
 }
 
 static bool make_steps(struct residents *residents) {
@@ -166,13 +176,14 @@ static uint64_t most_memory(const struct residents *residents) {
     return needed > residents->memory ? needed : residents->memory;
 }
 
-enum room { ROOM_ALIKE, ROOM_FREE, ROOM_EVICT };
+enum room { ROOM_GUESS, ROOM_FREE, ROOM_EVICT };
 
-/* Release a slot of a class, or from ROOM_FREE on the memory of any; with ROOM_EVICT also by evicting one more. */
+/* Release a slot of a class, or the memory of a free one of another; from ROOM_FREE on that of any expert that was
+ * evicted, with ROOM_EVICT also by evicting one more. */
 static bool make_room(struct residents *residents, uint32_t slot_class, enum room room) {
     bool is_over = residents->slots.length > most_memory(residents); /* since that was made smaller */
     if (reclaim(residents, slot_class, true)) return true;
-    if (room == ROOM_ALIKE) return false;
+    if (room == ROOM_GUESS) return punch_spare(residents, slot_class);
     if (room == ROOM_EVICT && evict_alike(residents, slot_class) && reclaim(residents, slot_class, true)) return true;
     if (punch_spare(residents, is_over ? ANY_CLASS : slot_class)) return true;
     if (reclaim(residents, slot_class, false)) return true;
@@ -405,7 +416,7 @@ bool residents_next_ahead(struct residents *residents, uint32_t *expert) {
             state->is_ahead = true;
         }
         bool is_wanted = state->bytes == ABSENT && !state->is_admitted;
-        if (is_wanted && !take_slot(residents, next, residents->is_guess ? ROOM_ALIKE : ROOM_FREE)) return false;
+        if (is_wanted && !take_slot(residents, next, residents->is_guess ? ROOM_GUESS : ROOM_FREE)) return false;
         residents->next_ahead++;
         if (!is_wanted) continue;
         state->is_ahead = true;

@@ -53,6 +53,7 @@ struct residents {
     const struct experts *experts;
     struct residents_owner owner;
     uint64_t memory, reserve; /* bytes of all slots; of those beside the cache's budget */
+    uint64_t most_room;       /* bytes beside both, for guesses */
     uint64_t pinned_length;
     struct resident *states;
     struct order order;
@@ -80,6 +81,10 @@ bool residents_init(struct residents *residents, const struct experts *experts, 
                     uint64_t reserve, struct residents_owner owner);
 void residents_free(struct residents *residents);
 
+/* Leave room for experts that are read by guesses, unless all experts fit: so many bytes, or 1/32 of the memory if that
+ * is less. Before the first step. */
+void residents_leave_room(struct residents *residents, uint64_t length);
+
 /* Begin a step of a context: `used` are experts of one layer, each once, in the order of their last routing. Its last
  * step is released. */
 void residents_begin(struct residents *residents, uint32_t context, uint32_t layer, const uint32_t *used, uint32_t count);
@@ -95,8 +100,8 @@ void residents_release(struct residents *residents, uint32_t context);
 /* A read has ended. One that failed leaves the cache. */
 void residents_complete(struct residents *residents, uint32_t expert, bool is_right);
 
-/* Read experts ahead of the next step, in this order, instead of those so far. A guess takes no memory of slots of
- * another length: that would have to be made anew. */
+/* Read experts ahead of the next step, in this order, instead of those so far. A guess takes no slot of another length
+ * that has an expert's bytes. */
 void residents_set_ahead(struct residents *residents, const uint32_t *experts, uint32_t count, bool is_guess);
 /* Take a slot for the next of them; false if there is none, or no room. */
 bool residents_next_ahead(struct residents *residents, uint32_t *expert);

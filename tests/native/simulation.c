@@ -305,6 +305,7 @@ int main(int argument_count, char **arguments) {
     require(residents_init(&residents, &experts, (enum policy)draw(2), least + draw(most - least + 1), reserve, owner) &&
                 prompts_init(&prompts, &experts),
             "there is memory");
+    residents_leave_room(&residents, longest * draw(8));
     for (uint32_t e = 0; e < experts.count; e += 3) residents_expect(&residents, e, (uint32_t)draw(1ull << 32));
     for (uint64_t i = draw(4); i > 0; i--) {
         uint32_t expert = (uint32_t)draw(experts.count);

@@ -62,7 +62,7 @@ def test_misses_are_those_of_a_run_with_the_same_trace(
         (length,) = {family.expert_length for family in pack.shape.routed.values()}
         with supervised(path, micro_batch=1) as serving:
             room = serving.supervisor.whole_length // pack.shape.routed_count
-        options = StreamingOptions((count + 4) * room, micro_batch=1)
+        options = StreamingOptions((count + 4) * room, micro_batch=1, prefetch=False)
         _, usage = run(pack, options, trace)
     token_count = import_trace([str(trace)], tmp_path / "copy").token_count
     box = machine(bandwidth=20, drive=2)

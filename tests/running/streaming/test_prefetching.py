@@ -22,12 +22,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return architectures.write("qwen3moe", path, block_count=LAYERS, expert_count=EXPERTS)
 
 
+def room(memory: int, reserve: int) -> int:
+    """Return what guesses leave free of the memory."""
+    return min(3 * reserve, memory // 32)
+
+
 def ask(path: Path, *, prefetch: bool, tokens: int = 60) -> tuple[list[Answers], ExpertUsage]:
-    """Return the answers with half of the experts in memory."""
+    """Return the answers with half of the experts in memory, and as much free for guesses."""
     with supervised(path, memory=1 << 40, micro_batch=1) as run:
-        whole = run.supervisor.whole_length
+        memory, reserve = run.supervisor.whole_length // 2, run.supervisor._reserve
+    if not prefetch:
+        memory -= room(memory, reserve)
     with (
-        supervised(path, memory=whole // 2, micro_batch=1, prefetch=prefetch) as run,
+        supervised(path, memory=memory, micro_batch=1, prefetch=prefetch) as run,
         run.program("--micro-batch", 1, "--tokens", tokens) as program,
     ):
         return [program.ask(prompt) for prompt in PROMPTS], run.supervisor.usage

@@ -58,7 +58,11 @@ def running(
     names = {} if faults is None else {"FAULTY_READS": str(faults)}
     with (
         supervised(
-            model, memory=memory, micro_batch=MANY, **{"backend": "buffered"} | options
+            model,
+            prefetch=False,
+            memory=memory,
+            micro_batch=MANY,
+            **{"backend": "buffered"} | options,
         ) as run,
         run.chooser(ggml, model, before, **names) as program,
     ):

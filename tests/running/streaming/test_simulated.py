@@ -42,7 +42,7 @@ def test_a_server_misses_what_a_simulation_misses(packed: Path, policy: str, sha
         room = run.supervisor.whole_length // (LAYERS * EXPERTS)
     budget = int(share * LAYERS * EXPERTS) * room
     with supervised(
-        packed, memory=budget + reserve, micro_batch=1, policy=policy, records=True
+        packed, memory=budget + reserve, micro_batch=1, policy=policy, prefetch=False, records=True
     ) as run:
         with run.program("--micro-batch", 1, "--tokens", 60) as program:
             for prompt in PROMPTS:

@@ -64,7 +64,8 @@ def warm(
     **options: Any,
 ) -> Iterator[tuple[Supervised, Program]]:
     """Yield a program that has read the most used experts, `count` if not all that fit."""
-    options = {"memory": MEMORY, "micro_batch": 1, "most_used": shares_of(keys), **options}
+    fixed = {"memory": MEMORY, "micro_batch": 1, "prefetch": False}
+    options = {**fixed, "most_used": shares_of(keys), **options}
     with (
         supervised(MODEL, **options) as run,
         run.chooser(ggml, MODEL) as program,
