@@ -23,6 +23,7 @@ from moepack.cli.pack import pack, restore, verify
 from moepack.cli.plan import doctor, forecast, machine, place
 from moepack.cli.run import run as run_command
 from moepack.cli.run import serve
+from moepack.cli.servers import ps
 from moepack.cli.shared.argument_names import as_typed
 from moepack.cli.shared.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.shared.terminal import complain
@@ -54,8 +55,8 @@ def trace() -> None:
 
 for _group, _commands in (
     (cli, (inspect, pack, verify, locate, extract, include_dir, index, restore)),
-    (cli, (list_experts, rank, mirror, pull, mount, run_command, serve, launch, bench, hotness)),
-    (cli, (export, simulate, forecast, place, machine, doctor, report_command)),
+    (cli, (list_experts, rank, mirror, pull, mount, run_command, serve, launch, ps, bench)),
+    (cli, (hotness, export, simulate, forecast, place, machine, doctor, report_command)),
     (trace, (trace_import, trace_stats, trace_concentration, trace_record)),
 ):
     for _command in _commands:

@@ -42,9 +42,10 @@ from moepack.cli.shared.options import (
     progress_options,
     quiet_option,
     source_or_pack_argument,
+    verbose_option,
 )
 from moepack.cli.shared.parameters import STANDARD_INPUT, STANDARD_STREAM
-from moepack.cli.shared.terminal import complain, is_json
+from moepack.cli.shared.terminal import complain, is_json, is_verbose, set_log_format
 from moepack.cli.words.llama_command import (
     RUN,
     SERVE,
@@ -260,7 +261,15 @@ def _run_program(
 @chat_options
 @streaming_options
 @stats_option
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    callback=set_log_format,
+    help="Format of the log on standard error: lines for people, or a JSON object for each event.",
+)
 @quiet_option
+@verbose_option
 def serve(
     source_or_pack: tuple[str, ...],
     host: str,
@@ -301,10 +310,22 @@ def serve(
     require_engine(source_or_pack)
     command = [*server_command(find_server(server_program)), "-m", "{}"]
     command += ["--host", host, "--port", str(port), "--alias", alias]
+    command += _log_words(options["log_format"], is_installed=server_program is not None)
     command += [] if cors_origins is None else ["--cors-origins", cors_origins]
     command += [*template, *passed_on, *(rest or ())]
     sizes = partial(_model_words, command, options.pop("context"), threads)
-    run_program_command(source_or_pack, command, is_ours=True, model_words=sizes, **options)
+    run_program_command(source_or_pack, command, served_name=alias, model_words=sizes, **options)
+
+
+def _log_words(log_format: str, is_installed: bool) -> list[str]:
+    """Return options for llama.cpp's own log: of errors alone, since warnings quote requests.
+
+    A server that is installed may know no log in JSON.
+    """
+    words = ["--log-jsonl"] if log_format == "json" and not is_installed else []
+    if "LLAMA_ARG_LOG_VERBOSITY" not in os.environ:
+        words += ["-lv", "3" if is_verbose() else "1"]
+    return words
 
 
 def served_name(source_or_pack: Sequence[str]) -> str:

@@ -16,7 +16,16 @@ import click
 import moepack
 from moepack.cli.shared.argument_names import as_typed
 from moepack.cli.shared.progress import ProgressLines, progress, watched_progress
-from moepack.cli.shared.terminal import complain, is_json, is_quiet, is_verbose, lay_out, say
+from moepack.cli.shared.terminal import (
+    complain,
+    is_json,
+    is_json_log,
+    is_quiet,
+    is_verbose,
+    lay_out,
+    log_event,
+    say,
+)
 from moepack.common.errors import MoepackError, RequestError
 from moepack.common.paths import is_remote, path_texts
 from moepack.common.sizes import Size, size_text
@@ -29,7 +38,10 @@ if TYPE_CHECKING:
     from moepack.running.programs.runner import ProgramEnd
     from moepack.running.programs.trace_writer import TraceWriter
     from moepack.running.serving.model_server import ModelServer
+    from moepack.running.serving.served_model import ServedModel
+    from moepack.running.serving.server_options import ServerPlan
     from moepack.running.streaming.supervisor import Supervisor
+    from moepack.running.streaming.usage import ExpertUsage
 
 LLAMA_SERVER = "llama-server"
 _SECONDS_BETWEEN = 5.0
@@ -50,7 +62,7 @@ def fetch(model: Sequence[str]) -> Sequence[str]:
     from moepack.report.facts import printable
 
     def announce(plan: FetchPlan) -> None:
-        if not is_quiet() and not is_json():
+        if not is_quiet() and not is_json() and not is_json_log():
             lay_out(pack_text.fetching(printable(plan)), err=True)
 
     with progress("fetching the model") as advance:
@@ -213,21 +225,21 @@ def run_program_command(
     command: Sequence[str],
     *,
     stats: bool,
-    is_ours: bool = False,
+    served_name: str | None = None,
     model_words: Callable[[Pack], Sequence[str]] = lambda pack: (),
     **options: Any,
 ) -> None:
     """Run a program with the experts of a model, and end as it ends.
 
-    `options` are of memory. `is_ours`: it is our own server. `model_words` returns words for
-    the end of the command, by the model.
+    `options` are of memory. Our own server has a `served_name` for the model, and a `log_format`.
+    `model_words` returns words for the end of the command, by the model.
     """
     from moepack.pack.opening.open_model import open_model
     from moepack.running.programs.command import find_misled_program, llama_variables
     from moepack.running.programs.process import end_like
     from moepack.running.programs.runner import run_program
-    from moepack.running.serving.server_memory import MemoryLimits, divided_text
-    from moepack.running.serving.server_options import server_options
+    from moepack.running.serving.served_model import Watched
+    from moepack.running.serving.server_options import served_model
     from moepack.running.streaming.supervisor import StreamingOptions
 
     if not command:
@@ -244,17 +256,18 @@ def run_program_command(
             options["check"],
             prefetch=options["prefetch"],
         )
-        if is_ours:
-            limits = MemoryLimits(options["memory"], options["total_memory"], options["pin"] or 0)
-            command, memory, beside = server_options(pack, command, limits)
-            streaming = streaming._replace(memory=memory, beside=beside)
-            if (text := divided_text(command)) is not None:
-                note(text)
-        variables = {} if is_ours else llama_variables(command)
+        if served_name is None:
+            variables, model = llama_variables(command), None
+        else:
+            plan = _plan_server(pack, command, options)
+            command = plan.words
+            streaming = streaming._replace(memory=plan.memory, beside=plan.beside)
+            model = served_model(pack, served_name, plan.beside.token_count, command)
+            variables = Watched(None if is_quiet() else options["log_format"], model).variables
         if program := find_misled_program(command, pack.file_paths):
             problem = f"no word of this command is the model's path: give {program} -m {{}}"
             complain("note", f'{problem}, or in the text of a shell -m "$MOEPACK_MODEL"')
-        watcher = _Watcher(stats, variables)
+        watcher = _Watcher(stats, command, variables, model)
         end = run_program(
             pack,
             command,
@@ -266,8 +279,20 @@ def run_program_command(
             failed=watcher.failed,
             tick=watcher.tick,
         )
-    _report_end(end, is_ours)
+    _report_end(end, is_ours=served_name is not None)
     click.get_current_context().exit(end_like(end.returncode))
+
+
+def _plan_server(pack: Pack, command: Sequence[str], options: Mapping[str, Any]) -> ServerPlan:
+    """Return the command of our own server with all options; note what texts have of a context."""
+    from moepack.running.serving.server_memory import MemoryLimits, divided_text
+    from moepack.running.serving.server_options import server_options
+
+    limits = MemoryLimits(options["memory"], options["total_memory"], options["pin"] or 0)
+    plan = server_options(pack, command, limits)
+    if (text := divided_text(plan.words)) is not None:
+        note(text)
+    return plan
 
 
 def _report_end(end: ProgramEnd, is_ours: bool) -> None:
@@ -275,7 +300,9 @@ def _report_end(end: ProgramEnd, is_ours: bool) -> None:
     from moepack.host.memory_limits import limit_text
     from moepack.report import measure_text
 
-    if end.has_mapped and not is_quiet():
+    if end.has_mapped and is_json_log():
+        log_event("end", end.usage)
+    elif end.has_mapped and not is_quiet():
         say(measure_text.expert_usage(end.usage), err=True)
     if end.is_out_of_memory:
         experts = size_text(end.usage.resident_length)
@@ -296,25 +323,48 @@ def _report_end(end: ProgramEnd, is_ours: bool) -> None:
 
 
 class _Watcher:
-    """Prints the progress of a program, and now and then its statistics."""
+    """Prints the progress of a program, and now and then its statistics.
 
-    def __init__(self, stats: bool, variables: Mapping[str, str]) -> None:
-        self._stats, self._variables = stats, variables
+    `served` is the model of our own server.
+    """
+
+    def __init__(
+        self,
+        stats: bool,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        served: ServedModel | None,
+    ) -> None:
+        self._stats, self._command, self._served = stats, command, served
+        self._variables = {} if served is not None else variables
         self._next = time.monotonic() + _SECONDS_BETWEEN
-        self._last = ""
+        self._last: ExpertUsage | None = None
         self._first_reads = ProgressLines("pinned and most used experts", "B")
         self._first_length = 0
 
     def begun(self, supervisor: Supervisor) -> None:
+        from moepack.report import serving_text
+
         if is_quiet():
             return
+        if is_json_log():
+            parts = supervisor.parts
+            memory = {**parts._asdict(), "total": parts.total, "floor": supervisor.floor}
+            facts = {"version": moepack.__version__, "model": self._served, "memory": memory}
+            log_event("start", facts)
+            return
+        if self._served is not None:
+            lay_out(serving_text.served_model(self._served), err=True)
         say_memory(supervisor)
+        if self._served is not None and is_verbose():
+            say(f"options of llama-server: {shlex.join(self._command[5:])}", err=True)
         if self._variables:
             words = ", ".join(f"{name}={value}" for name, value in self._variables.items())
             say(f"set for the program: {words}", err=True)
 
     def tick(self, supervisor: Supervisor) -> None:
-        if (first := supervisor.warm_up_progress) is not None and not is_quiet():
+        is_shown = not is_quiet() and not is_json_log()
+        if (first := supervisor.warm_up_progress) is not None and is_shown:
             length, whole = first
             self._first_reads(length - self._first_length, whole)
             self._first_length = length
@@ -323,9 +373,12 @@ class _Watcher:
         from moepack.report import measure_text
 
         self._next = time.monotonic() + _SECONDS_BETWEEN
-        if (line := measure_text.program_usage(supervisor)) != self._last:
-            say(line, err=True)
-            self._last = line
+        if (usage := supervisor.usage) != self._last:
+            self._last = usage
+            if is_json_log():
+                log_event("experts", usage)
+            else:
+                say(measure_text.program_usage(supervisor), err=True)
 
     def failed(self, error: MoepackError) -> None:
         complain("error", str(error))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from moepack.cli.shared.terminal import is_quiet, is_verbose, say
+from moepack.cli.shared.terminal import is_json_log, is_quiet, is_verbose, say
 from moepack.common.sizes import count_text, size_text
 from moepack.report.values import rate_text, seconds_text, speed_text
 
@@ -35,9 +35,10 @@ def progress(
 ) -> Iterator["ProgressLines | None"]:
     """Show progress on standard error, and with -v a summary.
 
-    `unit` is B, ms, s, or a plural noun. Yields None for quiet commands.
+    `unit` is B, ms, s, or a plural noun. Yields None for commands that are quiet
+    or log JSON.
     """
-    if is_quiet():
+    if is_quiet() or is_json_log():
         yield None
         return
     shown = (_Bar if is_terminal() else ProgressLines)(what, unit)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Facts = TypeVar("Facts")
 
 _VERBOSITY, _AS_JSON = "moepack.verbosity", "moepack.as_json"
+_JSON_LOG = "moepack.json_log"
 
 
 def set_verbosity(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
@@ -39,6 +40,17 @@ def set_verbosity(level: int) -> Callable[[click.Context, click.Parameter, bool]
 def set_json(context: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
     """Remember whether the answer is to be JSON."""
     context.meta[_AS_JSON] = is_set
+
+
+def set_log_format(context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """Remember whether a command that runs on writes its events as JSON; return the value."""
+    context.meta[_JSON_LOG] = value == "json"
+    return value
+
+
+def is_json_log() -> bool:
+    """Return whether the command prints a JSON object for each event and nothing else."""
+    return bool(_meta(_JSON_LOG, False))
 
 
 def is_json() -> bool:
@@ -69,6 +81,15 @@ def say(text: str = "", *, err: bool = False) -> None:
 def pass_on(texts: Iterable[str]) -> None:
     """Print texts of a model, or for programs: escaped on a terminal, elsewhere as they are."""
     sys.stdout.writelines(map(escaping.lines, texts) if sys.stdout.isatty() else texts)
+
+
+def log_event(event: str, facts: object) -> None:
+    """Print an event of a command with `is_json_log`; `facts` is a mapping or a record."""
+    from moepack.report.facts import to_json
+    from moepack.running.serving.server_log import event_line
+
+    fields: Any = to_json(facts)
+    click.echo(event_line(event, fields), err=True)
 
 
 def draw(text: str) -> None:
@@ -148,6 +169,9 @@ def complain(word: str, text: str) -> None:
     It is one line, whatever the text. On a terminal it is broken at words, except for hints, which
     have commands to paste.
     """
+    if is_json_log():
+        log_event(word, {"text": text})
+        return
     line = f"{word}: {escaping.one_line(text)}"
     if word != "hint" and (width := columns(err=True)) is not None:
         from moepack.report.page import wrapped

@@ -24,6 +24,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "run": "Run a model in the terminal: a chat, or an answer to -p.",
         "serve": "Serve a model to clients of OpenAI's and Anthropic's APIs.",
         "launch": "Start an agent, such as claude or codex, with a server for it.",
+        "ps": "List the servers that run, with their figures.",
     },
     "Measure and plan": {
         "inspect": "Describe a model or a pack: layers, experts, lengths.",

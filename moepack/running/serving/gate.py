@@ -8,7 +8,6 @@ computed at once, `admission` decides.
 import asyncio
 import contextlib
 import json
-import select
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
@@ -19,25 +18,23 @@ from typing import NamedTuple
 import h11
 
 from moepack.running.serving.access import Access
+from moepack.running.serving.exchange import Exchange
+from moepack.running.serving.metrics import CONTENT_TYPE
+from moepack.running.serving.peer import PING, Connection, Peer, RefusedError
 from moepack.running.serving.prompt_progress import PromptProgress
+from moepack.running.serving.watch import Watch
 
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-_PIECE_LENGTH = 1 << 16
 _QUEUE_LENGTH = 1024
 _HOP_FIELDS = {b"connection", b"keep-alive", b"transfer-encoding"}
 _REQUEST_FIELDS = _HOP_FIELDS | {b"upgrade", b"expect", b"content-length", b"origin"}
 """Fields that are not forwarded: those of one connection, and those that the gate answers."""
-_Refused = h11.RemoteProtocolError
-"""h11's own error for a request, with a message and a status, raised for all refusals."""
-_KINDS = {403: "permission_error", 503: "unavailable_error"}
 _TEXT_PATHS = (b"/completion", b"/completions", b"/messages", b"/responses", b"/infill")
 """The ends of llama.cpp's paths whose answers are texts."""
+_METRICS_PATH = b"/metrics"
+_METRICS_STATUSES = (HTTPStatus.OK, HTTPStatus.NOT_IMPLEMENTED)
+"""llama.cpp's for a client that may read metrics: with `--metrics`, and without."""
 _STREAM = (b"content-type", b"text/event-stream")
-_PING = b":\n\n"
-"""A comment in a stream, as llama.cpp sends them."""
 _SECONDS_WITHOUT_DESCRIPTORS = 0.2
-_SECONDS_TO_LEAVE = 10.0
-_MOST_SECONDS_TO_PROBE = 30.0
 
 
 class GateLimits(NamedTuple):
@@ -65,78 +62,13 @@ class GateLimits(NamedTuple):
     progress_seconds: float = 1.0
 
 
-class _Peer:
-    """One side of the gate: HTTP on a connection."""
-
-    def __init__(self, http: h11.Connection, connection: Connection) -> None:
-        self.http = http
-        self.reader, self.writer = connection
-        self.takes_comments = False
-        """Whether a comment may be sent: between the events of a stream."""
-
-    async def next_event(self) -> object:
-        """Return what h11 reads next. Raises h11.RemoteProtocolError, OSError."""
-        while (event := self.http.next_event()) is h11.NEED_DATA:
-            if self.http.they_are_waiting_for_100_continue:
-                self.send_continue()
-            self.http.receive_data(await self.reader.read(_PIECE_LENGTH))
-        return event
-
-    def send(self, *events: h11.Event) -> None:
-        """Send events, without waiting until they have left."""
-        self.writer.write(b"".join(self.http.send(event) or b"" for event in events))
-
-    def send_continue(self) -> None:
-        """Send `100 Continue`, which all clients of HTTP/1.1 expect at any time."""
-        self.send(h11.InformationalResponse(status_code=100, headers=[], reason="Continue"))
-
-    async def wait_until_gone(self, most: int, pause: float) -> None:
-        """Wait until a client that has sent a request closes the connection.
-
-        One that ends only its sending side still reads its answer. The two differ once something
-        is sent to them, after a `pause`; to a client of HTTP/1.0 that is the answer alone, and in
-        answers only streams have room for it. More than `most` bytes that are sent in advance
-        count as the end.
-        """
-        while data := await self.reader.read(_PIECE_LENGTH):
-            self.http.receive_data(data)
-            if len(self.http.trailing_data[0]) > most:
-                return
-        self.http.receive_data(b"")
-        poll = select.poll()
-        poll.register(self.writer.get_extra_info("socket"), 0)
-        while not self.writer.is_closing() and not poll.poll(0):
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _MOST_SECONDS_TO_PROBE)
-            if self.http.our_state is h11.SEND_BODY and self.takes_comments:
-                self.send(h11.Data(data=_PING))
-            if self.http.their_http_version != b"1.0" and self.http.our_state is h11.SEND_RESPONSE:
-                self.send_continue()
-
-    async def leave(self) -> None:
-        """Close the connection when the other side has, or is too slow.
-
-        If something was unread, the system would reset the connection, and the answer be lost.
-        """
-        try:
-            async with asyncio.timeout(_SECONDS_TO_LEAVE):
-                if self.writer.can_write_eof():
-                    self.writer.write_eof()
-                else:  # with TLS no side can end alone
-                    self.writer.close()
-                while await self.reader.read(_PIECE_LENGTH):
-                    pass
-        finally:
-            self.writer.transport.abort()
-
-
 class Gate:
     """Answers clients through connections of `connect`, as `access` and `limits` allow.
 
-    `log` is called with a sentence for each request that `access` refuses, `counted` with the
-    number of requests that the server has when it changes. Requests for texts wait until `turn` is
-    entered, and leave it when they are answered. `routed_count` returns the tokens of prompts that
-    were computed so far, layer by layer; None if unknown.
+    `watch` learns of each request and its end. `counted` is called with the number of requests that
+    the server has when it changes. Requests for texts wait until `turn` is entered, and leave it
+    when they are answered. `routed_count` returns the tokens of prompts that were computed so far,
+    layer by layer; None if unknown.
     """
 
     def __init__(
@@ -144,14 +76,14 @@ class Gate:
         connect: Callable[[], Awaitable[Connection]],
         access: Access,
         limits: GateLimits,
-        log: Callable[[str], None],
+        watch: Watch,
         counted: Callable[[int], object] = lambda count: None,
         turn: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext,
         routed_count: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._counted, self._turn, self._routed_count = counted, turn, routed_count
         self._connect, self._access = connect, access
-        self._limits, self._log = limits, log
+        self._limits, self._watch = limits, watch
         self._places = asyncio.Semaphore(limits.connection_count)
         self._open_count = self._forwarded_count = self._held_length = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -190,7 +122,7 @@ class Gate:
                         lambda: protocol, connection, ssl=tls
                     )
                 writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-                client = _Peer(http, (reader, writer))
+                client = Peer(http, (reader, writer))
                 try:
                     while await self._answer(client):
                         http.start_next_cycle()
@@ -199,45 +131,47 @@ class Gate:
         finally:
             self._places.release()
 
-    async def _answer(self, client: _Peer) -> bool:
+    async def _answer(self, client: Peer) -> bool:
         """Answer one request; return whether another may follow."""
         body = bytearray()
-        try:
-            request = await self._read_head(client)
-            if request is None:
-                return False
-            await self._read_body(request, client, body)
-            if self._open_count >= self._limits.open_count:
-                raise _Refused("too many requests at once", 503)
-            self._open_count += 1
+        with self._watch.exchange() as exchange:
             try:
-                await self._forward(request, body, client)
+                request = await self._read_head(client, exchange)
+                if request is None:
+                    return False
+                await self._read_body(request, client, body)
+                if self._open_count >= self._limits.open_count:
+                    raise RefusedError("too many requests at once", 503)
+                self._open_count += 1
+                try:
+                    await self._forward(request, body, client, exchange)
+                finally:
+                    self._open_count -= 1
+            except h11.RemoteProtocolError as error:
+                exchange.refuse(error, client.reader.at_eof())
+                if client.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                    client.refuse(error)
+                return False
             finally:
-                self._open_count -= 1
-        except _Refused as error:
-            if client.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                _refuse(client, error)
-            return False
-        finally:
-            self._held_length -= len(body)
+                self._held_length -= len(body)
         return client.http.our_state is client.http.their_state is h11.DONE
 
-    async def _read_head(self, client: _Peer) -> h11.Request | None:
+    async def _read_head(self, client: Peer, exchange: Exchange) -> h11.Request | None:
         try:
             async with asyncio.timeout(self._limits.head_seconds):
                 event = await client.next_event()
         except TimeoutError:
             if not client.http.trailing_data[0]:
                 return None
-            raise _Refused("the request took too long to arrive", 408) from None
+            raise RefusedError("the request took too long to arrive", 408) from None
         if not isinstance(event, h11.Request):
             return None
+        exchange.begin(event.method, event.target)
         if (problem := self._access.refusal(event.headers)) is not None:
-            self._log(f"a request is refused: {problem}")
-            raise _Refused(problem, 403)
+            raise RefusedError(problem, 403)
         return event
 
-    async def _read_body(self, request: h11.Request, client: _Peer, body: bytearray) -> None:
+    async def _read_body(self, request: h11.Request, client: Peer, body: bytearray) -> None:
         """Read a request's whole body into `body`: a slow one takes no thread of the server's."""
         most = self._limits.body_length
         length = int(dict(request.headers).get(b"content-length", 0))
@@ -248,54 +182,90 @@ class Gate:
                     if not isinstance(event, h11.Data):
                         return
                     if self._held_length + len(event.data) > self._limits.held_length:
-                        raise _Refused("too many large requests at once", 503)
+                        raise RefusedError("too many large requests at once", 503)
                     self._held_length += len(event.data)
                     body += event.data
                     seconds = len(event.data) / self._limits.body_speed
                     limit.reschedule((limit.when() or 0) + seconds)
         except TimeoutError:
-            raise _Refused("the request's body took too long to arrive", 408) from None
+            raise RefusedError("the request's body took too long to arrive", 408) from None
         message = f"the request has more than {most:,} bytes; a longer context (-c) allows more"
-        raise _Refused(message, 413)
+        raise RefusedError(message, 413)
 
-    async def _forward(self, request: h11.Request, body: bytearray, client: _Peer) -> None:
+    async def _forward(
+        self, request: h11.Request, body: bytearray, client: Peer, exchange: Exchange
+    ) -> None:
         """Answer a request by the server, unless the client leaves before."""
-        answering = asyncio.create_task(self._answer_in_turn(request, body, client))
+        answering = asyncio.create_task(self._answer_in_turn(request, body, client, exchange))
         watching = asyncio.create_task(
             client.wait_until_gone(self._limits.head_length, self._limits.probe_seconds)
         )
         try:
             await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
+            exchange.has_left = not answering.done()
             if answering.done():
                 await answering
+        except TimeoutError:
+            raise RefusedError("the client does not read its answer", 503) from None
         except (OSError, h11.RemoteProtocolError):
-            raise _Refused("the server has ended the connection", 503) from None
+            exchange.has_left = client.writer.is_closing()
+            raise RefusedError("the server has ended the connection", 503) from None
         finally:
             for task in (answering, watching):
                 task.cancel()
             await asyncio.gather(answering, watching, return_exceptions=True)
 
-    async def _answer_in_turn(self, request: h11.Request, body: bytearray, client: _Peer) -> None:
+    async def _answer_in_turn(
+        self, request: h11.Request, body: bytearray, client: Peer, exchange: Exchange
+    ) -> None:
         async with contextlib.AsyncExitStack() as stack:
             if _is_for_text(request):
+                exchange.wait()
                 await self._wait_for_turn(stack, request, body, client)
+            exchange.ask(self._watch.cache())
             self._count_forwarded(1)
             stack.callback(self._count_forwarded, -1)
             fields = [field for field in request.headers if field[0] not in _REQUEST_FIELDS]
             fields += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
             fields += [] if b"host" in dict(fields) else [(b"host", b"localhost")]
             head = h11.Request(method=request.method, target=request.target, headers=fields)
-            server = _Peer(h11.Connection(h11.CLIENT), await self._connect())
+            server = Peer(h11.Connection(h11.CLIENT), await self._connect())
             stack.callback(server.writer.close)
             server.send(head, h11.Data(data=bytes(body)), h11.EndOfMessage())
-            await self._pass_answer(server, client, request)
+            while not isinstance(answer := await server.next_event(), h11.Response):
+                pass
+            exchange.status = answer.status_code
+            if _is_for_metrics(request) and answer.status_code in _METRICS_STATUSES:
+                await self._pass_metrics(answer, server, client, request, exchange)
+            else:
+                await self._pass_answer(answer, server, client, request, exchange)
+
+    async def _pass_metrics(
+        self,
+        answer: h11.Response,
+        server: Peer,
+        client: Peer,
+        request: h11.Request,
+        exchange: Exchange,
+    ) -> None:
+        """Forward the server's metrics, if it has any, with ours: it has checked the key."""
+        body = bytearray()
+        while isinstance(data := await server.next_event(), h11.Data):
+            body += data.data
+        if answer.status_code == HTTPStatus.NOT_IMPLEMENTED:
+            body.clear()
+        exchange.status = HTTPStatus.OK
+        body += self._watch.metrics().encode()
+        fields = [(b"content-type", CONTENT_TYPE), *_fields_for(request)]
+        client.send_whole(HTTPStatus.OK, fields, bytes(body))
+        await client.writer.drain()
 
     async def _wait_for_turn(
         self,
         stack: contextlib.AsyncExitStack,
         request: h11.Request,
         body: bytearray,
-        client: _Peer,
+        client: Peer,
     ) -> None:
         """Enter a turn; a client that waits for a stream gets its head, and comments."""
         entering = asyncio.create_task(stack.enter_async_context(self._turn()))
@@ -306,16 +276,21 @@ class Gate:
                     client.send(h11.Response(status_code=200, headers=fields, reason=b"OK"))
                     client.takes_comments = True
                 if client.http.our_state is h11.SEND_BODY:
-                    client.send(h11.Data(data=_PING))
+                    client.send(h11.Data(data=PING))
             await entering
         finally:
             entering.cancel()
             await asyncio.gather(entering, return_exceptions=True)
 
-    async def _pass_answer(self, server: _Peer, client: _Peer, request: h11.Request) -> None:
+    async def _pass_answer(
+        self,
+        event: h11.Response,
+        server: Peer,
+        client: Peer,
+        request: h11.Request,
+        exchange: Exchange,
+    ) -> None:
         """Forward an answer, piece by piece."""
-        while not isinstance(event := await server.next_event(), h11.Response):
-            pass
         is_late_error = (
             client.http.our_state is h11.SEND_BODY and event.status_code != HTTPStatus.OK
         )
@@ -332,12 +307,14 @@ class Gate:
             client.takes_comments = False
             client.send(h11.Data(data=b"event: error\ndata: "))
         is_stream, progress = client.takes_comments, PromptProgress(self._count_routed)
+        exchange.is_stream = is_stream
         telling = asyncio.create_task(self._tell(progress, client))
         try:
             while isinstance(data := await server.next_event(), h11.Data):
                 client.send(data)
                 client.takes_comments = is_stream and data.data.endswith(b"\n\n")
                 progress.note(data.data)
+                exchange.passing.note(data.data)
                 async with asyncio.timeout(self._limits.body_seconds):  # others wait for this turn
                     await client.writer.drain()
         finally:
@@ -354,7 +331,7 @@ class Gate:
     def _count_routed(self) -> int | None:
         return self._routed_count() if self._forwarded_count == 1 else None
 
-    async def _tell(self, progress: PromptProgress, client: _Peer) -> None:
+    async def _tell(self, progress: PromptProgress, client: Peer) -> None:
         """Tell a client the progress of its prompt, between the events of the server."""
         while True:
             await asyncio.sleep(self._limits.progress_seconds)
@@ -372,8 +349,15 @@ def _fields_for(request: h11.Request) -> list[tuple[bytes, bytes]]:
 
 def _is_for_text(request: h11.Request) -> bool:
     """Return whether a request has llama.cpp compute a text."""
-    path = request.target.partition(b"?")[0]
-    return bool(request.method == b"POST" and path.endswith(_TEXT_PATHS))
+    return bool(request.method == b"POST" and _path(request).endswith(_TEXT_PATHS))
+
+
+def _is_for_metrics(request: h11.Request) -> bool:
+    return bool(request.method == b"GET" and _path(request).endswith(_METRICS_PATH))
+
+
+def _path(request: h11.Request) -> bytes:
+    return bytes(request.target.partition(b"?")[0])
 
 
 def _is_stream(body: bytearray) -> bool:
@@ -383,15 +367,3 @@ def _is_stream(body: bytearray) -> bool:
     except ValueError:
         return False
     return isinstance(fields, dict) and fields.get("stream") is True
-
-
-def _refuse(client: _Peer, error: h11.RemoteProtocolError) -> None:
-    """Send an answer with an error, as llama.cpp's server writes them."""
-    status = error.error_status_hint
-    kind = _KINDS.get(status, "invalid_request_error")
-    body = json.dumps({"error": {"code": status, "message": str(error), "type": kind}}).encode()
-    fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    fields.append((b"connection", b"close"))
-    reason = HTTPStatus(status).phrase
-    head = h11.Response(status_code=status, headers=fields, reason=reason)
-    client.send(head, h11.Data(data=body), h11.EndOfMessage())

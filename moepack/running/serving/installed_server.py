@@ -32,6 +32,7 @@ _PING = Option(frozenset({"--sse-ping-interval"}), "LLAMA_ARG_SSE_PING_INTERVAL"
 _SLOTS = Option(frozenset({"-np", "--parallel"}), "LLAMA_ARG_N_PARALLEL")
 _MEDIA = Option(frozenset({"-mm", "--mmproj", "-mmu", "--mmproj-url"}), "LLAMA_ARG_MMPROJ")
 _PREFIX = Option(frozenset({"--api-prefix"}), "LLAMA_ARG_API_PREFIX")
+_NO_PAGE = Option(frozenset({"--no-ui", "--no-webui"}), "LLAMA_ARG_NO_UI")
 _KEYS = (
     Option(frozenset({"--api-key"}), "LLAMA_API_KEY"),
     Option(frozenset({"--api-key-file"}), "LLAMA_ARG_API_KEY_FILE"),
@@ -60,6 +61,8 @@ class GateOptions(NamedTuple):
     context: int = 0
     has_media: bool = False
     ping_seconds: int = _PING_SECONDS
+    prefix: str = ""
+    has_page: bool = True
 
 
 def read_gate_options(words: Sequence[str]) -> GateOptions:
@@ -78,6 +81,8 @@ def read_gate_options(words: Sequence[str]) -> GateOptions:
         context=CONTEXT.number(words) or 0,
         has_media=_MEDIA.is_set(words),
         ping_seconds=usual.ping_seconds if ping is None else ping,
+        prefix=_PREFIX.text(words) or "",
+        has_page=not _NO_PAGE.is_set(words),
     )
 
 

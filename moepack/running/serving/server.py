@@ -8,7 +8,6 @@ before that llama-server.
 import asyncio
 import contextlib
 import ctypes
-import functools
 import os
 import resource
 import signal
@@ -16,16 +15,16 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
-from moepack.common.escaping import one_line
 from moepack.running.programs.executable import find_executable
 from moepack.running.serving.access import THIS_MACHINE, Access
 from moepack.running.serving.admission import Turns
-from moepack.running.serving.gate import Connection, Gate, GateLimits
+from moepack.running.serving.gate import Gate, GateLimits
 from moepack.running.serving.installed_server import (
     PROGRAM,
     GateOptions,
@@ -33,6 +32,11 @@ from moepack.running.serving.installed_server import (
     read_gate_options,
 )
 from moepack.running.serving.llama_server_options import parse_options
+from moepack.running.serving.peer import Connection
+from moepack.running.serving.running_servers import ServerFile
+from moepack.running.serving.served_model import Watched
+from moepack.running.serving.server_log import ServerLog
+from moepack.running.serving.watch import Watch
 from moepack.running.streaming.control import CacheStatistics, Control
 from moepack.storage.regular_file import open_regular
 
@@ -49,6 +53,8 @@ _TRAINED_CONTEXT = 1 << 18
 """Tokens of a context by the model, whose own is not known here."""
 _USUAL_SLOTS = 4
 """llama.cpp's, if no option sets them."""
+_SECONDS_BETWEEN = 1.0
+"""Between figures for `moepack ps`."""
 _SPARE_DESCRIPTORS = 8
 """For what llama.cpp opens besides connections."""
 _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
@@ -56,13 +62,14 @@ _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
 
 def main() -> int:
     """Serve until a signal ends it; return the exit code."""
+    log = _log()
     try:
         if ("--api-key", "") in pairwise(sys.argv):
             # llama.cpp would ask for none, as an empty variable must not have it.
             raise RequestError("an empty API key", place="--api-key")
         if sys.argv[1:2] == [PROGRAM]:
             _serve_installed(find_executable(sys.argv[2]), sys.argv[3:])
-        params = parse_options(sys.argv[1:], _note)
+        params = parse_options(sys.argv[1:], log.note)
         if (path := _model_path(params)) == "":
             raise RequestError("no model is given", hint="name its file: -m MODEL")
         if path is not None:
@@ -71,7 +78,7 @@ def main() -> int:
             except OSError as error:
                 problem = f"cannot read the model: {error.strerror}"
                 raise SourceError(problem, path=path) from None
-        _serve(params)
+        _serve(params, log)
     except MoepackError as error:
         sys.stderr.write(f"error: {error}\n")
         if error.hint:
@@ -80,7 +87,7 @@ def main() -> int:
     return 0
 
 
-def _serve(params: Any) -> None:
+def _serve(params: Any, log: ServerLog) -> None:
     import xllamacpp
 
     # Until the model is loaded there is nothing to clean up, and xllamacpp lets no Python run.
@@ -109,8 +116,9 @@ def _serve(params: Any) -> None:
     program = ctypes.CDLL(None)
     counted = getattr(program, "moepack_set_request_count", lambda count: None)
     routed_count = getattr(program, "moepack_routed_count", lambda: None)
-    gate = _gate(connect, options, _statistics, counted, routed_count)
-    asyncio.run(_answer(gate, listeners, tls))
+    watch = Watch(log.request, _statistics, Watched.here().model)
+    gate = _gate(connect, options, log, watch, counted, routed_count)
+    asyncio.run(_answer(gate, listeners, tls, _announcement(options, log), watch))
     del server
 
 
@@ -128,22 +136,34 @@ def _serve_installed(program: Path, words: Sequence[str]) -> NoReturn:
     def read() -> CacheStatistics | None:
         return next(iter(control.statistics()), None) if control else None
 
-    asyncio.run(_answer(_gate(server.connect, options, read), listeners, tls, server))
+    log = _log()
+    watch = Watch(log.request, read, Watched.here().model)
+    gate = _gate(server.connect, options, log, watch)
+    asyncio.run(_answer(gate, listeners, tls, _announcement(options, log), watch, server))
     raise AssertionError
+
+
+def _log() -> ServerLog:
+    return ServerLog(Watched.here().log, sys.stdout, sys.stderr)
+
+
+def _announcement(options: GateOptions, log: ServerLog) -> Callable[[Sequence[str]], None]:
+    return partial(log.listening, prefix=options.prefix, has_page=options.has_page)
 
 
 def _gate(
     connect: Callable[[], Awaitable[Connection]],
     options: GateOptions,
-    read: Callable[[], CacheStatistics | None],
+    log: ServerLog,
+    watch: Watch,
     counted: Callable[[int], object] = lambda count: None,
     routed_count: Callable[[], int | None] = lambda: None,
 ) -> Gate:
     access = Access(options.origins, options.hosts, options.has_key)
     count = options.slot_count
-    most, read = (count, lambda: None) if count > 0 else (_USUAL_SLOTS, read)
-    turn = Turns(most, read, _note).turn
-    return Gate(connect, access, _limits(options), _note, counted, turn, routed_count)
+    most, read = (count, lambda: None) if count > 0 else (_USUAL_SLOTS, watch.cache)
+    turn = Turns(most, read, log.note).turn
+    return Gate(connect, access, _limits(options), watch, counted, turn, routed_count)
 
 
 def _gate_options(params: Any) -> GateOptions:
@@ -159,6 +179,8 @@ def _gate_options(params: Any) -> GateOptions:
         context=params.n_ctx,
         has_media=bool(params.mmproj.path),
         ping_seconds=params.sse_ping_interval,
+        prefix=params.api_prefix,
+        has_page=bool(params.ui),
     )
 
 
@@ -189,12 +211,6 @@ def _statistics() -> CacheStatistics | None:
     return CacheStatistics.at(address) if (address := read()) else None
 
 
-@functools.lru_cache(1 << 10)
-def _note(text: str) -> None:
-    # Once: a page repeats what is refused.
-    sys.stderr.write(f"note: {one_line(text)}\n")
-
-
 def _model_path(params: Any) -> str | None:
     """Return the path that llama.cpp opens, if it is UTF-8: xllamacpp returns no other."""
     try:
@@ -207,6 +223,8 @@ async def _answer(
     gate: Gate,
     listeners: Sequence[socket.socket],
     tls: ssl.SSLContext | None,
+    announce: Callable[[Sequence[str]], None],
+    watch: Watch,
     server: InstalledServer | None = None,
 ) -> None:
     """Answer until a signal, the end of the input, or the end of `server`."""
@@ -230,9 +248,9 @@ async def _answer(
             _end(server)
     for listener in listeners:
         gate.listen(listener, None if listener.family == socket.AF_UNIX else tls)
-        sys.stdout.write(f"listening on {_url(listener, tls is not None)}\n")
-    sys.stdout.flush()
-    await ended.wait()
+    urls = [_url(listener, tls is not None) for listener in listeners]
+    announce(urls)
+    await _publish(watch, urls[0], ended)
     # Answers that are being computed are not waited for: llama.cpp looks for the end of a request
     # only between tokens, and its destructors wait for it. It has nothing that needs to be closed.
     for listener in listeners:
@@ -248,6 +266,18 @@ def _end(server: InstalledServer | None) -> NoReturn:
         sys.stderr.write(f"error: {problem}\n")
         sys.stderr.flush()
     os._exit(code)
+
+
+async def _publish(watch: Watch, url: str, ended: asyncio.Event) -> None:
+    """Write the figures of a server for `moepack ps` until it has ended, if it is to be listed."""
+    if watch.model is None:
+        await ended.wait()
+        return
+    with ServerFile() as file:
+        while not ended.is_set():
+            file.write({"url": url, **watch.figures()})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _SECONDS_BETWEEN)
 
 
 def _bound(host: str, port: int, shares_port: bool) -> socket.socket:

@@ -235,7 +235,7 @@ class ServerMemory:
         context = self._footprint.context(options)
         whole = context.length if context else 0
         checkpoint = sum(layer.checkpoint_length for layer in context.layers) if context else 0
-        slots = _SLOTS.number(command) or _DEFAULT_SLOTS
+        slots = text_count(command)
         words: list[str] = []
         count = _CHECKPOINTS.integer(command)
         if count is None:
@@ -267,6 +267,11 @@ def context_options(command: Sequence[str]) -> ContextOptions:
         has_flash_attention=_FLASH.text(command) not in _OFF,
         swa_full=_WINDOWS_IN_FULL.is_set(command),
     )
+
+
+def text_count(command: Sequence[str]) -> int:
+    """Return the most texts that a command of llama-server computes at once."""
+    return _SLOTS.number(command) or _DEFAULT_SLOTS
 
 
 def sets_context(command: Sequence[str]) -> bool:

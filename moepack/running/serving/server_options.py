@@ -1,6 +1,7 @@
 """Options of llama.cpp's server: those that memory decides, and the chat template."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,12 +14,14 @@ from moepack.pack.reading.pack import Pack
 from moepack.running.programs.command import says_micro_batch, single_text_options
 from moepack.running.serving.drafts import check_drafts
 from moepack.running.serving.llama_server_options import template_names
+from moepack.running.serving.served_model import ServedModel
 from moepack.running.serving.server_memory import (
     NO_LIMITS,
     USUAL_CONTEXT,
     MemoryLimits,
     ServerMemory,
     sets_context,
+    text_count,
 )
 from moepack.running.streaming.budget import MemoryParts
 
@@ -53,6 +56,22 @@ def checked_context(
         tokens = count_text(trained, "token")
         notice(f"the model was trained for {tokens} of context, and uses no more")
     return length or trained or USUAL_CONTEXT
+
+
+def served_model(pack: Pack, name: str, context: int | None, command: Sequence[str]) -> ServedModel:
+    """Return the facts of a model that a command of llama-server serves under a name."""
+    shape = pack.shape.without_mtp()
+    lengths: Counter[str] = Counter()
+    for layer, family in shape.routed.items():
+        for part in pack.parts(layer):
+            lengths[part.type_name] += family.expert_count * part.length
+    return ServedModel(
+        name=name,
+        quantisation=lengths.most_common(1)[0][0],
+        length=sum(one.length for one in pack.dense()) + shape.expert_length,
+        context=context,
+        text_count=text_count(command),
+    )
 
 
 def server_options(

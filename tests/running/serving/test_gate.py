@@ -18,8 +18,12 @@ import pytest
 
 from moepack.running.serving.access import Access
 from moepack.running.serving.admission import Turns
-from moepack.running.serving.gate import Connection, Gate, GateLimits
+from moepack.running.serving.gate import Gate, GateLimits
+from moepack.running.serving.peer import Connection
+from moepack.running.serving.server_log import RequestFacts
+from moepack.running.serving.watch import Watch
 from tests.support.certificates import authority_in
+from tests.support.children import PATIENCE
 
 ACCESS = Access("localhost", ["127.0.0.1"], has_key=False)
 LIMITS = GateLimits(
@@ -45,14 +49,15 @@ class Behind(NamedTuple):
     """The gate's port, the bytes of each connection that came through it, and its log.
 
     `left` has the numbers of the connections that the gate has closed, `counts` those of the
-    requests that the server had at a time.
+    requests that the server had at a time, `watch` the figures of `log`.
     """
 
     port: int
     came: list[bytes]
     left: list[int]
-    log: list[str]
+    log: list[RequestFacts]
     counts: list[int]
+    watch: Watch
 
     async def ask(
         self, *pieces: bytes, pause: float = 0.0, ends: bool = True, leaves: bool = False
@@ -78,7 +83,7 @@ async def gate(tls: ssl.SSLContext | None = None) -> AsyncIterator[Behind]:
     """Run a gate before a server that answers requests which end with `end`."""
     came: list[bytes] = []
     left: list[int] = []
-    log: list[str] = []
+    log: list[RequestFacts] = []
     counts: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -129,10 +134,10 @@ async def gate(tls: ssl.SSLContext | None = None) -> AsyncIterator[Behind]:
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        turn = Turns(1, lambda: None, log.append).turn
-        Gate(connect, ACCESS, LIMITS, log.append, counts.append, turn).listen(listener, tls)
+        turns, watch = Turns(1, lambda: None, lambda text: None), Watch(log.append)
+        Gate(connect, ACCESS, LIMITS, watch, counts.append, turns.turn).listen(listener, tls)
         async with inner:
-            yield Behind(listener.getsockname()[1], came, left, log, counts)
+            yield Behind(listener.getsockname()[1], came, left, log, counts, watch)
 
 
 def through_a_gate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -193,9 +198,11 @@ async def test_a_connection_is_for_many_requests_and_each_is_looked_at(
     assert answers.startswith(2 * ANSWER + b"HTTP/1.1 403 ")
     assert answers.count(b"HTTP/1.1") == 3
     assert len(behind.came) == 2
-    (line,) = behind.log
-    assert "evil.example" in line
-    assert "--cors-origins" in line
+    *_, last = behind.log
+    assert [facts.status for facts in behind.log] == [200, 200, 403]
+    assert (last.method, last.path) == ("GET", "/other")
+    assert "evil.example" in (last.reason or "")
+    assert "--cors-origins" in (last.reason or "")
 
 
 @through_a_gate
@@ -249,6 +256,42 @@ async def test_a_client_that_leaves_is_told_from_one_that_ended_its_sending(
     asking.cancel()
     await asyncio.sleep(0.4)
     assert behind.left == [1, 0]
+
+
+@through_a_gate
+async def test_the_log_has_each_request_once_with_its_end_and_without_its_query(
+    behind: Behind,
+) -> None:
+    query = REQUEST.replace(b"/x", b"/x?api_key=sesame\x01")
+    assert await behind.ask(query.replace(b"\x01", b""), REQUEST) == 2 * ANSWER
+    await behind.ask(WAITING, leaves=True)
+    await behind.ask(HEAD + b"Content-Length: 50\r\n\r\nabc", leaves=True)
+    await behind.ask(b"", leaves=True)
+    await asyncio.sleep(0.4)
+    assert {(facts.method, facts.path) for facts in behind.log} == {("POST", "/x")}
+    ends = [(facts.status, facts.has_left) for facts in behind.log]
+    assert ends[:2] == 2 * [(200, False)]
+    assert ends[2:] == 2 * [(None, True)]
+    lines = behind.watch.metrics().splitlines()
+    assert 'moepack_requests_total{status="200"} 2' in lines
+    assert 'moepack_requests_total{status="left"} 2' in lines
+
+
+@through_a_gate
+async def test_texts_that_wait_for_their_turn_are_counted_and_their_wait_is_logged(
+    behind: Behind,
+) -> None:
+    async with busy(behind):
+        waiting = asyncio.create_task(behind.ask(text_request(b"end")))
+        async with asyncio.timeout(PATIENCE):
+            while "moepack_requests_waiting 1" not in behind.watch.metrics().splitlines():
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+    await waiting
+    (wait,) = (facts.waited_seconds for facts in behind.log if facts.status == 200)
+    assert wait is not None
+    assert 0.2 < wait < PATIENCE
+    assert "moepack_requests_waiting 0" in behind.watch.metrics().splitlines()
 
 
 @through_a_gate
@@ -331,6 +374,10 @@ async def test_others_are_told_why_and_nothing_passes(
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert b'"message": "' in answer
     assert not behind.came
+    (facts,) = behind.log
+    assert facts.status == status
+    is_own = status in (403, 408, 413)
+    assert is_own or facts.reason == "no valid HTTP"  # h11 quotes the request
 
 
 @through_a_gate

@@ -1,0 +1,100 @@
+"""HTTP on one connection of the gate: with a client, or with llama.cpp's server."""
+
+import asyncio
+import json
+import select
+from http import HTTPStatus
+
+import h11
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+PING = b":\n\n"
+"""A comment in a stream, as llama.cpp sends them."""
+_PIECE_LENGTH = 1 << 16
+_SECONDS_TO_LEAVE = 10.0
+_MOST_SECONDS_TO_PROBE = 30.0
+_KINDS = {403: "permission_error", 503: "unavailable_error"}
+
+
+class RefusedError(h11.RemoteProtocolError):
+    """The refusal of a request: a sentence of the gate's own, and the status."""
+
+
+class Peer:
+    """One side of the gate: HTTP on a connection."""
+
+    def __init__(self, http: h11.Connection, connection: Connection) -> None:
+        self.http = http
+        self.reader, self.writer = connection
+        self.takes_comments = False
+        """Whether a comment may be sent: between the events of a stream."""
+
+    async def next_event(self) -> object:
+        """Return what h11 reads next. Raises h11.RemoteProtocolError, OSError."""
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            if self.http.they_are_waiting_for_100_continue:
+                self.send_continue()
+            self.http.receive_data(await self.reader.read(_PIECE_LENGTH))
+        return event
+
+    def send(self, *events: h11.Event) -> None:
+        """Send events, without waiting until they have left."""
+        self.writer.write(b"".join(self.http.send(event) or b"" for event in events))
+
+    def send_continue(self) -> None:
+        """Send `100 Continue`, which all clients of HTTP/1.1 expect at any time."""
+        self.send(h11.InformationalResponse(status_code=100, headers=[], reason="Continue"))
+
+    def send_whole(self, status: int, fields: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send a whole answer."""
+        fields = [*fields, (b"content-length", b"%d" % len(body))]
+        reason = HTTPStatus(status).phrase
+        head = h11.Response(status_code=status, headers=fields, reason=reason)
+        self.send(head, h11.Data(data=body), h11.EndOfMessage())
+
+    def refuse(self, error: h11.RemoteProtocolError) -> None:
+        """Send an answer with an error, as llama.cpp's server writes them."""
+        status = error.error_status_hint
+        kind = _KINDS.get(status, "invalid_request_error")
+        facts = {"error": {"code": status, "message": str(error), "type": kind}}
+        fields = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        self.send_whole(status, fields, json.dumps(facts).encode())
+
+    async def wait_until_gone(self, most: int, pause: float) -> None:
+        """Wait until a client that has sent a request closes the connection.
+
+        One that ends only its sending side still reads its answer. The two differ once something
+        is sent to them, after a `pause`; to a client of HTTP/1.0 that is the answer alone, and in
+        answers only streams have room for it. More than `most` bytes that are sent in advance
+        count as the end.
+        """
+        while data := await self.reader.read(_PIECE_LENGTH):
+            self.http.receive_data(data)
+            if len(self.http.trailing_data[0]) > most:
+                return
+        self.http.receive_data(b"")
+        poll = select.poll()
+        poll.register(self.writer.get_extra_info("socket"), 0)
+        while not self.writer.is_closing() and not poll.poll(0):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MOST_SECONDS_TO_PROBE)
+            if self.http.our_state is h11.SEND_BODY and self.takes_comments:
+                self.send(h11.Data(data=PING))
+            if self.http.their_http_version != b"1.0" and self.http.our_state is h11.SEND_RESPONSE:
+                self.send_continue()
+
+    async def leave(self) -> None:
+        """Close the connection when the other side has, or is too slow.
+
+        If something was unread, the system would reset the connection, and the answer be lost.
+        """
+        try:
+            async with asyncio.timeout(_SECONDS_TO_LEAVE):
+                if self.writer.can_write_eof():
+                    self.writer.write_eof()
+                else:  # with TLS no side can end alone
+                    self.writer.close()
+                while await self.reader.read(_PIECE_LENGTH):
+                    pass
+        finally:
+            self.writer.transport.abort()
