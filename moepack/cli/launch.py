@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moepack.cli.run import serve, served_name
-from moepack.cli.running.models import fetch, require_engine
+from moepack.cli.running.models import fetch, note, require_engine
 from moepack.cli.shared.exit_codes import ExitCode
 from moepack.cli.shared.options import flag_option, number_option
 from moepack.cli.shared.progress import watched_progress
@@ -87,7 +87,8 @@ def launch(
         raise RequestError("a client has one key, not a file of keys", hint=f"set {_KEY}")
     chosen, key = CLIENTS[client], api_key or os.environ.get(_SERVER_KEY)
     model = one_line(name) if name else served_name(source_or_pack)
-    words = [*_words_of_serve(command.meta[_TYPED], client), "--port", str(port)]
+    words = _words_of_serve(command.meta[_TYPED], client)
+    words += [] if port else ["--port", "0"]
     words += [] if name else ["--name", model]
     if context is None and not wanted_context:
         words += ["--wanted-context", str(chosen.context)]
@@ -184,9 +185,7 @@ def _run(
         say(f"{model} with {count_text(length, 'token')} of context; log: {log_path}", err=True)
     if length < client.context:
         least = count_text(client.context, "token")
-        complain(
-            "note", f"{client.program} is meant for {least} of context: long prompts will fail"
-        )
+        note(f"{client.program} is meant for {least} of context: long prompts will fail")
     with tempfile.TemporaryDirectory(prefix="moepack-launch-") as folder:
         endpoint = Endpoint(server.url, model, key or _NO_KEY, length, Path(folder))
         settings = client.settings(endpoint)

@@ -209,6 +209,9 @@ def test_a_dry_run_prints_all_and_starts_nothing(
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("MOEPACK_API_KEY", "sesame")
     words = ("--memory", "8GiB", "-c", "90000", "--dry-run", "--", "exec", "say hi")
+    typed = cli("launch", "llm", "a.gguf", "--port", "99", "--dry-run").stdout
+    assert "http://127.0.0.1:99/v1" in typed
+    assert typed.count("--port") == 1
     end = cli("launch", "codex", "a.gguf", *words)
     server, client, variable = end.stdout.splitlines()
     assert server == ("server: moepack serve a.gguf --memory 8GiB -c 90000 --port 0 --name a.gguf")
