@@ -5,7 +5,7 @@
  * hand, with native/ beside the folder of this header:
  *
  *     cd native && cc -std=c17 -O2 -shared -fPIC -fvisibility=hidden -o libmoepack_cache.so \
- *         cache.c drive.c guesses.c library.c order.c pool.c prompts.c residents.c slots.c -lm -lpthread
+ *         cache.c drive.c guesses.c library.c order.c pool.c prompts.c reads.c residents.c slots.c -lm -lpthread
  *
  * It contains the functions of moepack.h: do not define MOEPACK_IMPLEMENTATION, or MOEPACK_STATIC, beside it.
  *

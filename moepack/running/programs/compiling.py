@@ -36,7 +36,7 @@ _LIBRARIES = ("-ldl", "-lm", "-lpthread")
 _SECONDS = 120.0  # zig compiles parts of the C library first
 
 
-_CORE = ("cache", "drive", "guesses", "order", "pool", "prompts", "residents", "slots")
+_CORE = ("cache", "drive", "guesses", "order", "pool", "prompts", "reads", "residents", "slots")
 SOURCES = {
     "seam": (
         *_CORE,
