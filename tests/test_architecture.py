@@ -256,7 +256,7 @@ def test_a_public_name_is_loaded_with_its_first_use() -> None:
 
 def test_tests_have_the_rooms_of_the_package_and_share_by_support_alone() -> None:
     tests = PACKAGE.parent / "tests"
-    beside = {"support", "faults", "hostile", "c_header", "native", "examples"}
+    beside = {"support", "faults", "hostile", "c_header", "native", "examples", "packaging"}
     for path in tests.rglob("test_*.py"):
         folder = ".".join(path.parent.relative_to(tests).parts)
         assert not folder or folder in beside or f"{folder}.__init__" in MODULES, path
