@@ -63,6 +63,9 @@ _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
 def main() -> int:
     """Serve until a signal ends it; return the exit code."""
     log = _log()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # as many connections as this user may have
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         if ("--api-key", "") in pairwise(sys.argv):
             # llama.cpp would ask for none, as an empty variable must not have it.
@@ -92,9 +95,6 @@ def _serve(params: Any, log: ServerLog) -> None:
 
     # Until the model is loaded there is nothing to clean up, and xllamacpp lets no Python run.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # as many connections as this user may have
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     options = _gate_options(params)
     params.ssl_file_key = params.ssl_file_cert = ""
     params.cors_origins = THIS_MACHINE  # the gate decides, and hides origins
