@@ -107,6 +107,7 @@ def test_programs_are_served_however_they_are_started(
     assert (end.returncode, end.stdout) == (0, expected), end.stderr
     first, *_, last = end.stderr.splitlines()
     assert first.startswith("memory for experts: ")
+    assert re.search("dense weights [0-9.]+ KiB, context –, .*; all together –", first)
     assert re.match("experts: .* lookups hit", last)
 
 

@@ -35,6 +35,7 @@ def test_a_prompt_is_answered_by_a_gguf_and_by_its_pack_alike(
         lines = run.stderr.splitlines()
         memory, prompt, answer = (line for line in lines if not line.startswith("note: "))
         assert memory.startswith("memory for experts: ")
+        assert re.search("context of 256 tokens [0-9.]+ KiB, .*; all together [0-9.]+ MiB", memory)
         assert re.fullmatch(
             r"prompt: 4 tokens, [\d,.]+ tok/s, first token after \d+\.\d\d s", prompt
         )
