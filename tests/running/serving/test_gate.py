@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -267,14 +268,19 @@ async def test_the_log_has_each_request_once_with_its_end_and_without_its_query(
     await behind.ask(WAITING, leaves=True)
     await behind.ask(HEAD + b"Content-Length: 50\r\n\r\nabc", leaves=True)
     await behind.ask(b"", leaves=True)
+    with socket.create_connection(("127.0.0.1", behind.port)) as connection:
+        connection.sendall(HEAD + b"Content-Length: 50\r\n\r\nabc")
+        await asyncio.sleep(0.05)
+        reset = struct.pack("ii", 1, 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
     await asyncio.sleep(0.4)
     assert {(facts.method, facts.path) for facts in behind.log} == {("POST", "/x")}
     ends = [(facts.status, facts.has_left) for facts in behind.log]
     assert ends[:2] == 2 * [(200, False)]
-    assert ends[2:] == 2 * [(None, True)]
+    assert ends[2:] == 3 * [(None, True)]
     lines = behind.watch.metrics().splitlines()
     assert 'moepack_requests_total{status="200"} 2' in lines
-    assert 'moepack_requests_total{status="left"} 2' in lines
+    assert 'moepack_requests_total{status="left"} 3' in lines
 
 
 @through_a_gate
