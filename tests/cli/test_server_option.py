@@ -1,6 +1,7 @@
 """`--server`: `serve` and `run` by a llama-server of one's own."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -40,6 +41,10 @@ def test_it_serves_with_experts_that_are_read_and_ends_with_the_command(
     with served(SHARD, "--server", str(program), *SMALL) as (process, url):
         answer = httpx.post(f"{url}/v1/completions", json=BODY, timeout=PATIENCE).json()
         assert answer["usage"]["completion_tokens"] == 5
+        metrics = httpx.get(f"{url}/metrics").text
+        misses = re.findall(r"^moepack_experts_misses_total ([0-9]+)", metrics, re.MULTILINE)
+        assert len(misses) == 2, "of the gate, and of the one that our own has in place of it"
+        assert misses[0] == misses[1] != "0"
         (gate,) = children_of(process.pid)
         (server,) = children_of(gate)
         if stop == signal.SIGKILL:
