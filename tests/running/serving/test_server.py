@@ -42,6 +42,8 @@ def ask(url: str, *fields: str, body: bytes = BODY, path: str = "/completion") -
     method = "POST" if body else "GET"
     head = "\r\n".join([f"{method} {path} HTTP/1.1", *fields, f"Content-Length: {len(body)}"])
     answer = exchange(url, head.encode() + b"\r\n\r\n" + body)
+    while answer.startswith(b"HTTP/1.1 100 "):  # to a client that may have left, on a busy machine
+        answer = answer.partition(b"\r\n\r\n")[2]
     head_end = answer.index(b"\r\n\r\n")
     return int(answer.split()[1]), json.loads(answer[head_end:])
 
