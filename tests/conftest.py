@@ -44,6 +44,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # What tests have chosen is not counted for the user who runs them, and changes no other test.
 os.environ["MOEPACK_LEARN"] = "0"
+os.environ["MOEPACK_PROMPT_CACHE"] = "0"
 
 measurements.shorten()
 

@@ -41,6 +41,7 @@ from moepack.cli.shared.options import (
     number_option,
     progress_options,
     quiet_option,
+    size_option,
     source_or_pack_argument,
     verbose_option,
 )
@@ -260,6 +261,17 @@ def _run_program(
 @server_option
 @chat_options
 @streaming_options
+@size_option(
+    "--prompt-cache",
+    envvar="MOEPACK_PROMPT_CACHE",
+    help="Space on disk for conversations, which go on after a restart; 0 keeps none.  [default: "
+    "8GiB, or a tenth of the free space]",
+)
+@click.option(
+    "--no-prompt-cache",
+    is_flag=True,
+    help="Keep no conversations on disk, and use none of those kept.",
+)
 @stats_option
 @click.option(
     "--log-format",
@@ -281,6 +293,7 @@ def serve(
     server_program: str | None,
     chat_template: str | None,
     chat_template_file: str | None,
+    no_prompt_cache: bool,
     rest: tuple[str, ...] | None,
     passed_on: Sequence[str],
     **options: Any,
@@ -313,6 +326,8 @@ def serve(
     command += _log_words(options["log_format"], is_installed=server_program is not None)
     command += [] if cors_origins is None else ["--cors-origins", cors_origins]
     command += [*template, *passed_on, *(rest or ())]
+    if no_prompt_cache:
+        options["prompt_cache"] = 0
     sizes = partial(_model_words, command, options.pop("context"), threads)
     run_program_command(source_or_pack, command, served_name=alias, model_words=sizes, **options)
 

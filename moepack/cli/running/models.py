@@ -238,6 +238,7 @@ def run_program_command(
     from moepack.running.programs.command import find_misled_program, llama_variables
     from moepack.running.programs.process import end_like
     from moepack.running.programs.runner import run_program
+    from moepack.running.serving.prompt_cache import prompt_cache_variables
     from moepack.running.serving.served_model import Watched
     from moepack.running.serving.server_options import served_model
     from moepack.running.streaming.supervisor import StreamingOptions
@@ -257,13 +258,14 @@ def run_program_command(
             prefetch=options["prefetch"],
         )
         if served_name is None:
-            variables, model = llama_variables(command), None
+            variables, model, kept = llama_variables(command), None, {}
         else:
             plan = _plan_server(pack, command, options)
             command = plan.words
             streaming = streaming._replace(memory=plan.memory, beside=plan.beside)
             model = served_model(pack, served_name, plan.beside.token_count, command)
             variables = Watched(None if is_quiet() else options["log_format"], model).variables
+            kept = prompt_cache_variables(pack, options["prompt_cache"])
         if program := find_misled_program(command, pack.file_paths):
             problem = f"no word of this command is the model's path: give {program} -m {{}}"
             complain("note", f'{problem}, or in the text of a shell -m "$MOEPACK_MODEL"')
@@ -272,7 +274,7 @@ def run_program_command(
             pack,
             command,
             streaming,
-            variables=variables,
+            variables={**variables, **kept},
             trace=trace,
             learner=learner_of(pack, options["no_learn"]),
             begun=watcher.begun,

@@ -50,12 +50,12 @@ class Option(NamedTuple):
 
     def is_set(self, command: Sequence[str]) -> bool:
         """Return whether a command of llama.cpp, or a variable, sets it."""
-        names = {name for name, _ in _options(command)}
+        names = {name for name, _ in option_values(command)}
         return bool(names & self.words) or self.variable in os.environ
 
     def text(self, command: Sequence[str]) -> str | None:
         """Return the last value of the option, or else of the variable."""
-        values = [value for name, value in _options(command) if name in self.words]
+        values = [value for name, value in option_values(command) if name in self.words]
         return values[-1] if values else os.environ.get(self.variable)
 
     def number(self, command: Sequence[str]) -> int | None:
@@ -65,7 +65,7 @@ class Option(NamedTuple):
 
     def integer(self, command: Sequence[str]) -> int | None:
         """Return the integer of the option, or else of the variable, 0 and negative ones too."""
-        values = [value for name, value in _options(command) if name in self.words]
+        values = [value for name, value in option_values(command) if name in self.words]
         numbers = [value for value in values if _INTEGER.fullmatch(value)]
         value = numbers[-1] if numbers else os.environ.get(self.variable, "")
         return int(value) if _INTEGER.fullmatch(value) else None
@@ -122,7 +122,7 @@ def find_misled_program(command: Sequence[str], paths: Iterable[Path]) -> str | 
     """Return the program of llama.cpp in a command that surely gets none of the model's `paths`."""
     words = [*_words(command), os.environ.get("LLAMA_ARG_MODEL", "")]
     program = next(filter(_is_llama_program, words), None)
-    if any(name in _OTHER_SOURCES for name, _ in _options(command)):
+    if any(name in _OTHER_SOURCES for name, _ in option_values(command)):
         return None
     if any("MOEPACK_MODEL" in word for word in words) or fill_in(words, "") != words:
         return None
@@ -158,7 +158,7 @@ def llama_variables(command: Sequence[str]) -> dict[str, str]:
     read it: LLAMA_ARG_LOAD_MODE is of July 2026 (before, mapping was the default), LLAMA_ARG_REPACK
     of December 2025.
     """
-    names = {name for name, _ in _options(command)}
+    names = {name for name, _ in option_values(command)}
     variables = {}
     if not names & _LOADING_WORDS and not os.environ.keys() & _READING_SETTINGS.keys():
         variables["LLAMA_ARG_LOAD_MODE"] = "mmap"
@@ -206,7 +206,7 @@ def experts_used(command: Sequence[str], architecture: str) -> int | None:
     llama.cpp has no variable for it, and takes the first of several.
     """
     prefix = f"{architecture}.expert_used_count=int:"
-    for name, value in _options(command):
+    for name, value in option_values(command):
         for override in value.split(",") if name == "--override-kv" else ():
             number = override.removeprefix(prefix)
             if number != override and number.isdecimal():
@@ -216,7 +216,7 @@ def experts_used(command: Sequence[str], architecture: str) -> int | None:
 
 def find_reading_option(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Return the option or variable by which llama.cpp reads or locks the whole model."""
-    options = list(_options(command))
+    options = list(option_values(command))
     for name, value in options:
         if name in _READING_WORDS:
             return name
@@ -230,7 +230,7 @@ def find_reading_option(command: Sequence[str], environment: Mapping[str, str]) 
     return None
 
 
-def _options(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+def option_values(command: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the options of a command, each with its value, or else with the next word."""
     is_text = False
     for word, following in pairwise([*_words(command), ""]):

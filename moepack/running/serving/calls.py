@@ -34,6 +34,7 @@ def serve(
     prefetch: bool = True,
     trace: AnyPath | None = None,
     learn: bool = True,
+    prompt_cache: Size | None = 0,
     options: Sequence[str] = (),
     api_key: str | None = None,
 ) -> ModelServer:
@@ -45,8 +46,9 @@ def serve(
     container, `pin` `10%` of the experts. In place of `memory`, `total_memory` is for all together:
     experts get what the rest leaves. `options` are llama-server's: `-c 8192`, `-np 4`, `--port
     8080`; the default port is a free one. Without `prefetch` nothing is read for the next layer
-    while a layer is decoded. All clients must send `api_key`. The routing is recorded
-    to `trace`.
+    while a layer is decoded. With `prompt_cache` bytes, or None for the usual number, texts go on
+    after a restart: their states are kept in the user's cache (`XDG_CACHE_HOME`). All clients must
+    send `api_key`. The routing is recorded to `trace`.
 
     Raises what fetching and opening raise, and what `ModelServer` raises.
     """
@@ -62,6 +64,7 @@ def serve(
         )
         learner = make_learner(pack, learn=learn)
         others: Any = {"api_key": api_key, "trace": writer, "learner": learner}
+        others["prompt_cache"] = prompt_cache
         server = ModelServer(pack, streaming_options, options=words, **others)
         server.close_afterwards(stack.pop_all())
         return server

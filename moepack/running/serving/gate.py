@@ -14,16 +14,19 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
 import h11
 
 from moepack.running.serving.access import Access
 from moepack.running.serving.exchange import Exchange
 from moepack.running.serving.metrics import CONTENT_TYPE
-from moepack.running.serving.peer import PING, Connection, Peer, RefusedError
+from moepack.running.serving.peer import PING, Connection, Peer, RefusedError, send_request
 from moepack.running.serving.prompt_progress import PromptProgress
 from moepack.running.serving.watch import Watch
 
+Turn = Callable[[bytes, bytes], AbstractAsyncContextManager[object]]
+"""Has a request for a text wait, by its path and its body."""
 _QUEUE_LENGTH = 1024
 _HOP_FIELDS = {b"connection", b"keep-alive", b"transfer-encoding"}
 _REQUEST_FIELDS = _HOP_FIELDS | {b"upgrade", b"expect", b"content-length", b"origin"}
@@ -68,7 +71,8 @@ class Gate:
     `watch` learns of each request and its end. `counted` is called with the number of requests that
     the server has when it changes. Requests for texts wait until `turn` is entered, and leave it
     when they are answered. `routed_count` returns the tokens of prompts that were computed so far,
-    layer by layer; None if unknown.
+    layer by layer; None if unknown. If it `hides_slots`, clients may not save and restore texts:
+    the server's folder is not theirs.
     """
 
     def __init__(
@@ -78,9 +82,12 @@ class Gate:
         limits: GateLimits,
         watch: Watch,
         counted: Callable[[int], object] = lambda count: None,
-        turn: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext,
+        turn: Turn = lambda path, body: contextlib.nullcontext(),
         routed_count: Callable[[], int | None] = lambda: None,
+        *,
+        hides_slots: bool = False,
     ) -> None:
+        self._hides_slots = hides_slots
         self._counted, self._turn, self._routed_count = counted, turn, routed_count
         self._connect, self._access = connect, access
         self._limits, self._watch = limits, watch
@@ -169,6 +176,9 @@ class Gate:
         exchange.begin(event.method, event.target)
         if (problem := self._access.refusal(event.headers)) is not None:
             raise RefusedError(problem, 403)
+        if self._hides_slots and event.method == b"POST" and b"/slots/" in _path(event):
+            message = "start the server with --slot-save-path to save texts yourself"
+            raise RefusedError(message, 501)
         return event
 
     async def _read_body(self, request: h11.Request, client: Peer, body: bytearray) -> None:
@@ -226,12 +236,9 @@ class Gate:
             self._count_forwarded(1)
             stack.callback(self._count_forwarded, -1)
             fields = [field for field in request.headers if field[0] not in _REQUEST_FIELDS]
-            fields += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-            fields += [] if b"host" in dict(fields) else [(b"host", b"localhost")]
-            head = h11.Request(method=request.method, target=request.target, headers=fields)
-            server = Peer(h11.Connection(h11.CLIENT), await self._connect())
+            connection, (method, target) = await self._connect(), (request.method, request.target)
+            server = send_request(connection, method, target, fields, bytes(body))
             stack.callback(server.writer.close)
-            server.send(head, h11.Data(data=bytes(body)), h11.EndOfMessage())
             while not isinstance(answer := await server.next_event(), h11.Response):
                 pass
             exchange.status = answer.status_code
@@ -268,7 +275,8 @@ class Gate:
         client: Peer,
     ) -> None:
         """Enter a turn; a client that waits for a stream gets its head, and comments."""
-        entering = asyncio.create_task(stack.enter_async_context(self._turn()))
+        turn = self._turn(_path(request), bytes(body))
+        entering = asyncio.create_task(stack.enter_async_context(turn))
         try:
             while not (await asyncio.wait([entering], timeout=self._limits.ping_seconds))[0]:
                 if client.http.our_state is h11.SEND_RESPONSE and _is_stream(body):
@@ -357,7 +365,8 @@ def _is_for_metrics(request: h11.Request) -> bool:
 
 
 def _path(request: h11.Request) -> bytes:
-    return bytes(request.target.partition(b"?")[0])
+    """Return the path as the server will see it: it decodes escapes."""
+    return unquote_to_bytes(request.target.partition(b"?")[0])
 
 
 def _is_stream(body: bytearray) -> bool:

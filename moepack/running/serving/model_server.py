@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.common.sizes import Size
 from moepack.host.memory_limits import kill_count, limit_text
 from moepack.pack.reading.pack import Pack
 from moepack.running.programs.command import micro_batch
@@ -32,6 +33,7 @@ from moepack.running.serving import server
 from moepack.running.serving.client import ServerClient
 from moepack.running.serving.installed_server import PROGRAM
 from moepack.running.serving.listening import ListeningProcess
+from moepack.running.serving.prompt_cache import prompt_cache_variables
 from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.running.streaming.usage import ExpertUsage
 
@@ -136,7 +138,8 @@ class ModelServer(ServerProcess):
     `options` are llama-server's: `-c 8192`, `-np 4`, `--port 8080`; the default port is a free one.
     All clients must send `api_key`, by default the value of LLAMA_API_KEY. `trace` and `learner`
     get the routed experts, or with `records` the supervisor keeps them for `pop_calls`. `program`
-    is an installed llama-server in place of ours.
+    is an installed llama-server in place of ours. Ours keeps the states of texts on disk, in
+    `prompt_cache` bytes; None is the usual number.
 
     Raises what `Supervisor` and `ServerProcess` raise.
     """
@@ -152,6 +155,7 @@ class ModelServer(ServerProcess):
         learner: Learner | None = None,
         records: bool = False,
         program: Path | None = None,
+        prompt_cache: Size | None = 0,
     ) -> None:
         self._expert_failure: MoepackError | None = None
         self.pack, self.policy = pack, streaming_options.policy
@@ -165,7 +169,8 @@ class ModelServer(ServerProcess):
             write = partial(write_selections, self.supervisor, trace, learner)
             stack.callback(write, is_last=True)
             stack.enter_context(serving(self.supervisor, write))
-            environment = program_environment(self.supervisor, library)
+            variables = prompt_cache_variables(pack, prompt_cache)
+            environment = program_environment(self.supervisor, library, variables)
             path = self.supervisor.model_path
             super().__init__(
                 path, options=options, environment=environment, api_key=api_key, program=program

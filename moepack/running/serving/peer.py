@@ -98,3 +98,29 @@ class Peer:
                     pass
         finally:
             self.writer.transport.abort()
+
+
+def send_request(
+    connection: Connection,
+    method: bytes,
+    target: bytes,
+    fields: list[tuple[bytes, bytes]],
+    body: bytes,
+) -> Peer:
+    """Send a whole request to a server; return its side. The caller closes it."""
+    server = Peer(h11.Connection(h11.CLIENT), connection)
+    fields = [*fields, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+    fields += [] if b"host" in dict(fields) else [(b"host", b"localhost")]
+    head = h11.Request(method=method, target=target, headers=fields)
+    server.send(head, h11.Data(data=body), h11.EndOfMessage())
+    return server
+
+
+async def read_answer(server: Peer) -> tuple[int, bytes]:
+    """Return the status and the body of an answer. Raises h11.RemoteProtocolError, OSError."""
+    while not isinstance(head := await server.next_event(), h11.Response):
+        pass
+    body = b""
+    while isinstance(event := await server.next_event(), h11.Data):
+        body += event.data
+    return head.status_code, body

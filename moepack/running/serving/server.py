@@ -14,7 +14,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +33,8 @@ from moepack.running.serving.installed_server import (
 )
 from moepack.running.serving.llama_server_options import parse_options
 from moepack.running.serving.peer import Connection
+from moepack.running.serving.prompt_cache import open_prompt_files
+from moepack.running.serving.prompt_states import PromptStates, make_asker
 from moepack.running.serving.running_servers import ServerFile
 from moepack.running.serving.served_model import Watched
 from moepack.running.serving.server_log import ServerLog
@@ -55,6 +57,10 @@ _USUAL_SLOTS = 4
 """llama.cpp's, if no option sets them."""
 _SECONDS_BETWEEN = 1.0
 """Between figures for `moepack ps`."""
+_SECONDS_OF_END = 1.0
+"""In which signals count as one: parents, terminals and units of systemd send several."""
+_SECONDS_TO_SAVE = 3.0
+"""After these."""
 _SPARE_DESCRIPTORS = 8
 """For what llama.cpp opens besides connections."""
 _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
@@ -102,6 +108,9 @@ def _serve(params: Any, log: ServerLog) -> None:
     # An abstract socket: no file is left behind, and no browser can reach it.
     inner = f"\0moepack-server-{os.getpid()}.sock"
     params.hostnames = [inner]
+    files = open_prompt_files(params, sys.argv[1:])
+    if files is not None:
+        params.slot_save_path = f"{files.folder}{os.sep}"
     try:
         server = xllamacpp.Server(params)
     except RuntimeError:
@@ -117,8 +126,12 @@ def _serve(params: Any, log: ServerLog) -> None:
     counted = getattr(program, "moepack_set_request_count", lambda count: None)
     routed_count = getattr(program, "moepack_routed_count", lambda: None)
     watch = Watch(log.request, _statistics, Watched.here().model)
-    gate = _gate(connect, options, log, watch, counted, routed_count)
-    asyncio.run(_answer(gate, listeners, tls, _announcement(options, log), watch))
+    states = None
+    if files is not None:
+        ask = make_asker(connect, params.api_prefix, params.api_keys[:1])
+        states = PromptStates(files, ask, log.note)
+    gate = _gate(connect, options, log, watch, counted, routed_count, states)
+    asyncio.run(_answer(gate, listeners, tls, _announcement(options, log), watch, states=states))
     del server
 
 
@@ -158,12 +171,20 @@ def _gate(
     watch: Watch,
     counted: Callable[[int], object] = lambda count: None,
     routed_count: Callable[[], int | None] = lambda: None,
+    states: PromptStates | None = None,
 ) -> Gate:
     access = Access(options.origins, options.hosts, options.has_key)
     count = options.slot_count
     most, read = (count, lambda: None) if count > 0 else (_USUAL_SLOTS, watch.cache)
-    turn = Turns(most, read, log.note).turn
-    return Gate(connect, access, _limits(options), watch, counted, turn, routed_count)
+    turns = Turns(most, read, log.note)
+
+    @contextlib.asynccontextmanager
+    async def turn(path: bytes, body: bytes) -> AsyncIterator[None]:
+        async with turns.turn(), states.text(path, body) if states else contextlib.nullcontext():
+            yield
+
+    others: Any = {"hides_slots": states is not None}
+    return Gate(connect, access, _limits(options), watch, counted, turn, routed_count, **others)
 
 
 def _gate_options(params: Any) -> GateOptions:
@@ -226,6 +247,7 @@ async def _answer(
     announce: Callable[[Sequence[str]], None],
     watch: Watch,
     server: InstalledServer | None = None,
+    states: PromptStates | None = None,
 ) -> None:
     """Answer until a signal, the end of the input, or the end of `server`."""
     ended = asyncio.Event()
@@ -236,6 +258,7 @@ async def _answer(
 
         def read_input() -> None:
             if not os.read(sys.stdin.fileno(), 1 << 12):
+                loop.remove_reader(sys.stdin.fileno())
                 ended.set()
 
         loop.add_reader(sys.stdin.fileno(), read_input)
@@ -257,6 +280,14 @@ async def _answer(
         if listener.family == socket.AF_UNIX:
             with contextlib.suppress(OSError):
                 os.unlink(listener.getsockname())
+    if states is not None:
+        saving = asyncio.create_task(states.save())
+        await asyncio.wait([saving], timeout=_SECONDS_OF_END)
+        ended.clear()  # another signal ends it at once
+        waiting, first = asyncio.create_task(ended.wait()), asyncio.FIRST_COMPLETED
+        await asyncio.wait([saving, waiting], timeout=_SECONDS_TO_SAVE, return_when=first)
+        saving.cancel()
+        await asyncio.gather(saving, return_exceptions=True)
     _end(server)
 
 

@@ -136,7 +136,9 @@ async def gate(tls: ssl.SSLContext | None = None) -> AsyncIterator[Behind]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         turns, watch = Turns(1, lambda: None, lambda text: None), Watch(log.append)
-        Gate(connect, ACCESS, LIMITS, watch, counts.append, turns.turn).listen(listener, tls)
+        Gate(connect, ACCESS, LIMITS, watch, counts.append, lambda path, body: turns.turn()).listen(
+            listener, tls
+        )
         async with inner:
             yield Behind(listener.getsockname()[1], came, left, log, counts, watch)
 
