@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from moepack.bench.diagnosis.doctor import doctor as doctor
     from moepack.bench.machine import measure_machine as measure_machine
     from moepack.bench.run import bench_pack as bench_pack
+    from moepack.bench.tuning import tune as tune
     from moepack.common.errors import MachineError as MachineError
     from moepack.common.errors import MirrorWarning as MirrorWarning
     from moepack.common.errors import MoepackError as MoepackError
@@ -89,6 +90,7 @@ _NAMES = {
     "bench.diagnosis.doctor": "doctor",
     "bench.machine": "measure_machine",
     "bench.run": "bench_pack",
+    "bench.tuning": "tune",
     "common.errors": (
         "MachineError MirrorWarning MoepackError PackError RequestError SourceError TraceError"
     ),

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 import moepack
-from moepack.cli.bench import bench
+from moepack.cli.bench import bench, tune
 from moepack.cli.bench import report as report_command
 from moepack.cli.copies import export, index, mirror, mount, pull
 from moepack.cli.experts import extract, include_dir, inspect, list_experts, locate, rank
@@ -56,7 +56,7 @@ def trace() -> None:
 for _group, _commands in (
     (cli, (inspect, pack, verify, locate, extract, include_dir, index, restore)),
     (cli, (list_experts, rank, mirror, pull, mount, run_command, serve, launch, ps, bench)),
-    (cli, (hotness, export, simulate, forecast, place, machine, doctor, report_command)),
+    (cli, (hotness, export, simulate, forecast, place, machine, doctor, tune, report_command)),
     (trace, (trace_import, trace_stats, trace_concentration, trace_record)),
 ):
     for _command in _commands:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from moepack.common.sizes import count_text, size_text
-from moepack.report.page import Block, Column, Page, Table
+from moepack.report.page import Block, Column, Page, Table, Verbatim
 from moepack.report.values import (
     UNKNOWN,
     length_text,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from moepack.bench.machine import MeasuredMachine
     from moepack.bench.measuring import Spread
     from moepack.bench.run import BenchReport, MeasuredReads
+    from moepack.bench.tuning import TuningFacts
     from moepack.planning.machine.described import Presets
     from moepack.planning.machine.model import Figure
     from moepack.running.serving.run_facts import RunFacts, RunPhase
@@ -46,6 +47,31 @@ def machine(measured: MeasuredMachine) -> Page:
     how = f"random reads with {measured.backend}, MiB/s by size and reads in flight"
     points = [(read.length, read.depth, read.bandwidth.value) for read in drive.reads]
     return Page(*lines, f"drive   {drive.path or UNKNOWN}, {how}", surface(points, indent=8))
+
+
+def tuning(facts: TuningFacts) -> Page:
+    """Write the seconds of each value, what is kept, and the command line."""
+    rows = []
+    for one in facts.tried:
+        for trial in one.trials:
+            seconds = UNKNOWN if trial.seconds is None else f"{trial.seconds.median:.3g} s"
+            note = trial.refusal or ("" if trial.same_text else "another text")
+            kept = "kept" if trial.value == one.kept else ""
+            rows.append([one.option, trial.value, seconds, kept, note])
+    texts = count_text(facts.text_count, "text") + (" at once" if facts.text_count > 1 else "")
+    result = "nothing that was tried is faster than the defaults:"
+    if facts.gain is not None:
+        result = f"{facts.gain:.2f} times as fast as the defaults, with the same text:"
+    columns = [Column("", "l"), Column("", "l"), Column("time"), Column("", "l"), Column("", "l")]
+    return Page(
+        f"{facts.model}: {texts}, a prompt of {count_text(facts.prompt_count, 'token')} and "
+        f"{count_text(facts.token_count, 'token')} more; two rounds in turns",
+        "",
+        Table(columns, rows),
+        "",
+        result,
+        Verbatim(f"  {facts.command}"),
+    )
 
 
 def presets(facts: Presets) -> Page:

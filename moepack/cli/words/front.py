@@ -32,6 +32,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "machine": "Measure memory and drive, for place and forecast.",
         "place": "Plan which weights go into VRAM, memory and the drive.",
         "forecast": "Forecast how fast a model will be on a machine.",
+        "tune": "Find the fastest options of serve for a model here.",
         "bench": "Measure the drive, and the gain from a pack on it.",
         "report": "Make a page about a model: pictures and tables.",
     },
