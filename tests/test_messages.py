@@ -50,6 +50,7 @@ OTHER_WORDS = {
     "running/serving/model_server.py": "what is typed for llama-server",
     "report/html/drawing.py": "variables of CSS",
     "report/page.py": "what a terminal is told",
+    "bench/tuning.py": "a command line",
     "source/folder.py": "command lines that download models",
     "source/shards.py": "a command line",
 }

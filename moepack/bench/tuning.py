@@ -33,7 +33,11 @@ from moepack.traces.caching.cache import DEFAULT_POLICY, POLICIES
 LEAST_GAIN = 0.03
 _ROUNDS = 2
 _DEFAULT = "default"
-_MICRO_BATCHES = (256, 512, 1024, 2048, 4096)
+_MICRO_BATCHES = (256, 1024, 2048, 4096)
+_BATCH = 2048
+"""llama-server's default."""
+_AS_THE_COMMAND = ("-b", str(_BATCH), "-ub", "512")
+"""Defaults of the command `serve`, whose call in Python has longer micro-batches."""
 _SPARE_TOKENS = 64
 _OF_SERVER = ("-ub", "-np")
 """Options that `moepack serve` passes on."""
@@ -68,7 +72,7 @@ class OptionTrials:
 
 @dataclass(frozen=True, slots=True)
 class TuningFacts:
-    """What was tried for a model, and the command line to use.
+    """The options that were tried for a model, and the command line to use.
 
     Each run is `text_count` texts at once, of a prompt and `token_count` tokens. `options` together
     are `gain` times as fast as the defaults; empty, and None, if none are faster.
@@ -90,8 +94,6 @@ class _Run(NamedTuple):
 
 
 _Measure = Callable[[Settings], _Run]
-_Outcome = _Run | str
-"""A run, or why there is none."""
 
 
 def tune(
@@ -116,7 +118,7 @@ def tune(
         files = pack.file_paths
         text = beginning_of(reference_text(), prompt_tokens, pack)
     context = texts * (prompt_tokens + tokens + _SPARE_TOKENS)
-    base = ["-c", str(context), "--cache-ram", "0"]
+    base = ["-c", str(context), *_AS_THE_COMMAND]
     length = None if memory is None else parse_size(memory, "memory")
     options = [pair for pair in _values(prompt_tokens, texts) if pair[1]]
     count = _ROUNDS * (sum(1 + len(values) for _, values in options) + 2)
@@ -139,8 +141,8 @@ def tune(
     if gain is None:
         best = {}
     path = os.fspath(path_list(model)[0])
-    command = _command(path, memory, best)
-    return TuningFacts(path, prompt_tokens, tokens, texts, tuple(tried), best, gain, command)
+    counts, command = (prompt_tokens, tokens, texts), _command(path, memory, best)
+    return TuningFacts(path, *counts, tuple(tried), best, gain, command)
 
 
 def _values(prompt_tokens: int, texts: int) -> Iterator[tuple[str, list[str]]]:
@@ -152,7 +154,7 @@ def _values(prompt_tokens: int, texts: int) -> Iterator[tuple[str, list[str]]]:
     yield "policy", [one for one in POLICIES if one != DEFAULT_POLICY]
     yield "backend", ["uring", "direct", "buffered"]
     if texts > 1:
-        yield "-np", ["1", str(texts)]
+        yield "-np", [str(texts)]
 
 
 def _try(
@@ -161,7 +163,7 @@ def _try(
     """Measure the values of an option in turns with the best settings; return the better ones."""
     settings = {_DEFAULT: best, **{value: {**best, option: value} for value in values}}
 
-    def attempt(value: str) -> _Outcome:
+    def attempt(value: str) -> _Run | str:
         if value == _DEFAULT:
             return measure(best)
         try:
@@ -234,9 +236,10 @@ def _answers(client: ServerClient, *, text: str, tokens: int, count: int) -> tup
 
 
 def _server_words(settings: Settings) -> list[str]:
-    """Return options of llama-server: a batch is at least as long as a micro-batch."""
+    """Return options of llama-server: no micro-batch is longer than a batch."""
     words = [word for pair in settings.items() if pair[0].startswith("-") for word in pair]
-    return [*words, "-b", settings["-ub"]] if "-ub" in settings else words
+    longest = max(int(settings.get("-ub", 0)), _BATCH)
+    return [*words, "-b", str(longest)] if longest > _BATCH else words
 
 
 def _command(path: str, memory: Size | None, settings: Settings) -> str:

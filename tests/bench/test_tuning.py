@@ -112,10 +112,10 @@ def test_the_command_prints_what_is_faster_or_that_nothing_is(cli: Run) -> None:
 
 
 def test_options_stand_where_serve_takes_them() -> None:
-    settings = {"-t": "2", "-ub": "1024", "policy": "lru", "-np": "1"}
+    settings = {"-t": "2", "-ub": "4096", "policy": "lru", "-np": "1"}
     command = tuning._command("m.gguf", "8GiB", settings)
     assert command == (
-        "moepack serve m.gguf --memory 8GiB -t 2 --policy lru -- -ub 1024 -np 1 -b 1024"
+        "moepack serve m.gguf --memory 8GiB -t 2 --policy lru -- -ub 4096 -np 1 -b 4096"
     )
     facts = TuningFacts(str(Path("m.gguf")), 10, 5, 1, (), {}, None, "moepack serve m.gguf")
     assert "nothing that was tried is faster" in str(measure_text.tuning(facts))
