@@ -19,7 +19,7 @@ endif()
 
 if("cache" IN_LIST moepack_FIND_COMPONENTS AND NOT TARGET moepack::cache)
   get_filename_component(_moepack_native "${CMAKE_CURRENT_LIST_DIR}/../../native" ABSOLUTE)
-  set(_moepack_sources cache drive guesses library order pool prompts residents slots)
+  set(_moepack_sources cache drive guesses library order pool prompts reads residents slots)
   list(TRANSFORM _moepack_sources PREPEND "${_moepack_native}/")
   list(TRANSFORM _moepack_sources APPEND ".c")
   # Shared, so that the names inside it are its own.
