@@ -1,5 +1,5 @@
 #!/bin/sh
-# The session on the first screen of the README, run for real. BIN is where moepack is installed.
+# The session of docs/pack-and-ship.md, run for real. BIN is where moepack is installed.
 set -eu
 PATH="$(cd "$BIN" && pwd):$PATH"
 model=fixtures/qwen3moe-Q4_K_M-ntfs-t6-00001-of-00006.gguf

@@ -24,7 +24,7 @@ QUICK = {
 }
 """Options that make a command of a page as short as a test has to be."""
 ELSEWHERE = re.compile(
-    r"\w://| -- |^moepack (serve|mount)|^moepack bench .*--run|^moepack run \S+$"
+    r"\w://| -- |^moepack (serve|mount|launch)|^moepack bench .*--run|^moepack run \S+$"
 )
 """What needs a network, another program or a reader, or takes long: it is only parsed."""
 
