@@ -39,6 +39,8 @@ OTHER_WORDS = {
     "planning/forecasting/measured_runs.py": "a command line",
     "running/serving/access.py": "what is typed for llama-server, whose options it parses itself",
     "running/serving/gate.py": "what is typed for llama-server",
+    "running/serving/prompt_cache.py": "what is typed for llama-server",
+    "running/serving/installed_server.py": "what is typed for llama-server",
     "running/serving/server_memory.py": "llama.cpp's command line",
     "running/serving/clients.py": "the command lines of clients",
     "running/serving/server_options.py": "llama.cpp's command line",
