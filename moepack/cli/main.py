@@ -19,6 +19,7 @@ from moepack.cli.bench import report as report_command
 from moepack.cli.copies import export, index, mirror, mount, pull
 from moepack.cli.experts import extract, include_dir, inspect, list_experts, locate, rank
 from moepack.cli.launch import launch
+from moepack.cli.models import models
 from moepack.cli.pack import pack, restore, verify
 from moepack.cli.plan import doctor, forecast, machine, place
 from moepack.cli.run import run as run_command
@@ -57,6 +58,7 @@ for _group, _commands in (
     (cli, (inspect, pack, verify, locate, extract, include_dir, index, restore)),
     (cli, (list_experts, rank, mirror, pull, mount, run_command, serve, launch, ps, bench)),
     (cli, (hotness, export, simulate, forecast, place, machine, doctor, tune, report_command)),
+    (cli, (models,)),
     (trace, (trace_import, trace_stats, trace_concentration, trace_record)),
 ):
     for _command in _commands:

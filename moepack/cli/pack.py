@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,11 @@ from moepack.cli.shared.parameters import ModelName, PathName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import (
     announce,
+    confirm,
     is_json,
     is_quiet,
     is_verbose,
     next_line,
-    say,
     show,
     sum_up,
 )
@@ -98,7 +97,7 @@ def pack(
         if not (is_confirmed or dry_run or resume):
             summary = call(dry_run=True)
             if summary.in_place is not None and not summary.in_place.refusals:
-                _confirm(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
+                confirm(pack_text.what_is_given_up(printable(summary)), "--yes-delete-source")
     else:
         call = partial(_pack, source, target, mtp=not no_mtp, **options)
     with progress("packing") as advance:
@@ -180,7 +179,7 @@ def restore(
     if in_place and not is_confirmed:
         _check_restorable(pack_path, target)
         deletion = "will be turned back into its shards, and be gone"
-        _confirm(f"{one_line(pack_path)} {deletion}", "--yes-delete-pack")
+        confirm(f"{one_line(pack_path)} {deletion}", "--yes-delete-pack")
     with progress("restoring") as advance:
         options |= {"in_place": in_place, "progress": advance}
         summary = moepack.restore(pack_path, target, **options)
@@ -281,14 +280,3 @@ def _check_confirmation(option: str, is_confirmed: bool, in_place: bool) -> None
     if is_confirmed and not in_place:
         hint = "without --in-place nothing is deleted: leave it out"
         raise RequestError("confirms a deletion that does not happen", place=option, hint=hint)
-
-
-def _confirm(deletion: str, option: str) -> None:
-    """Ask on the terminal for the word that deletes; raise RequestError for anything else."""
-    if not sys.stdin.isatty():
-        hint = f"this needs a terminal to confirm it on, or {option}"
-        raise RequestError(f"not confirmed: {deletion}", hint=hint)
-    say(deletion, err=True)
-    word = click.prompt("Type delete to continue", default="", show_default=False, err=True)
-    if word != "delete":
-        raise RequestError("not confirmed: nothing was touched")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,11 +80,11 @@ def fetch_model(
     names = path_list(model)
     if len(names) != 1 or not is_remote(names[0]):
         return model
-    cache = user_folder("XDG_CACHE_HOME", ".cache")
-    if cache is None:
+    models = _models_folder()
+    if models is None:
         hint = "name one in XDG_CACHE_HOME, or use `moepack pack`, `moepack pull`"
         raise MachineError("there is no folder for models", hint=hint)
-    place = _Place.of(os.fspath(names[0]), cache / "models")
+    place = _Place.of(os.fspath(names[0]), models)
     is_pinned = hub.is_commit(place.revision)
     here = place.find(place.revision[:_VERSION_LENGTH]) if is_pinned else None
     if here is None:
@@ -92,44 +93,111 @@ def fetch_model(
             return source
         here = source.target
         if not (here / manifest.NAME).exists():
-            _fetch(source, cache / "models", planned, progress)
+            _fetch(source, models, planned, progress)
             if not is_pinned:
                 _remove_older(place.folder, here, notice)
     if is_pinned and isinstance(here, Path):
         with contextlib.suppress(OSError):
-            here.with_suffix(_KEPT_SUFFIX).touch()
+            mark_of(here).touch()
     return here
+
+
+def _models_folder() -> Path | None:
+    cache = user_folder("XDG_CACHE_HOME", ".cache")
+    return None if cache is None else cache / "models"
 
 
 def _remove_older(folder: Path, target: Path, notice: Callable[[str], None] | None) -> None:
     key = target.relative_to(folder).as_posix().partition("/")[2]
     for older in folder.glob(f"*/{glob.escape(key)}"):
-        if older == target or older.with_suffix(_KEPT_SUFFIX).exists() or _is_open(older):
+        if older == target or mark_of(older).exists() or is_open(older):
             continue
-        length = _length_on_disk(older)
-        with contextlib.suppress(OSError):
-            (older / manifest.NAME).unlink()  # first, so that a rest is no pack
-        shutil.rmtree(older, ignore_errors=True)
+        length = length_on_disk(older)
+        remove_fetched(older)
         if notice is not None:
             notice(f"an older version was removed, {size_text(length)}: {older}")
 
 
-def _is_open(folder: Path) -> bool:
+def is_open(folder: Path) -> bool:
+    """Return whether a program of this user has a folder, or a file in it, open."""
     prefix = os.path.realpath(folder) + os.sep
     for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # it was closed meanwhile, or is another user's
-            if os.readlink(descriptor).startswith(prefix):
+            if f"{os.readlink(descriptor)}{os.sep}".startswith(prefix):
                 return True
     return False
 
 
-def _length_on_disk(folder: Path) -> int:
-    """Return the bytes that the files below a folder take of its drive."""
+def length_on_disk(path: Path) -> int:
+    """Return the bytes that a file, or the files below a folder, take of their drive."""
     length = 0
-    for path in folder.rglob("*"):
+    for file in path.rglob("*") if path.is_dir() else (path,):
         with contextlib.suppress(OSError):  # it was removed meanwhile
-            length += path.lstat().st_blocks * 512
+            length += file.lstat().st_blocks * 512
     return length
+
+
+class FetchedModel(NamedTuple):
+    """A model in the user's cache, whole or not: `key` within `store`, such as `hf/OWNER/NAME`.
+
+    `version` is the beginning of a commit, or of a digest.
+    """
+
+    store: str
+    version: str
+    key: str
+    path: Path
+
+    @property
+    def address(self) -> str:
+        """The address that it is fetched from."""
+        return f"{self.store.replace('/', '://', 1)}/{self.key}"
+
+    def is_named(self, address: str) -> bool:
+        """Return whether an address names this model. Raises SourceError."""
+        place = _Place.of(address, Path())
+        is_pinned = hub.is_commit(place.revision)
+        if place.folder.as_posix() != self.store:
+            return False
+        if is_pinned and not place.revision.startswith(self.version):
+            return False
+        return _is_named(place.inner, self.key, is_on_hub=bool(place.repository))
+
+
+_FETCHED = re.compile(
+    r"(?P<store>hf/[^/]+/[^/]+|[^/]+/[^/]+)/(?P<version>[0-9a-f]{12})/(?P<key>.+)\.moepack",
+    re.DOTALL,
+)
+
+
+def fetched_models() -> Iterator[FetchedModel]:
+    """Yield the models in the user's cache, by path."""
+    models = _models_folder()
+    for folder, names, _ in os.walk(models or ""):
+        packs = sorted(name for name in names if name.endswith(_SUFFIX))
+        names[:] = sorted(set(names) - set(packs))
+        for path in (Path(folder, name) for name in packs):
+            match = _FETCHED.fullmatch(path.relative_to(models or "").as_posix())
+            if match and not path.is_symlink():
+                yield FetchedModel(match["store"], match["version"], match["key"], path)
+
+
+def mark_of(folder: Path) -> Path:
+    """Return the path of the mark beside a pack that was named by its commit."""
+    return folder.with_suffix(_KEPT_SUFFIX)
+
+
+def remove_fetched(folder: Path) -> None:
+    """Remove a fetched model, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        (folder / manifest.NAME).unlink()  # first, so that a rest is no pack
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        mark_of(folder).unlink(missing_ok=True)
+        for parent in folder.parents:
+            if parent == _models_folder():
+                break
+            parent.rmdir()  # an error ends it: another model is there
 
 
 class _Place(NamedTuple):
@@ -261,7 +329,7 @@ def _fetch(
 
     def announce(length: int) -> None:
         if planned is not None:
-            planned(FetchPlan(address, str(target), length, str(cache), _length_on_disk(cache)))
+            planned(FetchPlan(address, str(target), length, str(cache), length_on_disk(cache)))
 
     target.parent.mkdir(parents=True, exist_ok=True)
     with _advising_the_same_command():

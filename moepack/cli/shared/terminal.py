@@ -17,6 +17,7 @@ import click
 from moepack.cli.shared.argument_names import as_typed
 from moepack.cli.shared.parameters import output_is_taken
 from moepack.common import escaping
+from moepack.common.errors import RequestError
 
 if TYPE_CHECKING:
     from moepack.report.page import Page
@@ -182,3 +183,14 @@ def complain(word: str, text: str) -> None:
         label = click.style(f"{word}:", fg="red" if word == "error" else "cyan", bold=True)
         line = label + line.removeprefix(f"{word}:")
     click.echo(line, err=True)
+
+
+def confirm(deletion: str, option: str) -> None:
+    """Ask on the terminal for the word that deletes; raise RequestError for anything else."""
+    if not sys.stdin.isatty():
+        hint = f"this needs a terminal to confirm it on, or {option}"
+        raise RequestError(f"not confirmed: {deletion}", hint=hint)
+    say(deletion, err=True)
+    word = click.prompt("Type delete to continue", default="", show_default=False, err=True)
+    if word != "delete":
+        raise RequestError("not confirmed: nothing was touched")

@@ -25,6 +25,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "serve": "Serve a model to clients of OpenAI's and Anthropic's APIs.",
         "launch": "Start an agent, such as claude or codex, with a server for it.",
         "ps": "List the servers that run, with their figures.",
+        "models list": "List fetched models, and files that are kept of any.",
+        "models rm": "Remove them; your own files stay.",
     },
     "Measure and plan": {
         "inspect": "Describe a model or a pack: layers, experts, lengths.",

@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 from moepack.common import extras
@@ -41,8 +42,13 @@ def model_id(pack: Pack) -> str:
 
     Shards have no digests of their tensors: their lengths and times stand for these.
     """
-    facts = hashlib.sha256(pack.manifest_bytes)
-    for path in pack.file_paths if pack.source is not None else ():
+    return weights_id(pack.manifest_bytes, pack.file_paths if pack.source is not None else ())
+
+
+def weights_id(manifest_bytes: bytes, shards: Iterable[Path] = ()) -> str:
+    """Return the id of a model by its manifest, and by its shards if it is no pack."""
+    facts = hashlib.sha256(manifest_bytes)
+    for path in shards:
         status = path.stat()
         facts.update(b"%d %d " % (status.st_size, status.st_mtime_ns))
     return facts.hexdigest()[:32]

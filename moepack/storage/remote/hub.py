@@ -120,6 +120,15 @@ def is_commit(revision: str) -> bool:
     return bool(_COMMIT.fullmatch(revision))
 
 
+def cached_ggufs() -> Iterator[tuple[str, Path, list[Path]]]:
+    """Yield each repository in the hub's own cache: its name, its folder and its GGUFs."""
+    folder = cache_folder("*/*")
+    for repository in sorted(folder.parent.glob(folder.name)) if folder is not None else ():
+        ggufs = {path.resolve() for path in repository.glob("snapshots/*/**/*.gguf")}
+        if files := sorted(path for path in ggufs if path.is_file()):
+            yield "/".join(repository.name.split("--")[1:]), repository, files
+
+
 def cache_folder(name: str) -> Path | None:
     """Return the folder of a repository in the hub's own cache; None without the hub's client."""
     try:

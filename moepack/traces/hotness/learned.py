@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import time
@@ -23,7 +24,9 @@ from typing import Any, NamedTuple
 from moepack.common import digest
 from moepack.common.errors import MachineError, TraceError, read_failure, write_failure
 from moepack.common.shape import ExpertKey, ModelShape
+from moepack.pack.format.manifest import Manifest
 from moepack.pack.reading.pack import Pack
+from moepack.source.folder import SHARD_NAME
 from moepack.storage.atomic import write_whole
 from moepack.storage.folders import try_lock, user_folder
 from moepack.storage.regular_file import read_back
@@ -153,20 +156,20 @@ class Learned:
         return Origin(_FORMAT, _FORMAT, expert_counts=self.expert_counts).to_json()
 
 
-def encode(learned: Learned) -> bytes:
-    """Return the bytes of a file."""
+def encode(learned: Learned, model: str | None = None) -> bytes:
+    """Return the bytes of a file; `model` is the name of the model."""
     body = b""
     for day, token_count, lookup_count, hit_count, counts in learned.windows:
         facts = {"day": day, "lookup_count": lookup_count, "hit_count": hit_count}
-        origin = {**learned._origin(), **facts}
+        origin = {**learned._origin(), **facts, "model": model}
         body += file.encode(Hotness("", counts, token_count, 0, origins=(origin,)))
     return _heading(body) + body
 
 
 def decode(data: bytes, shape: ModelShape, path: str) -> Learned:
     """Decode a file that `encode` wrote for a model. Raises TraceError for any other."""
-    body = data[data.find(b"\n") + 1 :]
-    if data != _heading(body) + body:
+    body = _body(data)
+    if body is None:
         raise TraceError("learned counts that are damaged", path=path)
     learned = Learned(shape.expert_counts)
     for part in re.split(rb"^(?=# tokens=)", body, flags=re.MULTILINE)[1:]:
@@ -180,6 +183,12 @@ def decode(data: bytes, shape: ModelShape, path: str) -> Learned:
     return learned
 
 
+def _body(data: bytes) -> bytes | None:
+    """Return what follows the heading; None if the file is damaged."""
+    body = data[data.find(b"\n") + 1 :]
+    return body if data == _heading(body) + body else None
+
+
 def _heading(body: bytes) -> bytes:
     return f"# moepack's learned counts 1, {digest.to_text(digest.xxh3(body))}\n".encode()
 
@@ -187,6 +196,8 @@ def _heading(body: bytes) -> bytes:
 MOST_MODELS = 64
 """Of more, the files that were written longest ago are removed."""
 _SUFFIX = ".csv"
+_FILE_NAME = re.compile(rf"[0-9a-f]{{32}}{re.escape(_SUFFIX)}(?:\.partial)?")
+_MODEL = re.compile(rb"^# origin=(.*)$", re.MULTILINE)
 _PAUSE = 0.05
 """Seconds between attempts to lock."""
 
@@ -198,11 +209,11 @@ class LearnedStore:
     """
 
     def __init__(self, pack: Pack) -> None:
-        headers = "".join(shard.header_sha256 for shard in pack.manifest.source.shards)
         self._shape = pack.shape.without_mtp()
-        self._folder = _state_folder()
-        name = hashlib.sha256(headers.encode()).hexdigest()[:32]
-        self.path = self._folder / f"{name}{_SUFFIX}"
+        name = pack.manifest.source.shards[0].name
+        match = SHARD_NAME.match(name)
+        self._model = match["prefix"] if match else name.removesuffix(".gguf")
+        self.path = learned_path(pack.manifest)
 
     def new(self) -> Learned:
         """Return empty counts."""
@@ -228,7 +239,7 @@ class LearnedStore:
         damaged file is begun anew. Raises MachineError for system errors.
         """
         try:
-            with self._locked(seconds) as is_locked:
+            with _locked(self.path.parent, seconds) as is_locked:
                 if not is_locked:
                     return False
                 try:
@@ -239,7 +250,7 @@ class LearnedStore:
                 learned.end()
                 if learned.token_count < LEAST_TOKENS:
                     return False
-                write_whole(self.path, encode(learned), mode=0o600)
+                write_whole(self.path, encode(learned, self._model), mode=0o600)
                 self._remove_oldest()
         except OSError as error:
             raise write_failure(error, self.path, "`learn=False` goes without it") from None
@@ -247,35 +258,75 @@ class LearnedStore:
 
     def forget(self) -> bool:
         """Remove the counts; return whether there were any. Raises MachineError."""
-        try:
-            with self._locked(2.0):
-                is_there = self.path.exists()
-                for path in (self.path, Path(f"{self.path}.partial")):
-                    path.unlink(missing_ok=True)
-                return is_there
-        except OSError as error:
-            raise write_failure(error, self.path, "remove the file") from None
-
-    @contextlib.contextmanager
-    def _locked(self, seconds: float) -> Iterator[bool]:
-        """Lock the folder; yield whether that was possible within so many seconds."""
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        deadline = time.monotonic() + seconds
-        try:
-            while not (is_locked := try_lock(descriptor, self._folder)):
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(_PAUSE)
-            yield is_locked
-        finally:
-            os.close(descriptor)
+        return remove_learned(self.path)
 
     def _remove_oldest(self) -> None:
         """Keep the files of MOST_MODELS models, this one's among them."""
-        times = {path: path.stat().st_mtime_ns for path in self._folder.glob(f"*{_SUFFIX}")}
+        times = {path: path.stat().st_mtime_ns for path in self.path.parent.glob(f"*{_SUFFIX}")}
         oldest = sorted(times.keys() - {self.path}, key=times.__getitem__)
         for path in oldest[: max(0, len(times) - MOST_MODELS)]:
             path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, seconds: float) -> Iterator[bool]:
+    """Lock a folder; yield whether that was possible within so many seconds."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    deadline = time.monotonic() + seconds
+    try:
+        while not (is_locked := try_lock(descriptor, folder)):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_PAUSE)
+        yield is_locked
+    finally:
+        os.close(descriptor)
+
+
+def learned_path(manifest: Manifest) -> Path:
+    """Return the path of a model's counts, there or not.
+
+    Raises MachineError if the user has no state folder.
+    """
+    headers = "".join(shard.header_sha256 for shard in manifest.source.shards)
+    name = hashlib.sha256(headers.encode()).hexdigest()[:32]
+    return _state_folder() / f"{name}{_SUFFIX}"
+
+
+class LearnedFile(NamedTuple):
+    """The counts of a model by their file: the `model` is None in older files, and damaged ones."""
+
+    path: Path
+    model: str | None
+    is_whole: bool
+
+
+def learned_files() -> list[LearnedFile]:
+    """Return the counts of all models, unfinished files too. Raises MachineError."""
+    paths = (path for path in sorted(_state_folder().iterdir()) if _FILE_NAME.fullmatch(path.name))
+    return [_look_at(path) for path in paths]
+
+
+def _look_at(path: Path) -> LearnedFile:
+    try:
+        body = _body(read_back(path, MAX_LENGTH, os.O_RDONLY | os.O_NOFOLLOW))
+    except OSError:
+        body = None
+    origin = None if body is None else _MODEL.search(body)
+    model = json.loads(origin[1]).get("model") if origin else None
+    return LearnedFile(path, model, body is not None and path.suffix == _SUFFIX)
+
+
+def remove_learned(path: Path) -> bool:
+    """Remove the counts at a path; return whether there were any. Raises MachineError."""
+    try:
+        with _locked(path.parent, 2.0):
+            is_there = path.exists()
+            for one in (path, Path(f"{path}.partial")):
+                one.unlink(missing_ok=True)
+            return is_there
+    except OSError as error:
+        raise write_failure(error, path, "remove the file") from None
 
 
 def _state_folder() -> Path:
