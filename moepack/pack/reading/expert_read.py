@@ -45,6 +45,9 @@ _HINTS = SHORTAGE_HINTS | {
     errno.EINVAL: "the file system refuses such a direct read: use `backend=buffered`",
 }
 
+CHANGED_HINT = "it was cut, moved or replaced: run `moepack verify` on the pack"
+"""The hint where a file lacks bytes that the index has."""
+
 _new_request = partial(tuple.__new__, ReadRequest)
 
 
@@ -184,16 +187,16 @@ class ExpertRead(NamedTuple):
             return None
         path, place = file_read.path, self.place(file_read)
         if isinstance(error, FileNotFoundError):
-            return PackError("a data file is missing", path=path, place=place)
+            problem = "a data file is missing"
+            return PackError(problem, path=path, place=place, hint=CHANGED_HINT)
         if isinstance(error, NotRegularError):
             return PackError("not a regular file", path=path, place=place, found=error.kind)
         if error is not None:
             return machine_error(path, place, error)
         expected = f"{file_read.length:,} bytes"
-        hint = "it was cut or replaced: run `moepack verify` on the pack"
         problem = "the file ends too early"
         return PackError(
-            problem, path=path, place=place, expected=expected, found=length, hint=hint
+            problem, path=path, place=place, expected=expected, found=length, hint=CHANGED_HINT
         )
 
     def place(self, file_read: FileRead) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moepack.common.errors import PackError, RequestError, read_failure
+from moepack.pack.reading.expert_read import CHANGED_HINT
 from moepack.storage.regular_file import NotRegularError, map_file, open_regular
 
 if TYPE_CHECKING:
@@ -69,10 +70,9 @@ class Mappings:
         file_length = os.path.getsize(path) if mapped is None else len(mapped)
         if offset + length > file_length:
             problem, expected = "the file ends too early", f"{offset + length:,} bytes or more"
-            hint = "it was cut or replaced: run `moepack verify` on the pack"
             actual = f"{file_length:,}"
             raise PackError(
-                problem, path=path, place=place, expected=expected, found=actual, hint=hint
+                problem, path=path, place=place, expected=expected, found=actual, hint=CHANGED_HINT
             )
         if mapped is None:
             return np.frombuffer(_read(path, offset, length, place), np.uint8)
@@ -95,7 +95,8 @@ def _map(path: Path, place: str) -> mmap.mmap | None:
                 raise PackError("the file is empty", path=path, place=place)
             return map_file(file.fileno())
     except FileNotFoundError:
-        raise PackError("a data file is missing", path=path, place=place) from None
+        problem = "a data file is missing"
+        raise PackError(problem, path=path, place=place, hint=CHANGED_HINT) from None
     except NotRegularError as error:
         raise PackError("not a regular file", path=path, place=place, found=error.kind) from None
     except OSError as error:

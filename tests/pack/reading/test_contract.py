@@ -124,18 +124,6 @@ def test_an_expert_that_fails_has_an_error_with_its_place_and_the_rest_comes(
     assert backend.open_queues == 0
 
 
-def test_a_missing_file_is_an_error_of_its_experts(way: str, name: str, pack_copy: Path) -> None:
-    with moepack.open(pack_copy) as pack:
-        path = pack.locate(1, 4).path
-        path.unlink()
-        reading = Reading(pack, [(0, 1), (1, 4), (0, 2)], options={"backend": name})
-        WAYS[way](reading)
-        (error,) = reading.errors
-        assert str(error).startswith(f"{path}: layer 1 expert 4 blob at byte ")
-        assert str(error).endswith("a data file is missing")
-        assert sorted(reading.experts) == [0, 2]
-
-
 @pytest.mark.parametrize("way", READS_TO_NEW_MEMORY)
 def test_memory_that_cannot_be_had_is_the_error_of_one_expert(
     way: str, pack: Pack, monkeypatch: pytest.MonkeyPatch

@@ -32,23 +32,6 @@ def part(server: FileServer, tmp_path: Path) -> Path:
     return tmp_path / "part"
 
 
-@pytest.mark.parametrize("backend", ["auto", "direct", "buffered"])
-def test_every_expert_is_read_wherever_it_is(backend: str, part: Path, hot_pack: Path) -> None:
-    with moepack.Pack(part) as pack, moepack.Pack(hot_pack) as whole:
-        keys = keys_of(pack)
-        assert 8 < len(local_keys(pack)) < 28
-        with pack.reader(backend=backend) as reader, whole.reader() as other:
-            expected = {key: bytes(other.read(*key)) for key in keys}
-            assert {key: bytes(reader.read(*key)) for key in keys} == expected
-            for in_order in (True, False):
-                batch = reader.read_many(keys, in_order=in_order)
-                assert {(one.layer, one.expert): bytes(one.view) for one in batch} == expected
-            for layer, expert in keys[::5]:
-                assert reader.read(layer, expert, "up") == other.read(layer, expert, "up")
-            assert reader.read_dense("output_norm.weight") == other.read_dense("output_norm.weight")
-            assert reader.statistics.error_count == 0
-
-
 def test_what_is_here_costs_no_request_and_the_rest_one_each(
     server: FileServer, part: Path
 ) -> None:

@@ -10,7 +10,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 
 import moepack
-from moepack.common.errors import PackError, RequestError
+from moepack.common.errors import RequestError
 from moepack.pack.reading.pack import Pack
 from tests.support.gguf_builder import TensorSpec, moe, split, write_shards
 from tests.support.models import REAL_MODELS, first_shard, shards_of
@@ -122,16 +122,3 @@ def test_a_mapping_ends_with_the_pack_and_its_last_array(packs: dict[str, Path])
     assert name in maps.read_text()
     del array
     assert name not in maps.read_text()
-
-
-def test_a_file_that_was_cut_or_is_gone_is_an_error(pack_copy: Path) -> None:
-    with moepack.open(pack_copy) as pack:
-        where = pack.locate(1, 3, "down")
-        with where.path.open("r+b") as file:
-            file.truncate(where.offset + 100)
-        with pytest.raises(PackError, match="layer 1 expert 3 ffn_down_exps.weight: the file ends"):
-            pack.tensor(1, 3, "down")
-    with moepack.open(pack_copy) as pack:
-        where.path.unlink()
-        with pytest.raises(PackError, match="a data file is missing"):
-            pack.tensor(1, 3, "down")
