@@ -8,8 +8,8 @@ MOEPACK_SGLANG ?= build/sglang
 MOEPACK_LLAMA_SERVER ?= build/llama-server
 
 define CHECK
-$(BIN)/ruff check moepack tests benchmarks conformance docs examples hatch_build.py
-$(BIN)/ruff format --check moepack tests benchmarks conformance docs examples hatch_build.py
+$(BIN)/ruff check moepack tests benchmarks conformance docs releasing examples hatch_build.py
+$(BIN)/ruff format --check moepack tests benchmarks conformance docs releasing examples hatch_build.py
 $(BIN)/mypy
 @! command -v cppcheck >/dev/null || cppcheck --quiet --std=c17 --error-exitcode=1 --enable=warning,performance,portability \
     --suppress=ctuuninitvar --suppress=nullPointerRedundantCheck --suppress=toomanyconfigs native tests/native
@@ -18,7 +18,7 @@ endef
 # Tests start hundreds of interpreters: without bytecode each of them compiles moepack again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chat demo quick test engines bench conformance docs wheels fuzz format clean
+.PHONY: chat demo quick test engines bench conformance docs wheels release-check fuzz format clean
 
 chat: $(VENV)/running
 	@echo 'moepack is $(BIN)/moepack; after `. $(BIN)/activate` it is moepack'
@@ -66,16 +66,22 @@ docs: $(VENV)/developing
 # For others: the libraries of native/ in them are compiled for x86-64 and for ARM, by zig for both.
 wheels: $(VENV)/developing
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'ziglang>=0.15'
+	rm -rf dist
 	$(BIN)/python -m hatchling build -t sdist
 	for machine in x86_64 aarch64; do \
 	    MOEPACK_WHEEL_MACHINE=$$machine $(BIN)/python -m hatchling build -t wheel || exit; done
+
+# Other interpreters that the files are tried with: TRY='--python python3.12 --python python3.14'.
+release-check: wheels
+	$(BIN)/python -m releasing
+	$(BIN)/python releasing/trying.py dist/* $(TRY)
 
 fuzz: $(VENV)/developing
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
 format: $(VENV)/developing
-	$(BIN)/ruff check --fix moepack tests benchmarks conformance docs examples hatch_build.py
-	$(BIN)/ruff format moepack tests benchmarks conformance docs examples hatch_build.py
+	$(BIN)/ruff check --fix moepack tests benchmarks conformance docs releasing examples hatch_build.py
+	$(BIN)/ruff format moepack tests benchmarks conformance docs releasing examples hatch_build.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
