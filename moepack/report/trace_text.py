@@ -216,6 +216,7 @@ def _notes(facts: Simulation) -> list[str]:
     if not facts.is_long_enough:
         lines.append(
             f"the trace is too short to tell experts apart: {facts.lookups_per_expert:.1f} lookups "
-            f"an expert in half of it, at least {LEAST_SELECTIONS} are needed"
+            f"an expert in half of it, at least {LEAST_SELECTIONS} are needed, as "
+            f"{tokens_text(facts.needed_token_count)} have"
         )
     return lines + _left_out(facts.warnings)

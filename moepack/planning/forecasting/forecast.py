@@ -380,5 +380,8 @@ def _of_misses(model: ModelOnMachine, mode: ExecutionMode, misses: Misses) -> It
             "that one of this model does, with fewer a token or in fewer layers: "
             "it misses as little"
         )
-    if misses.is_short:
-        yield "the trace is too short to tell experts apart: other texts may miss 30 % more or less"
+    if misses.needed_token_count is not None:
+        yield (
+            "the trace is too short to tell experts apart: other texts may miss 30 % more or less; "
+            f"some {misses.needed_token_count:,} tokens would do"
+        )

@@ -20,8 +20,9 @@ Source = Literal["trace", "curve"]
 class Misses(NamedTuple):
     """The bytes that a token of each text misses; the hit rate if it is known.
 
-    They lie between `least` and `most`. `curve` is the one that they follow. `is_short` says that a
-    trace is too short to tell experts apart, `step_length` is the most that a token of it uses.
+    They lie between `least` and `most`. `curve` is the one that they follow. If a trace is too
+    short to tell experts apart, `needed_token_count` tokens are not; `step_length` is the most that
+    a token of it uses.
     """
 
     length: float
@@ -30,7 +31,7 @@ class Misses(NamedTuple):
     hit_rate: float | None
     source: Source
     curve: HitCurve | None = None
-    is_short: bool = False
+    needed_token_count: int | None = None
     step_length: int | None = None
 
     def times(self, factor: float) -> Misses:
@@ -121,7 +122,7 @@ def by_trace(
             most=length * (1 + spread),
             hit_rate=one.decode_hit_rate,
             source="trace",
-            is_short=not facts.is_long_enough,
+            needed_token_count=facts.needed_token_count,
             step_length=facts.step_length,
         )
     return by_budget

@@ -11,7 +11,7 @@ import numpy as np
 
 from moepack.traces.hotness.counter import covered_count, hottest_first
 from moepack.traces.model import Ints
-from moepack.traces.simulation.facts import LEAST_SELECTIONS
+from moepack.traces.simulation.facts import LEAST_SELECTIONS, needed_tokens
 
 GATE_PERCENT = 25
 """The verdict is on a quarter of the experts: a cache of usual size."""
@@ -31,12 +31,13 @@ class Evidence(NamedTuple):
     """The share of the measured half that the top quarter of the experts covers.
 
     `uniform_share` is that of a uniform router; `selections_per_expert` are those of the smaller
-    half.
+    half. `needed_token_count` is about how many tokens are enough, None if these are.
     """
 
     share: float
     uniform_share: float
     selections_per_expert: float
+    needed_token_count: int | None = None
 
 
 class LayerCounts(NamedTuple):
@@ -99,7 +100,9 @@ class Division(NamedTuple):
         learned = sum(int(layer.learned.sum()) for layer in self.layers)
         measured = sum(int(layer.measured.sum()) for layer in self.layers)
         expert_count = sum(len(layer.counts) for layer in self.layers)
-        return Evidence(share, uniform, min(learned, measured) / expert_count)
+        per_expert = min(learned, measured) / expert_count
+        token_count = self.learned_token_count + self.measured_token_count
+        return Evidence(share, uniform, per_expert, needed_tokens(token_count, per_expert))
 
 
 def top_counts(expert_counts: Iterable[int], percent: int) -> list[int]:
@@ -167,7 +170,8 @@ def explain(evidence: Evidence | None, latest_share: float | None) -> str:
     if word == "small":
         return (
             f"the sample is too small: {evidence.selections_per_expert:.1f} selections an "
-            f"expert in the smaller half, at least {LEAST_SELECTIONS} are needed ({shares})"
+            f"expert in the smaller half, at least {LEAST_SELECTIONS} are needed, as some "
+            f"{evidence.needed_token_count:,} tokens have ({shares})"
         )
     if latest_share is not None:
         shares += f"; an LRU cache that holds as many has {latest_share:.0%}"

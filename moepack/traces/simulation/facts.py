@@ -1,10 +1,23 @@
 """The results of a simulation."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
 LEAST_SELECTIONS = 10
 """Selections of an expert in half of a trace, by a uniform router; with fewer, chance ranks."""
+
+
+def needed_tokens(token_count: int, per_expert: float) -> int | None:
+    """Return how many tokens like these have LEAST_SELECTIONS an expert, rounded to two digits.
+
+    `per_expert` are those of these tokens. None if these are enough, or have none.
+    """
+    if not 0 < per_expert < LEAST_SELECTIONS:
+        return None
+    needed = math.ceil(token_count * LEAST_SELECTIONS / per_expert)
+    unit: int = 10 ** max(0, len(str(needed)) - 2)
+    return -(-needed // unit) * unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +58,8 @@ class Simulation:
     `enough_length` LRU hits all but 1 % of the lookups it hits with all experts in memory.
     `cold_share` is the share of decode lookups that are their expert's first. There are
     `lookups_per_expert` in half of the trace; `is_long_enough` says whether they tell experts
-    apart. The trace does not tell `unknown` facts; `warnings` counts the left-out parts of files,
-    by problem.
+    apart, and `needed_token_count` is about how many tokens do, None if these do. The trace does
+    not tell `unknown` facts; `warnings` counts the left-out parts of files, by problem.
     """
 
     token_count: int
@@ -59,6 +72,7 @@ class Simulation:
     cold_share: float | None
     lookups_per_expert: float
     is_long_enough: bool
+    needed_token_count: int | None
     results: tuple[CacheFacts, ...]
     curve: tuple[CurvePoint, ...]
     unknown: tuple[str, ...]

@@ -14,7 +14,7 @@ from moepack.traces.formats.reading import AnyTrace, TracedModel, TraceFiles, op
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.simulation.caches import BELADY, STATIC, Caches
 from moepack.traces.simulation.curves import LruCurves
-from moepack.traces.simulation.facts import LEAST_SELECTIONS, CurvePoint, Simulation
+from moepack.traces.simulation.facts import LEAST_SELECTIONS, CurvePoint, Simulation, needed_tokens
 from moepack.traces.simulation.lookups import Lookups, LookupStream
 from moepack.traces.spool import Spool, SpooledTrace
 
@@ -83,6 +83,9 @@ def simulate(
         cold_share=whole.decode.cold_count / whole.decode.count if whole.decode.count else None,
         lookups_per_expert=per_expert,
         is_long_enough=per_expert >= LEAST_SELECTIONS,
+        needed_token_count=needed_tokens(
+            stream.decode_token_count or stream.steps.token_count, per_expert
+        ),
         results=tuple(results),
         curve=_curve(curves, lengths, sum(used) or max(used), total),
         unknown=tuple(sorted(stream.unknown)),

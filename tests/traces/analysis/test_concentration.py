@@ -108,6 +108,11 @@ def test_a_small_sample_is_called_small_however_skewed_it_looks(weights: Weights
     facts = judged(routed(weights, 60, 10))
     assert facts.verdict == "small"
     assert "too small" in facts.reason
+    needed = re.search(r"as some ([\d,]+) tokens have", facts.reason)
+    assert needed is not None
+    requests = -(-int(needed[1].replace(",", "")) // 10)
+    assert judged(routed(weights, 10 * requests, 10)).verdict != "small"
+    assert judged(routed(weights, 9 * requests, 10)).verdict == "small"
 
 
 def test_entropy_and_gini_of_counts_that_can_be_worked_out() -> None:

@@ -63,6 +63,9 @@ def test_the_cliff_the_end_and_the_even_router(monkeypatch: pytest.MonkeyPatch) 
     assert facts.cold_share == 1 / 100
     assert facts.lookups_per_expert == 50
     assert facts.is_long_enough
+    assert facts.needed_token_count is None
+    short = run(calls[:30], monkeypatch, budgets=[TOTAL], policies=["lru"])
+    assert (short.is_long_enough, short.needed_token_count) == (False, 40)
     even = {point.budget_length: point.even_hit_rate or 0 for point in facts.curve}
     assert facts.curve[-1].budget_length == TOTAL
     assert facts.curve[-1].decode_hit_rate == 198 / 200
