@@ -169,6 +169,7 @@ def _run(pack: str, source: tuple[str, ...], settings: dict[str, Any]) -> None:
     "--tokens", least=2, most=MAX_CONTEXT, default=100, help="Number of tokens to generate."
 )
 @number_option("--texts", least=1, most=64, default=1, help="Number of texts at once.")
+@options.csv_option("tried")
 @options.progress_options
 def tune(source_or_pack: tuple[str, ...], **settings: Any) -> None:
     """Find the options of `moepack serve` that are fastest for a model on this machine.

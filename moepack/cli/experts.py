@@ -11,6 +11,7 @@ from moepack.cli.shared.options import flag_option
 from moepack.cli.shared.terminal import (
     columns,
     complain,
+    is_csv,
     is_json,
     next_line,
     pass_on,
@@ -44,9 +45,9 @@ def inspect(source_or_pack: tuple[str, ...]) -> None:
 @options.opened_argument
 @options.hottest_option("blobs")
 @options.layers_option
-@flag_option("--csv", "as_csv", help="Print CSV.")
+@options.csv_option()
 @options.json_option
-def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_csv: bool) -> None:
+def list_experts(pack_path: str, hottest: Size | None, layers: str | None) -> None:
     """List every blob and dense tensor: its kind, offset, length and hotness.
 
     Example: moepack list model.moepack --hottest 8GiB --csv
@@ -54,12 +55,10 @@ def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_cs
     from moepack.inspection.listing import BlobRow
     from moepack.report import model_text
 
-    if as_csv and is_json():
-        raise RequestError("CSV and JSON at once", hint="give --csv or --json, not both")
     rows = moepack.list_pack(pack_path, hottest=hottest, layers=layers)
     first_row = next(rows, None)
     rows = rows if first_row is None else chain([first_row], rows)
-    if as_csv:
+    if is_csv():
         lines = model_text.listing_csv(rows)
     elif is_json():
         lines = model_text.listing_json(rows)
@@ -71,7 +70,7 @@ def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_cs
     if not first and hottest is not None:
         limit = hottest if isinstance(hottest, str) else size_text(hottest)
         complain("note", f"no blob fits into {limit}")
-    is_table = not as_csv and columns() is not None
+    is_table = not is_csv() and columns() is not None
     if isinstance(first_row, BlobRow) and first_row.path is None and is_table:
         at = ("--layer", str(first_row.layer), "--expert", str(first_row.expert))
         suggest(next_line("locate", pack_path, *at))
@@ -80,6 +79,7 @@ def list_experts(pack_path: str, hottest: Size | None, layers: str | None, as_cs
 @click.command()
 @options.opened_argument
 @options.expert_options
+@options.csv_option("parts")
 @options.json_option
 def locate(pack_path: str, layer: int, expert: int, family: str | None) -> None:
     """Show the file and the offset of an expert's blob and of each of its parts.

@@ -24,6 +24,7 @@ def models() -> None:
 
 
 @models.command("list")
+@options.csv_option("items")
 @options.json_option
 def list_models() -> None:
     """List fetched models, and the counts, texts and other files that moepack keeps.

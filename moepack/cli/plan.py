@@ -196,6 +196,7 @@ def place(
 @number_option("--depth", least=0, default=0, help="Number of tokens already in the context.")
 @number_option("--texts", least=1, default=1, help="Number of texts that are decoded at once.")
 @options.plot_options("speeds")
+@options.csv_option("forecasts", "machines")
 @options.summary_options
 def forecast(
     source_or_pack: tuple[str, ...],

@@ -102,6 +102,7 @@ def trace_import(paths: tuple[str, ...], output: str, force: bool, **reading: An
 )
 @options.traced_model_options
 @options.traced_pack_option
+@options.csv_option("working_set")
 @options.json_option
 def trace_stats(paths: tuple[str, ...], window: int | None, **reading: Any) -> None:
     """Print the working set of traces: experts per window of tokens (U), and new ones (D).
@@ -119,6 +120,7 @@ def trace_stats(paths: tuple[str, ...], window: int | None, **reading: Any) -> N
 @options.plot_options("heat and coverage")
 @options.traced_model_options
 @options.traced_pack_option
+@options.csv_option("layers")
 @options.json_option
 def trace_concentration(
     paths: tuple[str, ...], plot_path: str | None, force: bool, **reading: Any
@@ -255,6 +257,7 @@ _MIB = 1 << 20
 @options.plot_options("hit rates by budget")
 @options.format_option
 @options.lenient_option
+@options.csv_option("results")
 @options.summary_options
 def simulate(
     paths: tuple[str, ...],

@@ -1,10 +1,11 @@
-"""Facts as JSON, and with their texts escaped: names in them come from files."""
+"""Facts as JSON and CSV, and with their texts escaped: names in them come from files."""
 
+import csv
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -18,6 +19,42 @@ Facts = TypeVar("Facts")
 def json_text(facts: object) -> str:
     """Return facts as the text of one JSON value; see `to_json`."""
     return escape_delete(json.dumps(to_json(facts), indent=2, allow_nan=False))
+
+
+def csv_lines(rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> Iterator[str]:
+    """Write rows as CSV with a heading; yields lines. Unknown cells are empty."""
+    line = csv.writer(_Lines(), lineterminator="\n").writerow
+    yield line(columns)
+    for row in rows:
+        yield line([row.get(column) for column in columns])
+
+
+class _Lines:
+    """A file that returns each line written to it."""
+
+    def write(self, line: str) -> str:
+        return line
+
+
+def rows_csv(facts: object, names: Iterable[str]) -> Iterator[str]:
+    """Write the rows in the first of these fields that facts have as CSV; yields lines.
+
+    The columns are the fields of rows in JSON, and `terms.0.name` those within others and in lists.
+    """
+    body = to_json(facts)
+    assert isinstance(body, dict)
+    rows = next(rows for name in names if isinstance(rows := body.get(name), list))
+    flat = [dict(_flattened("", row)) for row in rows]
+    return csv_lines(flat, list(dict.fromkeys(key for row in flat for key in row)))
+
+
+def _flattened(name: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from _flattened(f"{name}.{key}" if name else str(key), inner)
+    else:
+        yield name, str(value).lower() if isinstance(value, bool) else value
 
 
 def escape_delete(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import count_text, named_text, ranges_text, size_text
 from moepack.inspection.describe import BlobFacts, ExtractFacts, FamilyFacts, PackFacts, SourceFacts
 from moepack.report import pack_text
-from moepack.report.facts import escape_delete
+from moepack.report.facts import csv_lines, escape_delete
 from moepack.report.page import Column, FittedTable, Page, Table
 from moepack.report.values import UNKNOWN, number_text, parameters_text, tokens_text
 from moepack.source.folder import SHARD_NAME
@@ -251,20 +250,14 @@ COLUMNS = (
 
 def listing_csv(rows: Iterable[Row]) -> Iterator[str]:
     """Write rows as CSV with a heading; yields lines. A shape is `2048x768`."""
-    line = csv.writer(_Lines(), lineterminator="\n").writerow
-    yield line(COLUMNS)
-    for row in rows:
-        values = row._asdict()
-        if row.kind == "tensor":
-            values["shape"] = "x".join(map(str, values["shape"]))
-        yield line([row.kind, *map(values.get, COLUMNS[1:])])
+    return csv_lines(map(_csv_row, rows), COLUMNS)
 
 
-class _Lines:
-    """A file that returns each line written to it."""
-
-    def write(self, line: str) -> str:
-        return line
+def _csv_row(row: Row) -> Mapping[str, object]:
+    values = {"kind": row.kind, **row._asdict()}
+    if row.kind == "tensor":
+        values["shape"] = "x".join(map(str, values["shape"]))
+    return values
 
 
 def listing_json(rows: Iterable[Row]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from moepack.cli.shared.parameters import (
     OutputFile,
     PathName,
 )
-from moepack.cli.shared.terminal import set_json, set_verbosity
+from moepack.cli.shared.terminal import set_csv, set_json, set_verbosity
 from moepack.common.errors import RequestError
 from moepack.common.sizes import LEAST_BARE
 from moepack.running.serving.sampling import MAX_CONTEXT
@@ -96,6 +96,15 @@ measured_model_argument = click.argument(
 json_option = flag_option(
     "--json", "as_json", expose_value=False, callback=set_json, help="Print one JSON object."
 )
+
+
+def csv_option(*rows: str) -> Option[Any]:
+    """Return the option for CSV of the rows in the first of these fields that the facts have."""
+    return flag_option(
+        "--csv", "as_csv", expose_value=False, callback=set_csv(*rows), help="Print CSV."
+    )
+
+
 quiet_option = flag_option(
     "-q",
     "--quiet",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Facts = TypeVar("Facts")
 
-_VERBOSITY, _AS_JSON = "moepack.verbosity", "moepack.as_json"
+_VERBOSITY, _FORM, _JSON = "moepack.verbosity", "moepack.form", "json"
 _JSON_LOG = "moepack.json_log"
 
 
@@ -39,8 +39,27 @@ def set_verbosity(level: int) -> Callable[[click.Context, click.Parameter, bool]
 
 
 def set_json(context: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
-    """Remember whether the answer is to be JSON."""
-    context.meta[_AS_JSON] = is_set
+    """Remember whether the answer is to be JSON. Raises RequestError if it is to be CSV as well."""
+    if is_set:
+        _set_form(context, _JSON)
+
+
+def set_csv(*names: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    """Return the callback of an option that has rows printed as CSV.
+
+    They are in the first field of `names` that the facts have. Raises as `set_json`.
+    """
+
+    def remember(context: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
+        if is_set:
+            _set_form(context, names)
+
+    return remember
+
+
+def _set_form(context: click.Context, form: str | tuple[str, ...]) -> None:
+    if context.meta.setdefault(_FORM, form) != form:
+        raise RequestError("CSV and JSON at once", hint="give --csv or --json, not both")
 
 
 def set_log_format(context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -56,7 +75,16 @@ def is_json_log() -> bool:
 
 def is_json() -> bool:
     """Return whether the command prints one JSON object and nothing else."""
-    return bool(_meta(_AS_JSON, False))
+    return bool(_meta(_FORM, None) == _JSON)
+
+
+def is_csv() -> bool:
+    """Return whether the command prints CSV and nothing else."""
+    return _is_for_programs() and not is_json()
+
+
+def _is_for_programs() -> bool:
+    return _meta(_FORM, None) is not None
 
 
 def is_quiet() -> bool:
@@ -79,9 +107,10 @@ def say(text: str = "", *, err: bool = False) -> None:
     click.echo(escaping.lines(text), err=err)
 
 
-def pass_on(texts: Iterable[str]) -> None:
+def pass_on(texts: Iterable[str], *, err: bool = False) -> None:
     """Print texts of a model, or for programs: escaped on a terminal, elsewhere as they are."""
-    sys.stdout.writelines(map(escaping.lines, texts) if sys.stdout.isatty() else texts)
+    stream = sys.stderr if err else sys.stdout
+    stream.writelines(map(escaping.lines, texts) if stream.isatty() else texts)
 
 
 def log_event(event: str, facts: object) -> None:
@@ -117,24 +146,27 @@ def lay_out(page: Page | str, *, err: bool = False) -> None:
 
 
 def announce(facts: Facts, render: Callable[[Facts], Page | str]) -> None:
-    """Print the plan of some work before it begins, except in JSON and if quiet."""
+    """Print the plan of some work before it begins, except in JSON, in CSV and if quiet."""
     from moepack.report.facts import printable
 
-    if not is_json() and not is_quiet():
+    if not _is_for_programs() and not is_quiet():
         lay_out(render(printable(facts)))
 
 
 def show(facts: Facts, render: Callable[[Facts], Page | str], next_step: str | None = None) -> None:
-    """Print facts: as one JSON object, or as `render` writes them for people.
+    """Print facts: as one JSON object, their rows as CSV, or as `render` writes them for people.
 
     If standard output is taken by a file, they go to standard error. On a terminal the `next_step`
     follows, a command line to paste; programs that read the answer do not get it.
     """
-    from moepack.report.facts import json_text, printable
+    from moepack.report.facts import json_text, printable, rows_csv
 
     err = output_is_taken()
     if is_json():
         say(json_text(facts), err=err)
+        return
+    if is_csv():
+        pass_on(rows_csv(facts, _meta(_FORM, ())), err=err)
         return
     lay_out(render(printable(facts)), err=err)
     if columns(err=err) is not None:
@@ -144,18 +176,18 @@ def show(facts: Facts, render: Callable[[Facts], Page | str], next_step: str | N
 def sum_up(
     facts: Facts, render: Callable[[Facts], Page | str], next_step: str | None = None
 ) -> None:
-    """Print, as `show` does, a summary of the work done; quiet commands print it only as JSON.
+    """Print, as `show` does, a summary of the work done; if quiet, only as JSON or CSV.
 
     The `next_step` is printed everywhere, as in the log of a job.
     """
-    if is_json() or not is_quiet():
+    if _is_for_programs() or not is_quiet():
         show(facts, render)
     suggest(next_step)
 
 
 def suggest(command_line: str | None) -> None:
-    """Print `next:` and a command line to paste, if there is one, except in JSON and if quiet."""
-    if command_line is not None and not is_quiet() and not is_json():
+    """Print `next:` and a command line to paste, except in JSON, in CSV and if quiet."""
+    if command_line is not None and not is_quiet() and not _is_for_programs():
         say(f"next: {command_line}", err=output_is_taken())
 
 
