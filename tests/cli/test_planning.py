@@ -184,7 +184,7 @@ def test_a_forecast_from_the_drive_in_words(no_gpu: Path, cli: Run) -> None:
         line.endswith(" of the drive (from: curve of Qwen3-30B-A3B)") and " of lookups hit" in line
         for line in lines
     )
-    assert any(line.startswith("note: without a trace of this model") for line in lines)
+    assert any(line.startswith("note: without a trace, misses follow the curve") for line in lines)
 
 
 def test_a_table_of_layers(box: Path, cli: Run) -> None:
@@ -205,7 +205,7 @@ def test_a_table_of_budgets(no_gpu: Path, cli: Run) -> None:
     assert [line.split()[1] for line in lines[3:15]] == ["KiB"] * 11 + ["MiB"]
     assert not any(line.startswith("note: ") for line in lines)
     assumed = lines_of(cli(*arguments[:-2]))
-    assert any(line.startswith("note: without a trace of this model") for line in assumed)
+    assert any(line.startswith("note: without a trace, misses follow the curve") for line in assumed)
 
 
 def test_json_has_all_fields(no_gpu: Path, cli: Run) -> None:

@@ -53,7 +53,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (packages / "requirements.pth").write_text(str(Path(pytest.__file__).parent.parent))
     (folder / "copy").mkdir()
     project = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
-    copy = copied(folder / "copy", "moepack", "layouts", "include", "examples", *project)
+    copy = copied(folder / "copy", "moepack", "layouts", "include", "examples", "docs", *project)
     pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(home / "bin" / "python")]
     options = ["--no-deps", "--no-compile", "--ignore-installed", "--no-build-isolation"]
     subprocess.run([*pip, "install", *options, f"{copy}[plot]"], check=True)
