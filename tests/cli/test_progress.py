@@ -1,9 +1,12 @@
 """Progress and live lines on real terminals, in pipes, and in commands that draw none."""
 
+import contextlib
+import json
 import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +14,9 @@ import pytest
 from moepack.cli.running import answers
 from moepack.cli.shared import progress as shown
 from moepack.cli.shared.progress import progress, watched_progress
+from tests.support.models import first_shard
 from tests.support.terminals import on_terminal, streams_on_terminal
+from tests.support.warm_command import Run
 
 pytestmark = pytest.mark.long
 
@@ -50,6 +55,42 @@ def test_a_total_may_be_known_late_and_change() -> None:
     assert totals == sorted(totals, reverse=True)
     assert set(totals) == {"40", "20"}
     assert re.match(r"packing:  +\d\d%\|", texts[-1])
+
+
+def test_progress_for_programs_is_a_json_object_a_line(tmp_path: Path, cli: Run) -> None:
+    """Each has the amount by now; the last one is about all of it, even with -q."""
+    target = tmp_path / "new.moepack"
+    form = ("--progress", "json", "--json", "-q")
+    packed = cli("pack", first_shard("qwen3moe"), "-o", target, *form)
+    assert packed.returncode == 0
+    assert json.loads(packed.stdout)["path"] == str(target)
+    lines = [json.loads(line) for line in packed.stderr.splitlines()]
+    assert [list(line) for line in lines] == [
+        ["progress", "unit", "done", "total", "seconds", "is_over"]
+    ] * len(lines)
+    first, last = lines[0], lines[-1]
+    assert (last["progress"], last["unit"], last["is_over"]) == ("packing", "bytes", True)
+    assert last["done"] == last["total"] > 1 << 20
+    assert not first["is_over"]
+    verified = cli("verify", target, *form)
+    assert json.loads(verified.stderr.splitlines()[-1])["progress"] == "verifying"
+
+
+def test_objects_for_programs_come_a_second_apart_and_the_last_one_only_if_all_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shown, "is_json_progress", lambda: True)
+    with progress("packing", "runs") as advance:
+        assert advance is not None
+        for _ in range(100):
+            advance(1, 100)
+    assert [json.loads(line)["done"] for line in capsys.readouterr().err.splitlines()] == [1, 100]
+    with contextlib.suppress(ValueError), progress("packing", "runs") as advance:
+        assert advance is not None
+        advance(1, 100)
+        raise ValueError
+    (line,) = capsys.readouterr().err.splitlines()
+    assert not json.loads(line)["is_over"]
 
 
 @pytest.mark.parametrize(("unit", "step"), [("tokens", "0/100"), ("s", "0")])

@@ -18,7 +18,7 @@ from moepack.cli.shared.parameters import (
     OutputFile,
     PathName,
 )
-from moepack.cli.shared.terminal import set_csv, set_json, set_verbosity
+from moepack.cli.shared.terminal import set_csv, set_json, set_progress, set_verbosity
 from moepack.common.errors import RequestError
 from moepack.common.sizes import LEAST_BARE
 from moepack.running.serving.sampling import MAX_CONTEXT
@@ -120,7 +120,15 @@ verbose_option = flag_option(
     help="Print more, such as the time taken.",
 )
 summary_options = options(quiet_option, json_option)
-progress_options = options(quiet_option, verbose_option, json_option)
+progress_option = click.option(
+    "--progress",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    expose_value=False,
+    callback=set_progress,
+    help="Format of the progress on standard error; json for programs.",
+)
+progress_options = options(quiet_option, verbose_option, progress_option, json_option)
 
 threads_option = number_option(
     "--threads", least=1, most=256, default=4, help="Number of threads that read and write."

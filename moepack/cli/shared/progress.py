@@ -1,6 +1,7 @@
-"""Progress of long work: a bar on a terminal, elsewhere a line now and then."""
+"""Progress of long work: a bar on a terminal, elsewhere a line now and then, or JSON."""
 
 import contextlib
+import json
 import os
 import shutil
 import sys
@@ -9,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from moepack.cli.shared.terminal import is_json_log, is_quiet, is_verbose, say
+from moepack.cli.shared.terminal import is_json_log, is_json_progress, is_quiet, is_verbose, say
 from moepack.common.sizes import count_text, size_text
 from moepack.report.values import rate_text, seconds_text, speed_text
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_OBJECTS = 1.0
 _SECONDS_BEFORE_BAR = 0.3
 _SECONDS_BETWEEN_POLLS = 0.1
 _BAR_UNITS: dict[str, dict[str, Any]] = {
@@ -35,15 +37,19 @@ def progress(
 ) -> Iterator["ProgressLines | None"]:
     """Show progress on standard error, and with -v a summary.
 
-    `unit` is B, ms, s, or a plural noun. Yields None for commands that are quiet
-    or log JSON.
+    `unit` is B, ms, s, or a plural noun. Yields None for commands that are quiet or log JSON,
+    unless their progress is to be JSON.
     """
-    if is_quiet() or is_json_log():
+    if is_json_progress():
+        shown: ProgressLines = _JsonLines(what, unit)
+    elif is_quiet() or is_json_log():
         yield None
         return
-    shown = (_Bar if is_terminal() else ProgressLines)(what, unit)
+    else:
+        shown = (_Bar if is_terminal() else ProgressLines)(what, unit)
     try:
         yield shown
+        shown.succeed()
     finally:
         shown.close()
     if has_summary and is_verbose():
@@ -109,6 +115,9 @@ class ProgressLines:
             self._next = now + _SECONDS_BETWEEN_LINES
             say(f"{self._what} {self._state(now - self._began)}", err=True)
 
+    def succeed(self) -> None:
+        """Show that the work is done."""
+
     def close(self) -> None:
         """Erase everything that is not to stay."""
 
@@ -143,6 +152,30 @@ class ProgressLines:
         if self._unit == "s":
             return _duration(count)
         return count_text(count, self._unit.removesuffix("s"))
+
+
+class _JsonLines(ProgressLines):
+    """Progress as JSON objects for programs, one a line and a second, and a last one at the end."""
+
+    def show(self, count: int) -> None:
+        now = time.monotonic()
+        if self._count == count or now >= self._next:
+            self._next = now + _SECONDS_BETWEEN_OBJECTS
+            self._print()
+
+    def succeed(self) -> None:
+        self._print(is_over=True)
+
+    def _print(self, *, is_over: bool = False) -> None:
+        facts = {
+            "progress": self._what,
+            "unit": "bytes" if self._unit == "B" else self._unit,
+            "done": self._count,
+            "total": self._total,
+            "seconds": round(time.monotonic() - self._began, 3),
+            "is_over": is_over,
+        }
+        say(json.dumps(facts), err=True)
 
 
 class _Bar(ProgressLines):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Facts = TypeVar("Facts")
 
 _VERBOSITY, _FORM, _JSON = "moepack.verbosity", "moepack.form", "json"
-_JSON_LOG = "moepack.json_log"
+_JSON_LOG, _JSON_PROGRESS = "moepack.json_log", "moepack.json_progress"
 
 
 def set_verbosity(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
@@ -66,6 +66,16 @@ def set_log_format(context: click.Context, _parameter: click.Parameter, value: s
     """Remember whether a command that runs on writes its events as JSON; return the value."""
     context.meta[_JSON_LOG] = value == "json"
     return value
+
+
+def set_progress(context: click.Context, _parameter: click.Parameter, value: str) -> None:
+    """Remember whether progress is to be printed as JSON."""
+    context.meta[_JSON_PROGRESS] = value == "json"
+
+
+def is_json_progress() -> bool:
+    """Return whether progress is printed as a JSON object for each state."""
+    return bool(_meta(_JSON_PROGRESS, False))
 
 
 def is_json_log() -> bool:
