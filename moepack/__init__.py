@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from moepack.packing.copies.mirror import mirror_pack as mirror_pack
     from moepack.packing.copies.mirror import remove_mirror as remove_mirror
     from moepack.packing.copies.pull import pull as pull
+    from moepack.packing.copies.repair import repair as repair
     from moepack.packing.fetched import fetch_model as fetch_model
     from moepack.packing.pack_model import pack_in_place as pack_in_place
     from moepack.packing.pack_model import pack_model as pack_model
@@ -110,6 +111,7 @@ _NAMES = {
     "packing.copies.mirror": "mirror_pack remove_mirror",
     "packing.pack_model": "pack_in_place pack_model",
     "packing.copies.pull": "pull",
+    "packing.copies.repair": "repair",
     "packing.ranking": "rank_pack",
     "packing.restore": "restore",
     "packing.shard_index": "index_model",

@@ -1,4 +1,4 @@
-"""The commands `index`, `mount`, `pull`, `mirror` and `export`: packs at a second place."""
+"""The commands `index`, `mount`, `pull`, `mirror`, `repair`, `export`: packs at a second place."""
 
 from __future__ import annotations
 
@@ -84,7 +84,6 @@ def mount(pack_path: str, target: str) -> None:
 @options.layers_option
 @options.hottest_option("experts")
 @options.resume_option
-@flag_option("--check", help="Comparison of all that is there, and repair.")
 @number_option("--threads", least=1, most=256, default=16, help="Number of ranges in flight.")
 @options.progress_options
 def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> None:
@@ -106,6 +105,30 @@ def pull(pack: str | None, target: str | None, resume: bool, **options: Any) -> 
     with progress("pulling") as advance:
         summary = moepack.pull(pack, target, progress=advance, **options)
     sum_up(summary, pack_text.pulled, next_line("run", summary.path))
+
+
+@click.command()
+@options.pack_argument
+@options.model_option(
+    "--from",
+    "source",
+    metavar="SOURCE_OR_PACK",
+    help="Shards that the pack was made from, or a copy of the pack.  [default: its mirror]",
+)
+@options.threads_option
+@options.progress_options
+def repair(pack_path: str, source: str | None, threads: int) -> None:
+    """Find what is damaged in PACK, and write back those parts alone, from SOURCE_OR_PACK.
+
+    All of PACK is read and compared with its digests, and what was written is read once more.
+
+    Example: moepack repair model.moepack --from model-00001-of-00004.gguf
+    """
+    from moepack.report import pack_text
+
+    with progress("repairing") as advance:
+        summary = moepack.repair(pack_path, source, threads=threads, progress=advance)
+    sum_up(summary, pack_text.repaired, next_line("run", pack_path))
 
 
 @click.command()

@@ -16,7 +16,7 @@ import click
 import moepack
 from moepack.cli.bench import bench, tune
 from moepack.cli.bench import report as report_command
-from moepack.cli.copies import export, index, mirror, mount, pull
+from moepack.cli.copies import export, index, mirror, mount, pull, repair
 from moepack.cli.experts import extract, include_dir, inspect, list_experts, locate, rank
 from moepack.cli.launch import launch
 from moepack.cli.models import models
@@ -56,7 +56,7 @@ def trace() -> None:
 
 for _group, _commands in (
     (cli, (inspect, pack, verify, locate, extract, include_dir, index, restore)),
-    (cli, (list_experts, rank, mirror, pull, mount, run_command, serve, launch, ps, bench)),
+    (cli, (list_experts, rank, mirror, pull, repair, mount, run_command, serve, launch, ps, bench)),
     (cli, (hotness, export, simulate, forecast, place, machine, doctor, tune, report_command)),
     (cli, (models,)),
     (trace, (trace_import, trace_stats, trace_concentration, trace_record)),

@@ -18,11 +18,15 @@ if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without th
     from moepack.pack.mounting.mount import MountFacts
     from moepack.packing.copies.mirror import MirrorSummary, RemovedMirror
     from moepack.packing.copies.pull import PullSummary
+    from moepack.packing.copies.repair import RepairSummary
     from moepack.packing.fetched import FetchPlan
     from moepack.packing.plan.pack_summary import PackSummary
     from moepack.packing.ranking import RankSummary
     from moepack.packing.restore import RestoreSummary
     from moepack.packing.shard_index import IndexSummary
+
+_SHOWN = 10
+"""The number of names that are shown."""
 
 SHOWN_SECONDS = 1.0
 """The least time from which a speed is shown."""
@@ -243,6 +247,25 @@ def pulled(summary: PullSummary) -> str:
         return f"{shorten(summary.path)}: the whole pack, {there}"
     share, missing = _shares(summary)
     return f"{shorten(summary.path)}: {share} and the dense part, {there}\n  {missing}"
+
+
+def repaired(summary: RepairSummary) -> str:
+    """Write the damaged ranges of a pack, the origin of their bytes, and the bytes compared."""
+    lines = [f"  {shorten(name)}" for name in summary.repaired[:_SHOWN]]
+    if others := len(summary.repaired) - len(lines):
+        lines.append(f"  … and {others:,} more: --json lists all")
+    if summary.padding_length:
+        lines.append(f"  {size_text(summary.padding_length)} of padding made right")
+    written = "nothing was damaged"
+    if summary.repaired:
+        what = count_text(len(summary.repaired), "damaged range")
+        written = f"{what}, {size_text(summary.written_length)} written"
+        written += f" from {shorten(str(summary.origin))}"
+    elif lines:
+        written = "no part was damaged"
+    count = summary.digests.compared_length
+    first = f"{shorten(summary.path)}: {written}; {size_text(count)} compared"
+    return "\n".join([f"{first}, {compared(summary.digests)}", *lines])
 
 
 def partial(facts: PartialFacts) -> str:

@@ -1,5 +1,6 @@
 """The command `pull`, and what others say of a part of a pack."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,5 +67,15 @@ def test_the_whole_pack_is_printed_as_such(address: str, tmp_path: Path, cli: Ru
     unread = "the whole pack, 0 B pulled, 1.6 MiB there already; no part was read\n"
     assert unread in again.stdout
     flip(tmp_path / "a" / "experts-00000.bin", 0)
-    mended = cli("pull", address, "-o", tmp_path / "a", "--check")
-    assert "KiB mended; every part had its digest\n" in mended.stdout
+    repaired = cli("repair", tmp_path / "a", "--from", address)
+    assert re.fullmatch(
+        rf"{tmp_path}/a: 1 damaged range, [\d.]+ KiB written from {address};"
+        r" 1.3 MiB compared, every part had its digest\n  layer 0 .*\nnext: moepack run .*\n",
+        repaired.stdout,
+    )
+    again = cli("repair", tmp_path / "a").stdout
+    assert "a: nothing was damaged; 1.3 MiB compared, every part had its digest\n" in again
+    flip(tmp_path / "a" / "experts-00000.bin", 0)
+    refused = cli("repair", tmp_path / "a")
+    assert refused.returncode == 4
+    assert "as the --from\n" in refused.stderr

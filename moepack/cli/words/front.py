@@ -41,6 +41,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Pack a model": {
         "pack": "Make a pack of a model: one aligned read per expert.",
         "verify": "Verify a pack: its digests, or every byte of the model.",
+        "repair": "Write back what is damaged in a pack, and no more.",
         "restore": "Write the GGUF of a pack again, bit for bit.",
         "export": "Write a pack for another engine: a GGUF, SGLang's files.",
         "mount": "Serve the GGUF of a pack as files, without storing it.",

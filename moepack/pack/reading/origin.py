@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from moepack.common.errors import MoepackError, PackError
+from moepack.common.escaping import shell_word
 from moepack.common.paths import RemotePath
 from moepack.pack.format import manifest
 from moepack.pack.reading.second_source import SecondSource
@@ -111,5 +112,5 @@ class OriginUse(SecondSource):
     def warning(self, problem: str) -> str:
         """Return the text that warns of wrong bytes in the folder."""
         folder, origin = self._partial.folder, self._partial.origin
-        command = f"`moepack pull {self._partial.arguments} --check`"
+        command = f"`moepack repair {shell_word(str(folder))}`"
         return f"{folder}: damaged here, and read from {origin}: {problem}; {command} mends it"

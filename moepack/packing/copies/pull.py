@@ -9,9 +9,8 @@ The order of events is the promise:
 Whatever ends it early leaves a partial pack that can be used as far as it goes, and the same
 command goes on from there. The record names the mtime of each file: those that were changed since,
 by a pull that was killed or by anybody else, are read and compared before they are trusted. The
-pull that completes the pack reads all that it keeps before it commits, padding included.
-
-A whole pack that is found damaged becomes a partial one before it is mended.
+pull that completes the pack reads all that it keeps before it commits, padding included. What is
+whole already is left alone: `repair` reads it.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ def pull(
     layers: str | Iterable[int] | None = None,
     hottest: Size | None = None,
     resume: bool = False,
-    check: bool = False,
     threads: int = DEFAULT_THREADS,
     planned: Callable[[PullSummary], None] | None = None,
     progress: Progress | None = None,
@@ -96,10 +94,9 @@ def pull(
     With `layers` (`0-20`, or numbers) or `hottest` (`40GiB`, or `25%` of the experts) the dense
     part comes, and those experts: a partial pack, which opens as a pack does, and whose other
     experts are read from `pack`. What is there already is kept, unread; of files that were changed
-    since, as far as it has the right digests. With `check`, and by the call that completes the
-    pack, everything there is read and compared, and what is wrong comes again. With `resume` the
-    choices are the earlier ones, and `pack` may be None. `threads` are the ranges that are asked
-    for at a time.
+    since, as far as it has the right digests. The call that completes the pack reads and compares
+    everything there, and what is wrong comes again. With `resume` the choices are the earlier ones,
+    and `pack` may be None. `threads` are the ranges that are asked for at a time.
 
     `planned` is called with the bytes that will be there before any comes, `progress` with the
     bytes done since its last call and with those to do in all, from one thread at a time.
@@ -129,9 +126,8 @@ def pull(
             if read_manifest(folder) != opened.manifest_bytes:
                 hint = "choose another directory, or remove it"
                 raise RequestError("another pack is here already", path=folder, hint=hint)
-            if not check:
-                return work.unread()
-        return work.run(threads, check, planned, progress)
+            return work.unread()
+        return work.run(threads, planned, progress)
 
 
 def _request(layers: str | Iterable[int] | None, hottest: Size | None) -> CopyRequest | None:
@@ -200,7 +196,6 @@ class _Pull:
     def run(
         self,
         threads: int,
-        check: bool,
         planned: Callable[[PullSummary], None] | None,
         progress: Progress | None,
     ) -> PullSummary:
@@ -213,15 +208,13 @@ class _Pull:
         try:
             make_folder(self._folder)
             with self._going_on(), locked_folder(self._folder):
-                return self._carry_out(threads, check, Phases(progress))
+                return self._carry_out(threads, Phases(progress))
         except OSError as error:
             raise write_failure(error, self._folder, _GO_ON) from error
 
     def _check_target(self) -> None:
         """Raise RequestError if something else is in the directory, or a part of another pack."""
         require_folder_of(self._folder)
-        if self._is_committed:
-            return
         record = self._record
         if record is not None and record.pack_digest != self._digest:
             raise PackError(
@@ -256,21 +249,13 @@ class _Pull:
             stop.add_note(_GO_ON)
             raise
 
-    def _carry_out(self, threads: int, check: bool, phases: Phases) -> PullSummary:
-        copy, record, is_committed = self._copy, self._new_record(), self._is_committed
-        if not is_committed:
-            self._describe(record)
-        mended_length = self._find_present(threads, check, phases)
+    def _carry_out(self, threads: int, phases: Phases) -> PullSummary:
+        copy, record = self._copy, self._new_record()
+        self._describe(record)
+        mended_length = self._find_present(threads, phases)
         missing = [number for number in self._chosen if number not in copy.here]
-        was_here = copy.all if is_committed else copy.named(record, unchanged=False)
-        mended_length += copy.length(was_here.intersection(missing))
+        mended_length += copy.length(copy.named(record, unchanged=False).intersection(missing))
         kept_length = copy.length(copy.here)
-        if is_committed:
-            if not missing and not mended_length:
-                return self._summary(copy.here, kept=kept_length)
-            self._describe(record)  # a partial pack from here on, of which nothing is trusted yet
-            (self._folder / manifest.NAME).unlink()
-            sync_directory(self._folder)
         fetched_length = copy.fetch(
             missing,
             range(len(self._pack.index.files)),
@@ -285,26 +270,22 @@ class _Pull:
             copy.here, kept=kept_length, fetched=fetched_length, mended=mended_length
         )
 
-    def _find_present(self, threads: int, check: bool, phases: Phases) -> int:
+    def _find_present(self, threads: int, phases: Phases) -> int:
         """Find what is here already; return how many bytes other than parts are wrong.
 
-        With `check`, or if nothing would be missing afterwards, everything is read.
+        If nothing would be missing afterwards, everything is read.
         """
         copy = self._copy
         later = copy.part_length(self._chosen)
         named = copy.named(self._record)
         copy.find(copy.all - named, threads, phases.begin(later=later))
-        if not check and not copy.here.union(named, self._chosen) >= copy.all:
+        if not copy.here.union(named, self._chosen) >= copy.all:
             copy.here |= named
             return 0
         copy.find(named, threads, phases.begin(later=later))
         entry, index_bytes = self._pack.manifest.index_entry, self._pack.index_bytes
         is_right = is_on_drive(self._folder / entry.name, index_bytes)
         return copy.find_wrong_padding() + (0 if is_right else len(index_bytes))
-
-    @property
-    def _is_committed(self) -> bool:
-        return (self._folder / manifest.NAME).exists()
 
     def _describe(self, record: CopyRecord) -> None:
         """Write what makes the folder a partial pack."""

@@ -41,11 +41,17 @@ class SubsetCopy:
     """The copy in `folder` of some of the `items` of an open pack, by their numbers.
 
     `here` are the items that are there, and `compared` those that were found to have their digests
-    in this run.
+    in this run. `by_part` makes an item of each part.
     """
 
-    def __init__(self, pack: Pack, folder: Path) -> None:
+    def __init__(self, pack: Pack, folder: Path, *, by_part: bool = False) -> None:
         self.items = packed_items(pack.index)
+        if by_part:
+            self.items = [
+                item._replace(start=extent.offset, end=extent.end, extents=(extent,))
+                for item in self.items
+                for extent in item.extents
+            ]
         self.all = set(range(len(self.items)))
         self.here: set[int] = set()
         self.compared: set[int] = set()

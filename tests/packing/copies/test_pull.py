@@ -22,7 +22,7 @@ from moepack.packing.copies import subset_copy
 from moepack.packing.copies.pull import PullSummary
 from moepack.storage.remote.stores import store_of
 from tests.support.buckets import bucket_of_moto
-from tests.support.damages import DAMAGES, Damage, change_a_byte
+from tests.support.damages import DAMAGES, Damage
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.interruptions import CrashError, crash_after, record_calls
 from tests.support.machine_faults import Room
@@ -189,40 +189,6 @@ def test_a_damaged_part_is_mended_before_it_becomes_the_pack(
     assert done.is_whole
     assert done.mended_length > 0
     assert done.digests.compared_length == done.digests.known_length
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_check_of_the_whole_pack_reads_and_mends_it(
-    damage: Damage, address: str, hot_pack: Path, tmp_path: Path
-) -> None:
-    here = tmp_path / "here"
-    moepack.pull(address, here)
-    sound = moepack.pull(address, here, check=True)
-    assert sound.digests.compared_length == sound.digests.known_length > 0
-    assert (sound.mended_length, sound.fetched_length) == (0, 0)
-    damage(here / "experts-00001.bin")
-    change_a_byte(here / "index.bin")
-    assert moepack.pull(address, here).digests.compared_length == 0
-    assert moepack.pull(address, here, check=True).mended_length > 0
-    assert is_same(here, hot_pack)
-
-
-def test_a_damaged_pack_that_cannot_be_mended_is_a_pack_no_more(
-    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
-) -> None:
-    """What is right of it stays, and is used as a part of the pack."""
-    here = tmp_path / "here"
-    moepack.pull(address, here)
-    change_a_byte(here / "experts-00001.bin")
-    before = len(server.traffic.gets()) + 1
-    server.fault = lambda number: "status" if number >= before else None
-    with pytest.raises(MachineError):
-        moepack.pull(address, here, check=True)
-    server.fault = lambda number: None
-    assert not (here / "manifest.json").exists()
-    assert len(check_part(here, hot_pack)) == 31
-    moepack.pull(None, here, resume=True)
-    assert is_same(here, hot_pack)
 
 
 def test_what_cannot_be_pulled_is_named_and_nothing_is_left(
