@@ -132,7 +132,8 @@ def bench(
             **settings,
         )
         if picture and report.surface:
-            chart.surface(report.surface, f"{pack_path}, {report.backend}", picture)
+            title = f"{chart.title_of([pack_path])}, {report.backend}"
+            chart.surface(report.surface, title, picture)
         elif picture:
             complain("note", "the pack is too small for a surface: nothing is drawn")
     show(report, measure_text.bench)

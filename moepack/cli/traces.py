@@ -136,7 +136,7 @@ def trace_concentration(
         sample = read_sample(paths, read_options(**reading))
         facts = sample.concentration()
         if picture:
-            chart.heat(*sample.heat_table(), sample.curves(), ", ".join(paths), picture)
+            chart.heat(*sample.heat_table(), sample.curves(), chart.title_of(paths), picture)
     is_static = facts.verdict == "static" and len(paths) == 1
     show(facts, trace_text.concentration, _count_line(paths[0]) if is_static else None)
 
@@ -289,7 +289,7 @@ def simulate(
             **options,
         )
         if picture:
-            chart.hit_rates(facts, ", ".join(paths), picture)
+            chart.hit_rates(facts, chart.title_of(paths), picture)
     next_step = None
     if facts.enough_length is not None and model_path is not None:
         memory = f"{divide_up(facts.enough_length, _MIB)}MiB"

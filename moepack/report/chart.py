@@ -1,12 +1,15 @@
 """Pictures: a drive's surface, heat and coverage of experts, hit rates, forecasts.
 
-Needs matplotlib, which is the extra `plot`.
+They have the colours of pages, on white. Needs matplotlib, which is the extra `plot`.
 """
 
 import contextlib
 import io
 import math
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,11 @@ def check(path: str) -> None:
         raise MachineError("plotting needs matplotlib", path=path, hint=hint) from None
 
 
+def title_of(paths: Sequence[str]) -> str:
+    """Return the names of files as a title, without their folders."""
+    return ", ".join(os.path.basename(path.rstrip("/")) for path in paths)
+
+
 def surface(points: Sequence[SurfacePoint], title: str, path: str) -> None:
     """Draw the points of `bench` into the file at `path`, SVG or PNG by its name.
 
@@ -53,7 +61,7 @@ def surface(points: Sequence[SurfacePoint], title: str, path: str) -> None:
             axis.set_xticks(ticks, [f"{length >> 10} KiB" for length in ticks], rotation=45)
             axis.set_xlabel("read size")
             axis.set_ylim(bottom=0)
-            axis.grid(alpha=0.3)
+            axis.grid()
             axis.set_title(f"{order} reads")
         axes[0].set_ylabel("MiB/s")
         axes[-1].legend(title="in flight", fontsize="small")
@@ -68,7 +76,7 @@ def heat(
     equal steps from 0 to 1. Raises as `surface` does.
     """
     with _figure(path, title, 2) as (left, right):
-        picture = left.imshow(counts, aspect="auto", interpolation="nearest", cmap="magma")
+        picture = left.imshow(counts, aspect="auto", interpolation="nearest", cmap=_map())
         left.set_xlabel("expert, hottest first in its layer")
         left.set_ylabel("layer")
         rows = range(0, len(layers), divide_up(len(layers), 12))
@@ -100,7 +108,7 @@ def hit_rates(facts: Simulation, title: str, path: str) -> None:
             if points:
                 axis.plot(*zip(*points, strict=True), ".", label=policy)
         if facts.step_length is not None:
-            axis.axvline(facts.step_length / (1 << 30), color="grey", linestyle=":")
+            axis.axvline(facts.step_length / (1 << 30), color=_colours()["muted"], linestyle=":")
         axis.set_xscale("log")
         _finish(axis, "memory for experts, GiB (dotted: use of a token)", "hit rate in decoding, %")
 
@@ -139,7 +147,7 @@ def speeds(facts: ForecastFacts, path: str) -> None:
 def _finish(axis: Any, across: str, up: str) -> None:
     axis.set_xlabel(across)
     axis.set_ylabel(up)
-    axis.grid(alpha=0.3)
+    axis.grid()
     axis.legend(fontsize="small")
 
 
@@ -152,17 +160,48 @@ def _figure(path: str, title: str, count: int, **options: Any) -> Iterator[Any]:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, count, figsize=(5.5 * count, 4.2), squeeze=False, **options)
-    try:
-        yield axes[0]
-        # A dollar begins a formula.
-        figure.suptitle(one_line(title).replace("$", r"\$"))
-        figure.tight_layout()
-        # Without a date, and names by chance, the same numbers give the same file.
-        metadata = {"Date": None} if path.lower().endswith(".svg") else None
-        drawn = io.BytesIO()
-        with matplotlib.rc_context({"svg.hashsalt": "moepack"}):
+    with matplotlib.rc_context(_style()):
+        figure, axes = pyplot.subplots(
+            1, count, figsize=(5.5 * count, 4.2), squeeze=False, **options
+        )
+        try:
+            yield axes[0]
+            # A dollar begins a formula.
+            figure.suptitle(one_line(title).replace("$", r"\$"))
+            figure.tight_layout()
+            # Without a date, and names by chance, the same numbers give the same file.
+            metadata = {"Date": None} if path.lower().endswith(".svg") else None
+            drawn = io.BytesIO()
             figure.savefig(drawn, format=Path(path).suffix[1:], metadata=metadata)
-        write_whole(path, drawn.getbuffer())
-    finally:
-        pyplot.close(figure)
+            write_whole(path, drawn.getbuffer())
+        finally:
+            pyplot.close(figure)
+
+
+def _style() -> Any:
+    from matplotlib.rcsetup import cycler
+
+    colours = _colours()
+    roles = {
+        "paper": ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"),
+        "ink": ("text.color", "axes.labelcolor", "axes.titlecolor"),
+        "muted": ("xtick.color", "ytick.color", "axes.edgecolor"),
+        "grid": ("grid.color", "legend.edgecolor"),
+    }
+    style: dict[str, Any] = {key: colours[name] for name, keys in roles.items() for key in keys}
+    lines = cycler(color=[colours[f"c{number}"] for number in range(1, 9)])
+    return style | {"axes.prop_cycle": lines, "svg.hashsalt": "moepack"}
+
+
+def _map() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = _colours()
+    return LinearSegmentedColormap.from_list("page", [colours[f"m{n}"] for n in range(16)])
+
+
+def _colours() -> dict[str, str]:
+    """Return the colours of pages on white paper, by their names."""
+    style = resources.files("moepack.report").joinpath("html", "page.css").read_text()
+    light, _, _ = style.partition("@media")
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))

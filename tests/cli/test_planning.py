@@ -205,7 +205,9 @@ def test_a_table_of_budgets(no_gpu: Path, cli: Run) -> None:
     assert [line.split()[1] for line in lines[3:15]] == ["KiB"] * 11 + ["MiB"]
     assert not any(line.startswith("note: ") for line in lines)
     assumed = lines_of(cli(*arguments[:-2]))
-    assert any(line.startswith("note: without a trace, misses follow the curve") for line in assumed)
+    assert any(
+        line.startswith("note: without a trace, misses follow the curve") for line in assumed
+    )
 
 
 def test_json_has_all_fields(no_gpu: Path, cli: Run) -> None:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +183,12 @@ def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
     assert line.split()[3:7] == ["–" if rate is None else f"{rate:.1%}" for rate in rates]
     assert "too short to tell experts apart" in text
     chart.hit_rates(facts, "a title", str(tmp_path / "t.svg"))
-    assert (tmp_path / "t.svg").read_text().startswith("<?xml")
+    drawn = (tmp_path / "t.svg").read_text()
+    assert drawn.startswith("<?xml")
+    style = resources.files("moepack.report.html").joinpath("page.css").read_text()
+    colours = dict(reversed(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", style)))
+    for name in ("c1", "c2", "paper", "ink", "grid", "muted"):
+        assert colours[name] in drawn, name
     chart.hit_rates(facts, "a title", str(tmp_path / "again.svg"))
     assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "t.svg").read_bytes()
     none = replace(facts, step_length=None, curve=(CurvePoint(1 << 20, None, None),))
@@ -195,6 +202,12 @@ def test_the_command_prints_what_the_call_returns(tmp_path: Path) -> None:
     path = write_route(tmp_path / "t.csv", lines)
     words = ["--json", "--budgets", "18B,50%", "--policies", "lru,lrfu"]
     printed = json.loads(warm_command.run(["simulate", path, *words]).stdout)
+    pytest.importorskip("matplotlib")
+    words += ["--plot", str(tmp_path / "t.svg")]
+    assert warm_command.run(["simulate", path, *words]).returncode == 0
+    drawn = (tmp_path / "t.svg").read_text()
+    assert "<!-- t.csv -->" in drawn, "the title"
+    assert tmp_path.name not in drawn
     facts = simulate([path], budgets=["18B", "50%"], policies=["lru", "lrfu"])
     assert printed["results"] == [asdict(one) for one in facts.results]
     assert len(printed["results"]) == 4
