@@ -215,11 +215,9 @@ def _check_restorable(pack_path: str, target: str | None) -> None:
     help="Pack that was exported, for comparison; or its source as --source.",
 )
 @options.layers_option
-@click.option("--sample", metavar="SHARE", help="Share of blobs and tensors to check, such as 10%.")
-@click.option("--seed", type=int, default=0, help="Random seed of the sample.")
 @flag_option("--sha256", help="Also compare the SHA-256 of the shards.")
 @flag_option("--with-gguf-py", help="Also compare with the source as read by gguf-py.")
-@_part_option("data files")
+@_part_option("bytes")
 @options.threads_option
 @options.progress_options
 def verify(

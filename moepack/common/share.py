@@ -20,6 +20,18 @@ class Share:
             )
         self.number, self.count = numbers
 
+    def has(self, position: int, total: int) -> bool:
+        """Return whether what begins at `position` of `total` bytes is in this share.
+
+        Each position is in one share alone, and all shares have like lengths.
+        """
+        return min(position, total - 1) * self.count // total == self.number - 1
+
+    @property
+    def others(self) -> list[int]:
+        """The numbers of all other shares."""
+        return [number for number in range(1, self.count + 1) if number != self.number]
+
     def names(self, lengths: Mapping[str, int]) -> list[str]:
         """Return the names of the files in this share, by the lengths of all.
 

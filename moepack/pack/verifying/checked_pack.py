@@ -124,9 +124,9 @@ def cut(segments: Sequence[Segment], length: int) -> tuple[list[Segment], int]:
     return kept, end
 
 
-def join(file: int, segments: Iterable[Segment], length: int) -> Iterator[Segment]:
-    """Join segments, which are ordered by their starts, to long ones over a file of `length`."""
-    start = reached = 0
+def join(file: int, segments: Iterable[Segment], start: int, end: int) -> Iterator[Segment]:
+    """Join segments, which are ordered by their starts, to long ones from `start` to `end`."""
+    reached = start
     pending: list[Segment] = []
     for segment in segments:
         if pending and segment.start >= reached and segment.end - start > RUN_LENGTH:
@@ -134,7 +134,7 @@ def join(file: int, segments: Iterable[Segment], length: int) -> Iterator[Segmen
             start, pending = segment.start, []
         pending.append(segment)
         reached = max(reached, segment.end)
-    yield _joined(file, start, length, pending)
+    yield _joined(file, start, end, pending)
 
 
 def _joined(file: int, start: int, end: int, segments: Sequence[Segment]) -> Segment:

@@ -35,8 +35,6 @@ def verify(
     source: PathOrPaths | None = None,
     *,
     layers: str | Iterable[int] | None = None,
-    sample: str | float | None = None,
-    seed: int = 0,
     sha256: bool = False,
     with_gguf_py: bool = False,
     part: str | tuple[int, int] | None = None,
@@ -46,14 +44,14 @@ def verify(
     """Verify the pack at `path`, and compare it with the source that it was made from, if given.
 
     `source` is any one shard, a folder, or all shards. Index, manifest and the shards' headers are
-    always checked; of the bytes, those of `layers` (`0-3,7`, or numbers) if given, and of blobs and
-    tensors a `sample` (a share: 0.1 or `10%`), drawn by `seed`. With `sha256` the shards are read
-    once more to compare their SHA-256 with the manifest; `with_gguf_py` compares the same blobs and
-    tensors with the gguf package's reading of the source. Of a partial pack (see `moepack pull`)
-    the bytes that are here are checked. `progress` is called from one thread at a time.
+    always checked; of the bytes, those of `layers` (`0-3,7`, or numbers) if given. With `sha256`
+    the shards are read once more to compare their SHA-256 with the manifest; `with_gguf_py`
+    compares the same blobs and tensors with the gguf package's reading of the source. Of a partial
+    pack (see `moepack pull`) the bytes that are here are checked. `progress` is called from one
+    thread at a time.
 
-    With `part`, such as `3/16` or (3, 16), only that share of the data files is read, so that a job
-    on each of many machines verifies its own.
+    With `part`, such as `3/16` or (3, 16), only that share of the bytes is read: all parts have
+    like lengths, and together they look at everything once, on many machines or night by night.
 
     Raises PackError if there is no pack or one of an unknown version, SourceError for a shard that
     cannot be read, RequestError for options that make no sense, MachineError if the machine lacks
@@ -75,7 +73,7 @@ def verify(
         if pack is None:
             common = headline.write(findings.all, described, None, is_all=False)
             return _unreadable(folder, findings, common, "all that the index would list")
-        choose(pack, layers, sample, seed)
+        choose(pack, layers)
         comparison = None if witness is None else SourceComparison(pack, witness)
         phases = Phases(progress)
         return _verify(pack, comparison, share, threads, phases, sha256, with_gguf_py)
@@ -115,7 +113,7 @@ def _verify(
         pack.not_looked_at.append("the bytes of the source")
     files = inventory.list_segments(pack, comparison)
     inventory.check_origins(pack, files)
-    work, unchecked = list_work(pack, files, share, comparison)
+    work, of_others, unchecked = list_work(pack, files, share, comparison)
     shard_paths = [] if comparison is None else comparison.shard_paths
     sha256_count = _check_sha256(pack, shard_paths, share, threads) if sha256 else None
     opinion = None
@@ -123,7 +121,7 @@ def _verify(
         from moepack.pack.verifying.gguf_py import Opinion  # here, since it brings numpy and gguf
 
         opinion = Opinion(pack, shard_paths).piece
-    mirror, mirrored = _mirror(pack, files)
+    mirror, mirrored = _mirror(pack, files, of_others)
     total = sum(one.end - one.start for one in (*work, *mirrored) if isinstance(one, Segment))
     advanced = advancing(phases.begin(), total)
     scanned = scan(pack.paths, shard_paths, work, threads, advanced, opinion)
@@ -167,7 +165,7 @@ def _check_sha256(
 
 
 def _mirror(
-    pack: CheckedPack, files: Sequence[Sequence[Segment]]
+    pack: CheckedPack, files: Sequence[Sequence[Segment]], of_others: set[int]
 ) -> tuple[Mirror | None, Sequence[Segment | Gap]]:
     """Return the mirror, if there is one that can be read, and the chosen segments in it."""
     mirror = find_mirror(pack.path, pack.index)
@@ -182,6 +180,7 @@ def _mirror(
         coverage = RangeSet(mirror.record.ranges(file.name))
         for one in of_file:
             is_chosen = pack.chosen is None or one.number in pack.chosen
+            is_chosen = is_chosen and one.number not in of_others
             if one.number is not None and is_chosen and coverage.covers(one.start, one.end):
                 ranges = tuple(checked._replace(source=None) for checked in one.ranges)
                 segments.append(one._replace(ranges=ranges))

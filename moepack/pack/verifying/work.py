@@ -1,8 +1,8 @@
 """The work of a verification: its scope, the bytes that are read, and those without proof."""
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import pairwise
 from typing import NamedTuple
 
 from moepack.common.errors import PackError, RequestError, is_of_machine, open_failure
@@ -14,15 +14,12 @@ from moepack.pack.verifying.comparison import SourceComparison
 from moepack.storage.input_file import open_input
 
 
-def choose(
-    pack: CheckedPack, layers: str | Iterable[int] | None, sample: str | float | None, seed: int
-) -> None:
-    """Choose the blobs and tensors of `layers`, and of these a `sample`; of a partial pack, a part.
+def choose(pack: CheckedPack, layers: str | Iterable[int] | None) -> None:
+    """Choose the blobs and tensors of `layers`; of a partial pack, those that are here.
 
-    The same `seed` chooses the same of the same pack. Raises RequestError for a layer that the pack
-    does not hold, and for a sample that is no share.
+    Raises RequestError for a layer that the pack does not hold.
     """
-    if layers is None and sample is None and pack.partial is None:
+    if layers is None and pack.partial is None:
         return
     index = pack.index
     packed = sorted({family.layer for family in index.families})
@@ -39,11 +36,6 @@ def choose(
             numbers.append(index.blob_count + number)
     if pack.partial is not None:
         numbers = [number for number in numbers if _is_here(pack, number)]
-    if sample is not None:
-        from random import Random  # here, since most verifications do without it
-
-        count = min(len(numbers), math.ceil(len(numbers) * _share(sample)))
-        numbers = Random(seed).sample(numbers, count)
     pack.chosen = frozenset(numbers)
     blob_count = sum(number < index.blob_count for number in numbers)
     if others := sorted(set(packed) - set(chosen)):
@@ -87,39 +79,28 @@ def _layers(layers: str | Iterable[int], packed: Sequence[int]) -> list[int]:
     return chosen
 
 
-def _share(sample: str | float) -> float:
-    try:
-        if isinstance(sample, str) and sample.strip().endswith("%"):
-            share = float(sample.strip().rstrip("%")) / 100
-        else:
-            share = float(sample)
-        if 0 < share <= 1:
-            return share
-    except ValueError:
-        pass
-    raise RequestError("not a sample", expected="a share such as 10%", found=sample)
-
-
 def list_work(
     pack: CheckedPack,
     files: Sequence[Sequence[Segment]],
     share: Share | None,
     comparison: SourceComparison | None,
-) -> tuple[list[Segment | Gap], set[int]]:
+) -> tuple[list[Segment | Gap], set[int], set[int]]:
     """List the segments to read of the chosen ones in `files`, as far as the files have them.
 
-    Also returns the numbers of the blobs and tensors that are not looked at: they are lost, without
-    a proof, or in files of other parts.
+    Also returns the numbers of the blobs and tensors of other parts, and of all that are not looked
+    at: these, and those that are lost or without a proof.
     """
-    numbers = _shared_files(pack, share)
-    of_others = _numbers(
-        one for file, segments in enumerate(files) if file not in numbers for one in segments
-    )
-    all_work = [_work_of_file(pack, number, files[number], comparison) for number in numbers]
+    mine = _shared(pack, files, share)
+    all_work = [_work_of_file(pack, number, *one, comparison) for number, one in enumerate(mine)]
+    of_others = set[int]()
+    if share is not None and share.others:
+        pack.not_looked_at.insert(0, f"parts {ranges_text(share.others)} of {share.count}")
+        of_others = _numbers(one for several in files for one in several)
+        of_others -= _numbers(one for segments, _, _ in mine for one in segments)
     work: list[Segment | Gap] = [segment for one in all_work for segment in one.segments]
     if pack.chosen is None and (share is None or share.number == 1):
         work += _gaps_of_shards(
-            pack, {number for number, one in zip(numbers, all_work, strict=True) if one.is_changed}
+            pack, {number for number, one in enumerate(all_work) if one.is_changed}
         )
         if comparison is not None and not comparison.is_another_model and pack.index.is_whole:
             work += comparison.gaps()
@@ -133,7 +114,7 @@ def list_work(
         if several:
             count = f"{len(several):,} blobs and tensors"
             pack.not_looked_at.append(f"the bytes of {count}{reason}")
-    return work, of_others | unread | unproven
+    return work, of_others, of_others | unread | unproven
 
 
 class _FileWork(NamedTuple):
@@ -149,18 +130,29 @@ class _FileWork(NamedTuple):
     is_changed: bool = False
 
 
+class _Share(NamedTuple):
+    """The chosen segments of a file that are checked, and the bytes of it, padding included."""
+
+    segments: Sequence[Segment]
+    start: int
+    end: int
+
+
 def _work_of_file(
     pack: CheckedPack,
     number: int,
     segments: Sequence[Segment],
+    start: int,
+    end: int,
     comparison: SourceComparison | None,
 ) -> _FileWork:
     file = pack.index.files[number]
     if pack.partial is not None and not pack.partial.record.ranges(file.name):
         return _FileWork(())
+    if start == end and file.length:  # other parts have it
+        return _FileWork(())
     length = _length_on_disk(pack, number, segments)
     is_changed = length != file.length
-    segments = [one for one in segments if _is_chosen(pack, one)]
     unread, unproven = set[int](), set[int]()
     if length < file.length:
         unread = _numbers(one for one in segments if one.end > length)
@@ -171,21 +163,39 @@ def _work_of_file(
         (unproven if is_same else unread).update(unknown)
         segments = [one for one in segments if one.has_proof]
     elif pack.chosen is None:
-        segments = [*join(number, segments, min(length, file.length))] if length else []
+        end = min(length, end)
+        segments = [*join(number, segments, start, end)] if start < end else []
     return _FileWork(segments, unread, unproven, is_changed)
 
 
-def _shared_files(pack: CheckedPack, share: Share | None) -> list[int]:
-    """Return the numbers of the data files that this call reads: all, or its share."""
-    files = pack.index.files
-    if share is None:
-        return list(range(len(files)))
-    names = set(share.names({file.name: file.length for file in files}))
-    numbers = [number for number, file in enumerate(files) if file.name in names]
-    if len(numbers) < len(files):
-        others = f"{len(files) - len(numbers):,} of {len(files):,} data files"
-        pack.not_looked_at.append(f"{others}, which other parts have")
-    return numbers
+def _shared(
+    pack: CheckedPack, files: Sequence[Sequence[Segment]], share: Share | None
+) -> list[_Share]:
+    """Return the segments and bytes of each file to check: all that are chosen, or a share.
+
+    Shares are cut between segments, whose bytes are counted over all files. So they depend on the
+    index and the choice alone, and padding goes with the segment before it.
+    """
+    chosen = [[one for one in segments if _is_chosen(pack, one)] for segments in files]
+    all_edges, all_lengths = [], []
+    for file, segments in zip(pack.index.files, chosen, strict=True):
+        edges = [0, *(one.start for one in segments[1:]), file.length]
+        lengths = [one.end - one.start for one in segments] or [0]
+        if pack.chosen is None and not file.is_shard:  # padding is read as well
+            lengths = [max(0, end - start) for start, end in pairwise(edges)]
+        all_edges.append(edges)
+        all_lengths.append(lengths)
+    total = max(1, sum(map(sum, all_lengths)))
+    position, shares = 0, []
+    for segments, edges, lengths in zip(chosen, all_edges, all_lengths, strict=True):
+        has = []
+        for length in lengths:
+            has.append(share is None or share.has(position, total))
+            position += length
+        first = has.index(True) if True in has else len(has)
+        last = first + has.count(True)
+        shares.append(_Share(segments[first:last], edges[first], edges[last]))
+    return shares
 
 
 def _is_chosen(pack: CheckedPack, segment: Segment) -> bool:

@@ -76,10 +76,10 @@ def test_a_byte_of_the_source_that_differs_is_found_by_both_at_the_same_place(
     assert theirs.message.split(", gguf-py")[0] == ours.message.split(", the source")[0]
 
 
-def test_layers_and_samples_bound_it_too(model: Path) -> None:
+def test_layers_and_parts_bound_it_too(model: Path) -> None:
     whole = asked(model / "pack", model / "model").gguf_py_length or 0
     one = asked(model / "pack", model / "model", layers=[1])
-    some = asked(model / "pack", model / "model", sample="10%")
+    some = asked(model / "pack", model / "model", part="1/10")
     assert 0 < (some.gguf_py_length or 0) < (one.gguf_py_length or 0) < whole
 
 

@@ -61,7 +61,7 @@ def test_damage_is_found_where_it_is_looked_for(layer: int, is_found: bool, pack
     assert report.passed is (False if is_found else None)
 
 
-@pytest.mark.parametrize("options", [{"layers": [1]}, {"sample": 0.01}])
+@pytest.mark.parametrize("options", [{"layers": [1]}, {"layers": "0-3"}])
 def test_headers_are_looked_at_whatever_is_chosen(options: Any, pack: Path) -> None:
     assert not any("header" in words for words in verify(pack, **options).not_looked_at)
     flip(pack / "dense.bin", Draft(pack).get("shard_bytes", 2).offset + 9)
@@ -69,39 +69,53 @@ def test_headers_are_looked_at_whatever_is_chosen(options: Any, pack: Path) -> N
     assert (finding.kind, finding.file) == ("digest", "dense.bin")
 
 
-def test_a_sample_is_drawn_again_by_the_same_seed(pack: Path) -> None:
-    """Which blobs it looked at is seen by which of all damaged ones it found."""
+COUNT = 10
+
+
+@pytest.mark.parametrize("layers", [None, "1,3"])
+def test_parts_have_like_lengths_and_look_at_everything_once(
+    layers: str | None, model: Path, pack: Path
+) -> None:
+    whole = verify(pack, model / "model", layers=layers)
+    parts = [
+        verify(pack, model / "model", layers=layers, part=(number, COUNT))
+        for number in range(1, COUNT + 1)
+    ]
+    assert [one.passed for one in parts] == [None] * COUNT
+    for field in ("read_length", "compared_length", "checked_blob_count", "checked_tensor_count"):
+        assert sum(getattr(one, field) for one in parts) == getattr(whole, field), field
+    with moepack.open(pack) as opened:
+        longest = max(opened.locate(layer, 0).length for layer in opened.layers)
+    lengths = [one.read_length for one in parts]
+    assert max(lengths) - min(lengths) <= 2 * longest
+    again = verify(pack, model / "model", layers=layers, part=f"3/{COUNT}")
+    assert again == parts[2]
+
+
+def test_every_byte_is_in_one_part(pack: Path) -> None:
+    """Of parts, tensors, headers and padding: of each kind some are changed, one at a time."""
     draft = Draft(pack)
-    for number in range(BLOBS):
-        draft.set("part", 3 * number, digest=1)
-    draft.save()
-
-    def found(**options: Any) -> set[tuple[int | None, int | None]]:
-        report = verify(pack, **options)
-        assert report.checked_blob_count == len(report.findings)
-        return {(finding.layer, finding.expert) for finding in report.findings}
-
-    assert len(found(sample="100%")) == BLOBS
-    tenth = found(sample=0.1)
-    assert len(tenth) in range(4, 12)
-    assert found(sample="10%") == tenth
-    assert found(sample="10 %", seed=1) != tenth
-    assert {layer for layer, _ in found(sample=0.3, layers="2")} == {2}
+    header = draft.get("shard_bytes", 2)
+    offsets = [(pack / "dense.bin", header.offset), (pack / "dense.bin", header.offset + 9)]
+    for path in sorted(pack.glob("experts-*.bin")):
+        length = path.stat().st_size
+        offsets += [(path, at) for at in (0, length // 3, length // 2, length - 1)]
+    for path, offset in offsets:
+        flip(path, offset)
+        reports = [verify(pack, part=(number, 4)) for number in range(1, 5)]
+        assert sum(bool(one.findings) for one in reports) == 1, (path, offset)
+        assert all(one.passed is None for one in reports if not one.findings)
+        flip(path, offset)
 
 
-def test_a_sample_counts_what_it_takes(model: Path, pack: Path) -> None:
-    report = verify(pack, model / "model", sample=0.1)
-    assert report.checked_blob_count + report.checked_tensor_count == 11
+def test_a_part_says_which_it_is_and_calls_nothing_sound(model: Path, pack: Path) -> None:
+    report = verify(pack, model / "model", part="3/10")
+    assert report.not_looked_at[0] == "parts 1-2,4-10 of 10"
     assert 0 < report.read_length < report.data_length / 5
     text = verification_text.report(report)
     assert "no fault in the checked parts" in text
     assert not {"sound", "whole", "passed"} & set(text.replace(".", " ").split())
-
-
-@pytest.mark.parametrize("sample", ["0", "0%", 0, 1.5, "101%", "x", "-5%", "nan", "", "%"])
-def test_what_is_no_share_is_refused(sample: str | float, pack: Path) -> None:
-    with pytest.raises(RequestError, match="not a sample"):
-        verify(pack, sample=sample)
+    assert verify(pack, part="1/1").passed
 
 
 @pytest.mark.parametrize(
