@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import moepack
+from docs import command_pages
 from moepack.pack.format import records
 from moepack.running.programs.compiling import MACHINES, SOURCES
 from moepack.traces import file as trace_file
@@ -64,8 +65,10 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("LICENSE", ".gitignore", "CITATION.cff", "moepack/version.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    for name in ("include", "docs/commands"):
-        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "include", tmp_path / "include")
+    (tmp_path / "docs" / "commands").mkdir(parents=True)
+    for path, text in command_pages.pages().items():
+        (tmp_path / path.relative_to(ROOT)).write_text(text)
     (tmp_path / "conformance").mkdir()
     for name in ("packs", "traces"):
         (tmp_path / "conformance" / name).symlink_to(ROOT / "conformance" / name)
