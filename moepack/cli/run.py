@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,6 +58,8 @@ from moepack.cli.words.llama_command import (
 )
 from moepack.common.errors import RequestError
 from moepack.common.escaping import one_line, shell_word
+from moepack.common.pack_files import is_pack
+from moepack.common.paths import is_remote
 from moepack.running.serving.sampling import MAX_CONTEXT
 
 if TYPE_CHECKING:
@@ -326,6 +329,7 @@ def serve(
     command += _log_words(options["log_format"], is_installed=server_program is not None)
     command += [] if cors_origins is None else ["--cors-origins", cors_origins]
     command += [*template, *passed_on, *(rest or ())]
+    _note_projector(source_or_pack, command)
     if no_prompt_cache:
         options["prompt_cache"] = 0
     sizes = partial(_model_words, command, options.pop("context"), threads)
@@ -341,6 +345,23 @@ def _log_words(log_format: str, is_installed: bool) -> list[str]:
     if "LLAMA_ARG_LOG_VERBOSITY" not in os.environ:
         words += ["-lv", "3" if is_verbose() else "1"]
     return words
+
+
+def _note_projector(model: Sequence[str], command: Sequence[str]) -> None:
+    """Say how images are accepted if a projector lies beside a model, and none is in use.
+
+    It is not used unasked: with one no texts are kept on disk, and its memory is not counted.
+    """
+    from moepack.running.serving.installed_server import read_gate_options
+
+    path = Path(model[0])
+    folder = path if path.is_dir() and not is_pack(path) else path.absolute().parent
+    if is_remote(model[0]) or not folder.is_dir() or read_gate_options(command).has_media:
+        return
+    projectors = sorted(folder.glob("*[mM][mM][pP][rR][oO][jJ]*.gguf"))
+    if projectors:
+        option = f"`-- --mmproj {shell_word(str(projectors[0]))}`"
+        note(f"images are refused; with {option} they are read")
 
 
 def served_name(source_or_pack: Sequence[str]) -> str:

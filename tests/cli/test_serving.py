@@ -63,6 +63,31 @@ def test_options_of_the_server_stand_before_or_behind_the_dashes(
         )
 
 
+def test_images_are_refused_by_name_and_a_projector_beside_the_model_is_named(
+    tmp_path: Path,
+) -> None:
+    """Small ones by llama.cpp, and long requests before they reach it."""
+    for shard in shards_of("qwen3moe"):
+        (tmp_path / Path(shard).name).symlink_to(shard)
+    projector = tmp_path / "mmproj-F16.gguf"
+    projector.write_bytes(b"GGUF")
+    with served(tmp_path / SHARD.name, *SMALL) as (process, url):
+        for length, code, words in (
+            (500, 500, "image input is not supported"),
+            (2 << 20, 413, "--mmproj"),
+        ):
+            image = {"url": f"data:image/png;base64,{'A' * length}"}
+            content = [{"type": "image_url", "image_url": image}]
+            body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+            assert answer.status_code == code
+            assert words in answer.json()["error"]["message"]
+        process.terminate()
+        lines = process.stderr.read().splitlines()
+    notes = [line for line in lines if line.startswith("note: images")]
+    assert notes == [f"note: images are refused; with `-- --mmproj {projector}` they are read"]
+
+
 def test_origins_are_named_before_the_dashes_or_behind_them() -> None:
     for words in (("--cors-origins", "https://a.example"), ("--", "--cors-origins", "*")):
         with served(SHARD, *SMALL, *words) as (_, url):

@@ -200,6 +200,7 @@ class Gate:
         except TimeoutError:
             raise RefusedError("the request's body took too long to arrive", 408) from None
         message = f"the request has more than {most:,} bytes; a longer context (-c) allows more"
+        message += ", and a projector (--mmproj) images"
         raise RefusedError(message, 413)
 
     async def _forward(
