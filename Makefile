@@ -18,7 +18,7 @@ endef
 # Tests start hundreds of interpreters: without bytecode each of them compiles moepack again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chat demo quick test engines bench conformance docs wheels release-check fuzz format clean
+.PHONY: chat demo quick test engines bench conformance docs wheels release-check fuzz soak format clean
 
 chat: $(VENV)/running
 	@echo 'moepack is $(BIN)/moepack; after `. $(BIN)/activate` it is moepack'
@@ -78,6 +78,10 @@ release-check: wheels
 
 fuzz: $(VENV)/developing
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# SECONDS=60 is a short one.
+soak: $(VENV)/developing
+	@$(BIN)/python -m benchmarks.soak --seconds $(or $(SECONDS),3600)
 
 format: $(VENV)/developing
 	$(BIN)/ruff check --fix moepack tests benchmarks conformance docs releasing examples hatch_build.py
