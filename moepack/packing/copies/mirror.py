@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, write_failure
+from moepack.common.errors import MoepackError, PackError, RequestError, write_failure
 from moepack.common.phases import DigestCounts, Phases, Progress
 from moepack.common.sizes import Size, gaps
 from moepack.pack.format import manifest
@@ -151,22 +151,15 @@ def _fill(pack: Pack, folder: Path, chosen: set[int], copy: SubsetCopy, phases: 
     Raises PackError for items that are damaged in the pack, MachineError for a drive that does not
     give back the written bytes, and OSError.
     """
-    items = copy.items
-    numbers = sorted({items[number].file for number in chosen})
+    numbers = sorted({copy.items[number].file for number in chosen})
     paths = [folder / pack.index.files[number].name for number in numbers]
     drop(path for path in paths if path.is_file())  # what is read is then what is on the drive
     copy.find(chosen, _THREADS, phases.begin(later=copy.part_length(chosen)))
     kept_length = copy.length(copy.here)
     missing = chosen - copy.here
+    copy.find_wrong_padding()
     copy.fetch(missing, numbers, _THREADS, phases.begin(later=copy.part_length(missing)))
-    drop(paths)
-    for number in sorted(missing - copy.compare(missing, _THREADS, phases.begin())):
-        raise MachineError(
-            "the drive returned other bytes than were written",
-            path=folder / pack.index.files[items[number].file].name,
-            place=items[number].extents[0].label,
-            hint="the drive or the memory is failing: the pack is as it was",
-        )
+    copy.prove(missing, _THREADS, phases.begin())
     return kept_length
 
 

@@ -4,7 +4,8 @@ The order of events is the promise:
 
 1. `.pull.json` is written, with no bytes named, then manifest (under another name) and index;
 2. ranges come and are compared with their digests; they are synced, and then named in `.pull.json`;
-3. if everything is there, the manifest gets its name: this is the commit; `.pull.json` is removed.
+3. if everything is there, what came is read back from the drive, and the manifest gets its name:
+   this is the commit; `.pull.json` is removed.
 
 Whatever ends it early leaves a partial pack that can be used as far as it goes, and the same
 command goes on from there. The record names the mtime of each file: those that were changed since,
@@ -256,15 +257,17 @@ class _Pull:
         missing = [number for number in self._chosen if number not in copy.here]
         mended_length += copy.length(copy.named(record, unchanged=False).intersection(missing))
         kept_length = copy.length(copy.here)
+        completes = copy.here.union(missing) >= copy.all
         fetched_length = copy.fetch(
             missing,
             range(len(self._pack.index.files)),
             threads,
-            phases.begin(),
+            phases.begin(later=copy.part_length(missing) if completes else 0),
             lambda files: write_record(self._folder / PARTIAL_RECORD, record._replace(files=files)),
         )
-        if copy.here >= copy.all:
+        if completes:
             assert copy.here <= copy.compared, "what is kept is read before the commit"
+            copy.prove(missing, threads, phases.begin())
             self._commit()
         return self._summary(
             copy.here, kept=kept_length, fetched=fetched_length, mended=mended_length

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from moepack.common import digest
-from moepack.common.errors import PackError
+from moepack.common.errors import MachineError, PackError
 from moepack.common.phases import DigestCounts, Progress
 from moepack.common.sizes import gaps
 from moepack.pack.reading.copies import CopiedFile, CopyRecord, encode
@@ -27,6 +27,7 @@ from moepack.storage.atomic import publish, sync_directory, write_synced
 from moepack.storage.extents import Extent, RangeSet, digests_of, is_zero
 from moepack.storage.folders import check_space
 from moepack.storage.inputs import Inputs
+from moepack.storage.page_cache import drop
 from moepack.storage.regular_file import open_regular, write_at
 from moepack.storage.thread_pool import SharedProgress, ThreadPool, run_each
 
@@ -114,6 +115,22 @@ class SubsetCopy:
         self.here |= right
         self.compared |= right
         return right
+
+    def prove(self, numbers: Collection[int], threads: int, progress: Progress) -> None:
+        """Read items back from the drive. Raises MachineError for one that is wrong, and OSError.
+
+        What was written may have gone astray, or nowhere, on a drive that fails.
+        """
+        files = {self.items[number].file for number in numbers}
+        drop(self._folder / self._names[file] for file in sorted(files))
+        for number in sorted(set(numbers) - self.compare(numbers, threads, progress)):
+            item = self.items[number]
+            raise MachineError(
+                "the drive returned other bytes than were written",
+                path=self._folder / self._names[item.file],
+                place=item.extents[0].label,
+                hint="the drive or the memory is failing: the copy is not used",
+            )
 
     def _is_right(self, path: Path, number: int, advanced: Callable[[int], None]) -> bool:
         """Return whether a file has the bytes of an item; those that cannot be read are wrong."""

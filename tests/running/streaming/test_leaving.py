@@ -120,6 +120,21 @@ def test_a_text_beside_one_that_is_left_goes_on(start: Start) -> None:
             assert read_answer(client).tokens == expected.tokens
 
 
+def test_a_drive_that_takes_seconds_delays_a_text_and_nothing_else(start: Start) -> None:
+    require_llama()
+    with start(first_shard("qwen3moe"), 1) as one:
+        expected = one.ask(FIRST)
+        one.pace(2000)
+        with one.asking(NEXT), one.asking(FIRST) as client:
+            one.wait_for_a_layer()
+            began = time.monotonic()
+            assert one.server.client.request("/health") == {"status": "ok"}
+            assert time.monotonic() - began < 1
+            one.pace(0)  # and all ends, as if nothing had been
+            assert read_answer(client).tokens == expected.tokens
+        assert one.wait_until_idle() < MOST_SECONDS
+
+
 def test_a_client_is_told_how_far_its_prompt_is_within_a_batch(start: Start, model: Path) -> None:
     """The server itself tells it once a batch, of which this is one."""
     with start(model, 1) as one:

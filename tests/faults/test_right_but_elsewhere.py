@@ -1,0 +1,179 @@
+"""Drives that say all is well: a write goes elsewhere or nowhere, a read brings another block.
+
+Once, at each write or read of everything that copies a model. Nothing wrong is called right, and
+once the drive works again the same command comes to its end.
+"""
+
+import contextlib
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import moepack
+from moepack.common.errors import MoepackError
+from moepack.packing.pack_model import pack_in_place, pack_model
+from moepack.packing.restore import restore
+from tests.support import gguf_builder
+from tests.support.models import tree
+from tests.support.pulls import copy_pack, store_of_packs
+
+pytestmark = pytest.mark.long
+
+FAULTS = ("a write elsewhere", "a write nowhere", "another block")
+
+
+class Sound(NamedTuple):
+    """A model in shards, its pack, and the address of that in a store."""
+
+    shards: Path
+    pack: Path
+    address: str
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sound]:
+    folder = tmp_path_factory.mktemp("sound")
+    model = gguf_builder.moe((0, 1), 2, ne=(160, 160))
+    gguf_builder.write_shards(gguf_builder.split(model, 3), folder / "shards")
+    pack_model(folder / "shards", folder / "pack")
+    (folder / "store").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        copy_pack(folder / "pack", folder / "store")
+        with store_of_packs(folder / "store", patch) as server:
+            yield Sound(folder / "shards", folder / "pack", f"{server.url}/a.moepack")
+
+
+class Job(NamedTuple):
+    """A command, which is told whether it runs again; and whether all is there, and as it was."""
+
+    run: Callable[[bool], object]
+    is_done: Callable[[], bool]
+
+
+def _pack(sound: Sound, folder: Path) -> Job:
+    target = folder / "pack"
+    return Job(
+        lambda again: pack_model(sound.shards, target, resume=again, threads=1),
+        lambda: (
+            tree(target) == tree(sound.pack)
+            or not moepack.verify(target, sound.shards).passed  # it was read once alone
+        ),
+    )
+
+
+def _pack_in_place(sound: Sound, folder: Path) -> Job:
+    source, target = Path(shutil.copytree(sound.shards, folder / "shards")), folder / "pack"
+
+    def run(again: bool) -> None:
+        has_begun = target.exists()
+        pack_in_place(None if has_begun else source, target, resume=has_begun, threads=1)
+
+    return Job(run, lambda: tree(target) == tree(sound.pack))
+
+
+def _restore(sound: Sound, folder: Path) -> Job:
+    pack, target = Path(shutil.copytree(sound.pack, folder / "pack")), folder / "shards"
+    return Job(
+        lambda again: restore(pack, target, threads=1, force=again),
+        lambda: tree(target) == tree(sound.shards),
+    )
+
+
+def _mirror(sound: Sound, folder: Path) -> Job:
+    pack = Path(shutil.copytree(sound.pack, folder / "pack"))
+    (folder / "second").mkdir()
+    return Job(
+        lambda again: moepack.mirror_pack(pack, folder / "second"),
+        lambda: (pack / ".mirror").exists() and not moepack.verify(pack).findings,
+    )
+
+
+def _pull(sound: Sound, folder: Path) -> Job:
+    return Job(
+        lambda again: moepack.pull(sound.address, folder / "pack"),
+        lambda: tree(folder / "pack") == tree(sound.pack),
+    )
+
+
+JOBS: dict[str, Callable[[Sound, Path], Job]] = {
+    "pack": _pack,
+    "pack in place": _pack_in_place,
+    "restore": _restore,
+    "mirror": _mirror,
+    "pull": _pull,
+}
+
+
+@contextlib.contextmanager
+def drive(fault: str, number: int) -> Iterator[list[str]]:
+    """Let one write or read go wrong; the list has its file then."""
+    met: list[str] = []
+    pwrite, preadv, count = os.pwrite, os.preadv, 0
+
+    def is_it(descriptor: int, is_write: bool) -> bool:
+        nonlocal count
+        count += is_write == ("write" in fault)
+        if count != number or met or is_write != ("write" in fault):
+            return False
+        met.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return True
+
+    def write(descriptor: int, data: Any, offset: int) -> int:
+        if not is_it(descriptor, True):
+            return pwrite(descriptor, data, offset)
+        return len(data) if "nowhere" in fault else pwrite(descriptor, data, offset + 4096)
+
+    def read(descriptor: int, buffers: Sequence[Any], offset: int, *flags: int) -> int:
+        length = preadv(descriptor, buffers, offset, *flags)
+        if is_it(descriptor, False):
+            for buffer in buffers:
+                view = memoryview(buffer).cast("B")
+                view[:] = bytes(view[512:]) + bytes(view[:512])
+        return length
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", write)
+        patch.setattr(os, "preadv", read)
+        yield met
+
+
+FIRST_READ_WRONG = pytest.mark.xfail(
+    strict=True, reason="digests of a wrong first read are noticed when units were moved by them"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        pytest.param(*pair, marks=FIRST_READ_WRONG)
+        if pair == ("pack in place", "another block")
+        else pair
+        for pair in itertools.product(JOBS, FAULTS)
+        if pair != ("pull", "another block")  # it reads from a network, with a test of its own
+    ],
+)
+def test_nothing_wrong_is_called_right_and_the_next_run_mends_it(
+    name: str, fault: str, sound: Sound, tmp_path: Path
+) -> None:
+    for number in range(1, 1000):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        job = JOBS[name](sound, folder)
+        with drive(fault, number) as met:
+            try:
+                job.run(False)
+                has_failed = False
+            except MoepackError:
+                has_failed = True
+        if not met:
+            break
+        if has_failed:
+            job.run(True)
+        assert job.is_done(), f"{name}, {fault} {number}, of {met}"
+        shutil.rmtree(folder)
+    assert number > 1, "nothing was tried"
