@@ -348,7 +348,7 @@ def _log_words(log_format: str, is_installed: bool) -> list[str]:
 
 
 def _note_projector(model: Sequence[str], command: Sequence[str]) -> None:
-    """Say how images are accepted if a projector lies beside a model, and none is in use.
+    """Print how images are accepted if a projector lies beside a model, and none is in use.
 
     It is not used unasked: with one no texts are kept on disk, and its memory is not counted.
     """
