@@ -43,6 +43,7 @@ struct cache_statistics {
     _Atomic uint64_t guesses_are_off; /* as these were wrong too often */
     _Atomic uint64_t draft_hit_count, draft_miss_count; /* lookups in layers for multi-token prediction */
     _Atomic uint64_t evicted_count;
+    _Atomic uint64_t rechecked_count; /* reads held against digests that were right before */
 };
 
 /* One of the places where a file's bytes lie; a second drive has a mirror. */
@@ -143,6 +144,7 @@ struct cache {
     uint32_t *counts;         /* by a layer's experts: tokens of the current step, then these experts; by context */
     uint32_t counts_length;   /* of either */
     struct cache_error error; /* of the last read that failed */
+    uint64_t later_count;     /* reads of experts whose digests were right before */
     struct cache_statistics *statistics, own_statistics;
     const struct warm_expert *warm_up; /* to read before the first step */
     uint32_t warm_up_count, warm_up_next;

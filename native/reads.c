@@ -11,6 +11,8 @@
 #include "../include/moepack.h"
 #include "threads.h"
 
+/* Memory and drives fail late. A prime, so that experts which are read in turn are all met. */
+enum { LATER_PERIOD = 997 };
 static const uint64_t MEASUREMENT_AGE = 1000000000; /* nanoseconds after which a drive is measured anew */
 
 int reads_fail(struct cache_error *error, int code, int system_error, const char *format, ...) {
@@ -197,11 +199,22 @@ uint32_t reads_end(struct cache *cache, const struct ended *ended, struct pendin
     return --in_flight->read_count ? NO_EXPERT : pending->expert;
 }
 
+/* Is a read that has ended held against its digests? Of those after an expert's first, each LATER_PERIOD-th. */
+static bool is_to_be_checked(struct cache *cache, uint32_t expert) {
+    if (cache->options.check != CHECK_FIRST) return cache->options.check == CHECK_EACH;
+    if (!cache->residents.states[expert].is_checked) return true;
+    bool has_digest = false;
+    for (uint32_t i = 0; i < layer_of(cache->experts, expert)->part_count; i++)
+        has_digest = has_digest || part_of(cache->experts, expert, i)->has_digest;
+    if (!has_digest || ++cache->later_count % LATER_PERIOD) return false;
+    add(&cache->statistics->rechecked_count, 1);
+    return true;
+}
+
 void reads_complete(struct cache *cache, uint32_t expert) {
     struct resident *state = &cache->residents.states[expert];
-    bool is_checked = cache->options.check == CHECK_EACH || (cache->options.check == CHECK_FIRST && !state->is_checked);
     bool is_right = !cache->in_flight[expert].has_failed;
-    if (is_right && is_checked) {
+    if (is_right && is_to_be_checked(cache, expert)) {
         struct cache_error error;
         pthread_mutex_unlock(&cache->lock);
         is_right = has_right_digests(cache, expert, &error);

@@ -322,6 +322,8 @@ def expert_usage(usage: ExpertUsage) -> str:
     """Return a line about a program's experts: lookups, reads and memory."""
     speed = usage.read_length / usage.read_seconds if usage.read_seconds else None
     faults = f", {count_text(usage.fault_count, 'page fault')}" if usage.fault_count else ""
+    if usage.rechecked_count:
+        faults += f", {count_text(usage.rechecked_count, 'later read')} checked again"
     lookups = _lookups(usage.hit_count, usage.miss_count)
     has_drafts = usage.draft_hit_count or usage.draft_miss_count
     drafts = f"; of drafts {_lookups(usage.draft_hit_count, usage.draft_miss_count)}"

@@ -15,6 +15,7 @@ import pytest
 import moepack
 from conformance import make_packs
 from moepack import ExpertCache, MachineError, MoepackError, PackError, RequestError
+from moepack.pack.reading.checked_reads import LATER_PERIOD
 from moepack.packing.shard_index import index_model
 from moepack.running.programs.library import native_folder
 from tests.support.c_compiler import HEADER, SANITIZERS, compiled
@@ -201,6 +202,28 @@ def test_an_expert_is_checked_the_first_time_or_always(pack_copy: Path) -> None:
             else:
                 is_right(cache, 0, [1])
             flip(Path(part.path), part.offset)
+
+
+def test_one_of_many_later_reads_is_checked_too(pack_copy: Path) -> None:
+    """Memory and drives fail late: the error is the one that a first read gives."""
+    memory = least_memory(pack_copy, 1)
+    with moepack.open(pack_copy) as pack:
+        everyone = range(pack.expert_count(0))
+        places = [pack.locate(0, expert, "up") for expert in everyone]
+    with ExpertCache(pack_copy, memory, experts_used=1, backend="buffered") as cache:
+        for expert in everyone:
+            cache.use(0, [expert])
+        for place in places:
+            flip(place.path, place.offset)
+        first_count = cache.usage.miss_count
+        assert first_count == len(everyone)
+        turns = itertools.cycle(everyone)
+        for _ in range(LATER_PERIOD - 1):
+            cache.use(0, [next(turns)])
+        assert cache.usage.miss_count == first_count + LATER_PERIOD - 1
+        with pytest.raises(PackError, match=r"layer 0 expert \d+ part \d.*expected xxh3:"):
+            cache.use(0, [next(turns)])
+        cache.use(0, [next(turns)])
 
 
 def test_a_missing_file_and_a_short_one_are_errors(pack_copy: Path) -> None:

@@ -50,7 +50,7 @@ streaming_options = options(
         "--check",
         type=click.Choice(["always", "first", "never"]),
         default="first",
-        help="Reads to verify by their digests: always, or only the first of each part.",
+        help="Reads to verify by their digests: all, or the first of each part and few later ones.",
     ),
     click.option(
         "--no-prefetch",

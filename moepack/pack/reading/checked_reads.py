@@ -6,6 +6,7 @@ that is its backup. Errors are values until the last: a traceback would hold the
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING
 
@@ -16,14 +17,17 @@ if TYPE_CHECKING:
     from moepack.pack.reading.scheduler import PendingRead
 
 CHECKS = ("always", "first", "never")
+LATER_PERIOD = 997
+"""How many later reads one is checked of, as native/reads.c has it."""
 
 
 class CheckedReads:
     """The reads of one reader that do not go through a queue; may be used from several threads.
 
     `check` is one of CHECKS: when parts are compared with their digests. With `first` a part whose
-    digest was right is not compared again: a drive that gave the right bytes once is trusted from
-    then on. The parts of a second source, if there is one, are checked for themselves.
+    digest was right is trusted from then on, but memory and drives fail late: of the reads of such
+    parts alone, each LATER_PERIOD-th is compared again. The parts of a second source, if there is
+    one, are checked for themselves.
     """
 
     def __init__(self, in_flight: InFlight, check: str) -> None:
@@ -31,6 +35,7 @@ class CheckedReads:
         self._second = in_flight.second
         self._is_checked = check != "never"
         self._right: set[tuple[int, int, str, bool]] | None = set() if check == "first" else None
+        self._later = itertools.count(1)  # a call of next is one step for all threads
 
     def fill(self, read: ExpertRead, memory: AnyMemory) -> None:
         """Read into `memory`, in this thread, and check the bytes; raise their error."""
@@ -87,6 +92,10 @@ class CheckedReads:
         else:
             parts = {(read.layer, read.expert, part.name, is_second): part for part in read.parts}
             unchecked = [part for key, part in parts.items() if key not in self._right]
+            is_later = not unchecked and any(part.digest is not None for part in read.parts)
+            if is_later and next(self._later) % LATER_PERIOD == 0:
+                unchecked = [*read.parts]
+                self._in_flight.add_recheck()
             problem = read.wrong_digest(memory, unchecked)
             if problem is None:
                 self._right.update(parts)

@@ -56,7 +56,8 @@ class Statistics(NamedTuple):
     `seconds` is the time during which anything was in flight, counted until it was taken, so that
     `read_length` / `seconds` is a lower bound of the throughput. `in_flight_*` is the current
     value, `peak_length` the maximum. `mirror` counts the reads from the pack's mirror; None if none
-    is read. Lengths are bytes.
+    is read. `rechecked_count` reads had parts that were right before, and were compared with their
+    digests again. Lengths are bytes.
     """
 
     backend: str
@@ -68,6 +69,7 @@ class Statistics(NamedTuple):
     in_flight_length: int
     peak_length: int
     mirror: MirrorUsage | None = None
+    rechecked_count: int = 0
 
 
 class InFlight(Closing):
@@ -90,7 +92,7 @@ class InFlight(Closing):
         self._closing = threading.RLock()
         self._works: set[Closing] = set()
         self._owned: dict[Hashable, tuple[int, int]] = {}
-        self._peak = self._reads = self._errors = self._read_length = 0
+        self._peak = self._reads = self._errors = self._read_length = self._rechecked = 0
         self._busy_seconds = self._busy_since = 0.0
         self.is_closed = self._is_over = False
 
@@ -198,6 +200,11 @@ class InFlight(Closing):
             with self._changed:
                 self._errors += 1
 
+    def add_recheck(self) -> None:
+        """Count a read of parts that were right before, and are compared again."""
+        with self._changed:
+            self._rechecked += 1
+
     def statistics(self) -> Statistics:
         """Return the numbers as they are now."""
         with self._changed:
@@ -213,6 +220,7 @@ class InFlight(Closing):
                 length,
                 self._peak,
                 None if self.second is None else self.second.usage,
+                self._rechecked,
             )
 
     def close(self) -> None:

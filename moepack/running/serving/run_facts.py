@@ -77,7 +77,8 @@ class RunFacts(RunPhase):
     precede the answer. `draft_count` tokens were drafted, of which the text has `accepted_count`.
     `model_length` is the bytes of all tensors, `held_length` of the experts in memory,
     `fault_count` accesses to experts that no router had announced. Of its `prefetches`, and those
-    of prompts, `wasted_length` bytes were not used.
+    of prompts, `wasted_length` bytes were not used. `rechecked_count` experts that were right when
+    they were first read were compared with their digests again.
     """
 
     text: str
@@ -99,6 +100,7 @@ class RunFacts(RunPhase):
     seed: int
     draft_count: int
     accepted_count: int
+    rechecked_count: int
 
 
 @contextlib.contextmanager
@@ -186,6 +188,7 @@ class MeasuredAnswer:
             seed=answer.seed,
             draft_count=answer.draft_count,
             accepted_count=answer.accepted_count,
+            rechecked_count=now.rechecked_count - self._before.rechecked_count,
         )
 
     def _memory(self, experts: int, floor: int) -> MemoryFacts:

@@ -143,6 +143,7 @@ def _cache_metrics(cache: CacheStatistics) -> list[Metric]:
         _counter("experts_evictions", "Experts taken out of the cache.", cache.evicted_count),
         _counter("experts_faults", "Uses that no router announced.", cache.fault_count),
         _counter("experts_read_bytes", "Bytes of experts that were read.", cache.read_length),
+        _counter("experts_rechecked", "Later reads that were compared.", cache.rechecked_count),
         _counter("experts_wait_seconds", "Time waiting for reads.", cache.wait_nanoseconds / 1e9),
         _counter("prefetches", "Experts read for the next layer.", cache.ahead_count),
         _counter("prefetches_used", "Those it was routed to.", cache.ahead_right_count),

@@ -20,7 +20,7 @@ _PROCESS_LENGTH = 3 * _PAGE
 _RINGS = _PAGE + _MAX_PROCESSES * _PROCESS_LENGTH
 _LENGTH = _RINGS + _MAX_PROCESSES * _MAX_CONTEXTS * _RING_LENGTH
 _LIVE, _ENDED = 1, 2
-_STATISTICS = struct.Struct("<27Q")
+_STATISTICS = struct.Struct("<28Q")
 _STATISTICS_END = 8 + _STATISTICS.size
 _ERROR = struct.Struct("<2i4I2Q512s")
 _NO_EXPERT = (1 << 32) - 1
@@ -78,6 +78,7 @@ class CacheStatistics(NamedTuple):
     draft_hit_count: int = 0
     draft_miss_count: int = 0
     evicted_count: int = 0
+    rechecked_count: int = 0
 
     @classmethod
     def at(cls, address: int) -> "CacheStatistics":

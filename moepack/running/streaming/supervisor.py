@@ -256,6 +256,7 @@ class Supervisor(Closing):
             wasted_length=sum(one.wasted_length for one in every),
             draft_hit_count=sum(one.draft_hit_count for one in every),
             draft_miss_count=sum(one.draft_miss_count for one in every),
+            rechecked_count=sum(one.rechecked_count for one in every),
         )
 
     @property

@@ -43,8 +43,9 @@ class ExpertUsage:
     counted apart. `fault_count` is accesses to experts that no router had announced.
     `resident_length` is memory that is taken, in whole pages, `expert_length` the experts in it.
     `routed_count` is tokens that were routed: of one that half of the layers have computed it is
-    one half. `wasted_length` is what was prefetched for decoding or prompts, and not used. Lengths
-    are bytes.
+    one half. `wasted_length` is what was prefetched for decoding or prompts, and not used. Of
+    reads of experts that were right before, `rechecked_count` were compared with their digests
+    again. Lengths are bytes.
     """
 
     hit_count: int
@@ -61,3 +62,4 @@ class ExpertUsage:
     wasted_length: int
     draft_hit_count: int = 0
     draft_miss_count: int = 0
+    rechecked_count: int = 0

@@ -8,6 +8,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import PackError, RequestError
+from moepack.pack.reading.checked_reads import LATER_PERIOD
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.reader import Reader
 from tests.support.models import flip, on_disk
@@ -54,6 +55,21 @@ def test_first_knows_parts_experts_and_layers_apart(pack_copy: Path) -> None:
                 reader.read(layer, expert)
         with pytest.raises(PackError, match=r"layer 0 expert 3 ffn_down_exps"):
             list(reader.read_many([(0, 3)], parts=("up", "down")))
+
+
+def test_first_checks_one_of_many_later_reads_too(pack_copy: Path) -> None:
+    """Memory and drives fail late: what was right once is looked at again now and then."""
+    with moepack.open(pack_copy) as pack, pack.reader(check="first") as reader:
+        reader.read(0, 3)
+        for _ in range(LATER_PERIOD):
+            reader.read(0, 3)
+        assert reader.statistics.rechecked_count == 1
+        spoil(pack, 0, 3, "up")
+        for _ in range(LATER_PERIOD - 1):
+            reader.read(0, 3)
+        with pytest.raises(PackError, match=r"layer 0 expert 3 ffn_up_exps.*digest"):
+            reader.read(0, 3)
+        assert reader.statistics.rechecked_count == 2
 
 
 def test_never_looks_at_nothing(pack_copy: Path) -> None:

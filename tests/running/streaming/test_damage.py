@@ -67,6 +67,27 @@ def test_damaged_experts_give_no_tokens(pack_copy: Path, memory: int | str) -> N
         assert error.hint == "run `moepack verify` on the pack"
 
 
+def test_a_later_read_that_is_damaged_ends_an_answer_as_a_first_one_does(pack_copy: Path) -> None:
+    """One of many is compared again, and counted; the drive was right when it was read first."""
+    with supervised(pack_copy, memory="floor", micro_batch=32, backend="buffered") as run:
+        with run.program(*SLOTS) as program:
+            for _ in range(100):
+                assert isinstance(program.ask(PROMPT), list)
+                if run.supervisor.usage.rechecked_count:
+                    break
+            assert run.supervisor.usage.rechecked_count in (1, 2)
+            damage(pack_copy)
+            for _ in range(100):
+                program.begin(PROMPT)
+                if isinstance(program.result(), str):
+                    break
+        run.settle()
+        error = run.failures[0]
+        assert isinstance(error, PackError)
+        assert str(error.expected).startswith("xxh3:")
+        assert re.match(r"layer 1 expert \d+ ffn_\w+_exps.weight at byte", error.place or "")
+
+
 def test_a_mirror_that_is_damaged_changes_no_answer(
     pack_copy: Path, alone: Alone, tmp_path: Path
 ) -> None:
