@@ -184,6 +184,7 @@ def test_what_was_asked_and_answered_is_not_posted(tmp_path: Path) -> None:
         "seed": 1,
         "draft_count": 0,
         "accepted_count": 0,
+        "rechecked_count": 0,
         "prefetches": Prefetches(0, 0, 0, 0, 0, 0)._asdict(),
         "wasted_length": 0,
     }
