@@ -24,6 +24,7 @@ from moepack.common.errors import TraceError
 from moepack.traces.formats import registry
 from moepack.traces.model import Counts, Item, Origin, Tokens
 from moepack.traces.validation import Checks
+from tests.support.gguf_builder import F32, GgufBuilder, TensorSpec
 from tests.support.hostile_input import refused_by
 from tests.support.shapes import shape_of_counts
 
@@ -266,6 +267,21 @@ def _selections_csv(trace: Trace) -> bytes:
     return _text(f"{layer},{e}" for t in tokens_of(trace) for layer, e in selections(t))
 
 
+def imatrix(trace: Trace) -> bytes:
+    """Write the counts of all selections as `llama-imatrix` does, for every projection."""
+    builder = GgufBuilder().put("general.type", "str", "imatrix")
+    counts = {layer: np.zeros(dimensions(trace)[1], "<f4") for layer in shape_of(trace)}
+    for token in tokens_of(trace):
+        for layer, expert in selections(token):
+            counts[layer][expert] += 1
+    for layer, numbers in counts.items():
+        for projection in ("up", "down"):
+            name = f"blk.{layer}.ffn_{projection}_exps.weight.counts"
+            spec = TensorSpec(name, (1, len(numbers)), F32, numbers.tobytes())
+            builder.tensors.append(spec)
+    return builder.bytes()
+
+
 def own(trace: Trace) -> bytes:
     """Write moepack's own file, a record a request."""
     records = [
@@ -311,7 +327,13 @@ FEW = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-ALL = TEXTS | {"moepack": Sample("moepack", own, seen)}
+BINARY = {
+    "moepack": Sample("moepack", own, seen),
+    "imatrix": Sample(
+        "imatrix", imatrix, lambda trace: Seen([], counted(trace, PREFILL)),
+        frozenset({"requests", "tokens"})),
+}  # fmt: skip
+ALL = TEXTS | BINARY
 PACKINGS = ("", ".gz", ".zst")
 SMALL: Trace = [
     [Call(PREFILL, [{3: [7, 1], 5: [2, 0, 4]}, {3: [300, 1], 5: [1, 2, 3]}]),

@@ -140,7 +140,7 @@ def test_a_client_is_told_how_far_its_prompt_is_within_a_batch(start: Start, mod
     with start(model, 1) as one:
         one.ask(FIRST[:200])
         one.pace(SLOW // 2)
-        with one.asking(FIRST[:600], stream=True, return_progress=True) as client:
+        with one.asking(FIRST[:600], 1, stream=True, return_progress=True) as client:
             lines = client.getresponse().read().decode().splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if "progress" in line]
     told = [event["prompt_progress"] for event in events]

@@ -1,6 +1,5 @@
 """Reading every format of traces, selection by selection."""
 
-import gzip
 import os
 import random
 from pathlib import Path
@@ -13,9 +12,9 @@ from hypothesis import strategies as st
 import moepack
 from moepack.common.errors import RequestError, TraceError
 from moepack.traces.formats import registry
-from tests.support.models import FIXTURES
 from tests.support.trace_samples import (
     ALL,
+    BINARY,
     DECODE,
     FEW,
     PACKINGS,
@@ -57,7 +56,7 @@ def test_what_is_written_is_read(
         assert (origins[0].format, origins[0].name) == (sample.form, path.name)
 
 
-@pytest.mark.parametrize("name", ["log", "log without token lines", "moepack"])
+@pytest.mark.parametrize("name", ["log", "log without token lines", *BINARY])
 def test_pipes_are_read_as_files_are(name: str, tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
@@ -70,7 +69,7 @@ def test_pipes_are_read_as_files_are(name: str, tmp_path: Path) -> None:
 
 
 def test_each_format_has_a_sample() -> None:
-    assert {sample.form for sample in ALL.values()} | {"imatrix"} == {*registry.NAMES}
+    assert {sample.form for sample in ALL.values()} == {*registry.NAMES}
 
 
 # Logs.
@@ -186,12 +185,3 @@ def test_format_overrules_the_content(tmp_path: Path) -> None:
     assert error.place == "line 2"
     with pytest.raises(RequestError, match="no such format"):
         read(path, form="csv")
-
-
-def test_an_imatrix_may_be_compressed(tmp_path: Path) -> None:
-    """As other traces; its faults are reported for the compressed file."""
-    imatrix, packed = FIXTURES / "qwen3moe-imatrix.gguf", tmp_path / "imatrix.gz"
-    packed.write_bytes(gzip.compress(imatrix.read_bytes()))
-    assert read(packed)[1] == read(imatrix)[1]
-    packed.write_bytes(gzip.compress(imatrix.read_bytes()[:1000]))
-    refused(packed)
