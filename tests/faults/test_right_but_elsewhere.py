@@ -19,7 +19,7 @@ from moepack.common.errors import MoepackError
 from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.restore import restore
 from tests.support import gguf_builder
-from tests.support.models import tree
+from tests.support.models import flip, tree
 from tests.support.pulls import copy_pack, store_of_packs
 
 pytestmark = pytest.mark.long
@@ -100,12 +100,23 @@ def _pull(sound: Sound, folder: Path) -> Job:
     )
 
 
+def _repair(sound: Sound, folder: Path) -> Job:
+    pack = Path(shutil.copytree(sound.pack, folder / "pack"))
+    for name in ("experts-00000.bin", "dense.bin"):
+        flip(pack / name, 100)
+    return Job(
+        lambda again: moepack.repair(pack, sound.pack, threads=1),
+        lambda: tree(pack) == tree(sound.pack),
+    )
+
+
 JOBS: dict[str, Callable[[Sound, Path], Job]] = {
     "pack": _pack,
     "pack in place": _pack_in_place,
     "restore": _restore,
     "mirror": _mirror,
     "pull": _pull,
+    "repair": _repair,
 }
 
 
