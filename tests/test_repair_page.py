@@ -173,6 +173,8 @@ def test_the_commands_of_a_part_mend_what_it_names(
     table = PAGE.partition("\n## ")[0]
     assert fault.words in table
     assert fault.words in broken.stdout + broken.stderr or heading == "The shards are damaged"
+    is_hinted = "moepack repair model.moepack --from SOURCE_OR_PACK" in broken.stderr
+    assert is_hinted == (heading in [*FAULTS][:2])
     text = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     lines = re.findall(r"^    (moepack .*)$", text, re.MULTILINE)
     assert len(lines) >= 2

@@ -18,6 +18,7 @@ from moepack.cli.shared.parameters import ModelName, PathName
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import (
     announce,
+    complain,
     confirm,
     is_json,
     is_quiet,
@@ -27,7 +28,8 @@ from moepack.cli.shared.terminal import (
     sum_up,
 )
 from moepack.common.errors import RequestError
-from moepack.common.escaping import one_line
+from moepack.common.escaping import one_line, shell_word
+from moepack.common.paths import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,7 +250,15 @@ def verify(
         shown = None if is_verbose() else verification_text.SHOWN_FINDINGS
         show(report, partial(verification_text.report, shown=shown), next_step)
     if report.findings:
+        kinds = {finding.kind for finding in report.findings}
+        if engine is None and kinds & _REPAIRABLE and not (is_quiet() or is_remote(path)):
+            command = f"moepack repair {shell_word(path)} --from SOURCE_OR_PACK"
+            complain("hint", f"write back what is damaged, from its shards or a copy: {command}")
         raise SystemExit(ExitCode.DIFFERENCES)
+
+
+_REPAIRABLE = {"digest", "padding", "file", "index", "manifest"}
+"""Kinds of findings that are damage, which a copy can mend."""
 
 
 def _verify_export(
