@@ -13,13 +13,13 @@ def test_a_short_one_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(what in printed for what in ("messages, stream", "left in a stream", "3 rounds"))
 
 
-@pytest.mark.parametrize("grown", [Level(9 << 20, 0, 0), Level(0, 3, 0), Level(0, 0, 3)])
+@pytest.mark.parametrize("grown", [Level(16 << 20, 0, 0), Level(0, 3, 0), Level(0, 0, 3)])
 def test_what_grows_is_noticed_and_noise_is_not(grown: Level) -> None:
     level = Level(100 << 20, 20, 5)
     for share, is_noticed in ((1.0, True), (0.5, False)):
         findings = Findings()
         for number in range(10):
-            sums = (a + int(b * share * number / 6) for a, b in zip(level, grown, strict=True))
+            sums = (a + int(b * share * number / 4) for a, b in zip(level, grown, strict=True))
             findings.levels.append({"server": Level(*sums)})
         judge_levels(findings)
         assert bool(findings.problems) is is_noticed
