@@ -194,7 +194,7 @@ def _value(text: bytes) -> Any:
     """Return the JSON value with which a text begins; None if it is cut off."""
     try:
         return json.JSONDecoder().raw_decode(text.decode(errors="replace").lstrip())[0]
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -8,6 +8,7 @@ computed at once, `admission` decides.
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
@@ -174,6 +175,8 @@ class Gate:
         if not isinstance(event, h11.Request):
             return None
         exchange.begin(event.method, event.target)
+        if b"%u" in event.target.partition(b"?")[0]:
+            raise RefusedError("the path has %u, which only llama.cpp decodes", 400)
         if (problem := self._access.refusal(event.headers)) is not None:
             raise RefusedError(problem, 403)
         if self._hides_slots and event.method == b"POST" and b"/slots/" in _path(event):
@@ -366,14 +369,14 @@ def _is_for_metrics(request: h11.Request) -> bool:
 
 
 def _path(request: h11.Request) -> bytes:
-    """Return the path as the server will see it: it decodes escapes."""
-    return unquote_to_bytes(request.target.partition(b"?")[0])
+    """Return the path as the server will see it, without query and fragment: it decodes escapes."""
+    return unquote_to_bytes(re.split(b"[?#]", request.target, maxsplit=1)[0])
 
 
 def _is_stream(body: bytearray) -> bool:
     """Return whether a request's JSON asks for an answer piece by piece."""
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(fields, dict) and fields.get("stream") is True

@@ -30,11 +30,12 @@ _OF_NO_STATE = {
     *("-t", "--threads", "-tb", "--threads-batch", "-b", "--batch-size", "-ub", "--ubatch-size"),
     *("-cram", "--cache-ram", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
     *("--chat-template", "--chat-template-file", "--jinja", "--sse-ping-interval"),
-    *("--ssl-cert-file", "--ssl-key-file"),
+    *("--ssl-cert-file", "--ssl-key-file", "-lv", "--verbosity", "--log-verbosity", "--log-jsonl"),
 }
 """Options that change no state of the same tokens. With any other, texts begin anew."""
 _OF_NO_STATE |= {f"LLAMA_ARG_{name}" for name in ("HOST", "PORT", "ALIAS", "THREADS", "BATCH")}
 _OF_NO_STATE |= {f"LLAMA_ARG_{name}" for name in ("MODEL", "UBATCH", "CACHE_RAM", "LOAD_MODE")}
+_OF_NO_STATE |= {f"LLAMA_ARG_LOG_{name}" for name in ("VERBOSITY", "JSONL")}
 
 
 def model_id(pack: Pack) -> str:

@@ -226,8 +226,8 @@ class PromptFiles:
     def finish(self, partial: Path, length: int) -> PromptFile | None:
         """Add a file of `length` bytes that llama.cpp has written; return it.
 
-        The states that it continues are removed. None if it is no longer whole, or another
-        continues it. Raises OSError.
+        The states that it continues are removed. None if it is not whole, or too long. Raises
+        OSError.
         """
         with open(partial, "r+b") as file:
             whole = os.fstat(file.fileno()).st_size == length  # llama.cpp does not look at the end

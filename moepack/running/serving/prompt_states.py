@@ -34,6 +34,8 @@ _LEAST = 128
 """Tokens for which something is saved or restored."""
 _SHARE = 8
 """A gain is at least this fraction of the tokens that are written, read or asked."""
+_UNFIT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""What a body raises that is no request for a text of known tokens."""
 _IDLE_SECONDS = 3.0
 """Without a request for a text, before states are saved."""
 
@@ -124,7 +126,7 @@ class PromptStates:
 
     async def _tokens(self, path: bytes, body: bytes) -> bytes | None:
         """Return the tokens of a request; None if they cannot be known."""
-        with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, StateError):
+        with contextlib.suppress(*_UNFIT, StateError):
             if path.endswith(b"/chat/completions"):
                 prompt = (await self._ask("POST", "/apply-template", body))["prompt"]
             elif path.endswith((b"/completion", b"/completions")):

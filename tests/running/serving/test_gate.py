@@ -362,6 +362,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
         ([b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"], 400),
         ([b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n"], 400),
         ([b"GET / HTTP/1.1\r\n\r\n"], 400),
+        ([HEAD.replace(b"/x", b"/%u0078") + b"Content-Length: 3\r\n\r\n"], 400),
         ([b"POST /x HTTP/1.1\r\nHost: evil.example\r\n\r\n"], 403),
         ([HEAD + b"Origin: http://evil.example\r\n\r\n"], 403),
         ([HEAD + b"Content-Length: 50\r\n\r\n", *[b"1"] * 6], 408),
@@ -384,7 +385,7 @@ async def test_others_are_told_why_and_nothing_passes(
     assert not behind.came
     (facts,) = behind.log
     assert facts.status == status
-    is_own = status in (403, 408, 413)
+    is_own = status in (403, 408, 413) or b"%u" in pieces[0]
     assert is_own or facts.reason == "no valid HTTP"  # h11 quotes the request
 
 
@@ -439,7 +440,7 @@ async def test_a_stream_that_waits_gets_comments_and_then_its_answer(behind: Beh
     async with busy(behind):
         waiting = [
             asyncio.create_task(behind.ask(text_request(body, path, page), ends=False))
-            for path in (b"/completion?a=b", b"/v1/messages")
+            for path in (b"/completion?a=b", b"/v1/messages#a")
             for body in (stream(b"slow-end"), b"slow-end")
         ]
         await asyncio.sleep(0.35)
@@ -456,6 +457,14 @@ async def test_a_stream_that_waits_gets_comments_and_then_its_answer(behind: Beh
     for answer in answers[1::2]:
         assert b":\n\n" not in answer
         assert answer.endswith(b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
+
+
+@through_a_gate
+async def test_a_body_that_python_does_not_parse_waits_too(behind: Behind) -> None:
+    async with busy(behind):
+        asking = asyncio.create_task(behind.ask(text_request(b"[" * 100_000 + b"end")))
+        await asyncio.sleep(0.3)
+    assert (await asking).endswith(b"fine")
 
 
 @through_a_gate
