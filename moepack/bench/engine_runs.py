@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from moepack.bench.control_group import ControlGroup
 from moepack.bench.disturbance import read_length
 from moepack.common.errors import MachineError, RequestError
-from moepack.common.shape import is_row_table
 from moepack.common.sizes import size_text
 from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
@@ -30,6 +29,7 @@ from moepack.running.serving.client import Answer, AnswerFacts, PhaseFacts
 from moepack.running.serving.model_server import ServerProcess
 from moepack.running.serving.sampling import Sampling
 from moepack.running.serving.server_memory import floor_length, micro_batches
+from moepack.running.streaming.supervisor import dense_length
 
 MAPPED = "llama.cpp, mapped"
 READ = "llama.cpp, read"
@@ -110,7 +110,7 @@ def divide_memory(
     `micro_batch` the longest that fits is chosen. Raises RequestError if the experts of one
     micro-batch do not fit, and what reading metadata raises.
     """
-    dense = sum(one.length for one in pack.dense() if not is_row_table(one.name))
+    dense = dense_length(pack)
     footprint = footprint_of(pack)
     counts = micro_batches(footprint, context, limit) if micro_batch is None else (micro_batch,)
     for count in counts:

@@ -33,11 +33,9 @@ from moepack.traces.caching.cache import DEFAULT_POLICY, POLICIES
 LEAST_GAIN = 0.03
 _ROUNDS = 2
 _DEFAULT = "default"
-_MICRO_BATCHES = (256, 1024, 2048, 4096)
+_MICRO_BATCHES = (256, 512, 1024, 2048, 4096)
 _BATCH = 2048
 """llama-server's default."""
-_AS_THE_COMMAND = ("-b", str(_BATCH), "-ub", "512")
-"""Defaults of the command `serve`, whose call in Python has longer micro-batches."""
 _SPARE_TOKENS = 64
 _OF_SERVER = ("-ub", "-np")
 """Options that `moepack serve` passes on."""
@@ -118,7 +116,7 @@ def tune(
         files = pack.file_paths
         text = beginning_of(reference_text(), prompt_tokens, pack)
     context = texts * (prompt_tokens + tokens + _SPARE_TOKENS)
-    base = ["-c", str(context), *_AS_THE_COMMAND]
+    base = ["-c", str(context)]
     length = None if memory is None else parse_size(memory, "memory")
     options = [pair for pair in _values(prompt_tokens, texts) if pair[1]]
     count = _ROUNDS * (sum(1 + len(values) for _, values in options) + 2)
@@ -149,7 +147,7 @@ def _values(prompt_tokens: int, texts: int) -> Iterator[tuple[str, list[str]]]:
     """Yield each option with the values to try beside its default."""
     processors = cpu_count()
     yield "-t", [str(one) for one in sorted({max(1, processors // 2), processors})]
-    sizes = [one for one in _MICRO_BATCHES if one < 2 * prompt_tokens]
+    sizes = [one for one in _MICRO_BATCHES if one <= prompt_tokens]
     yield "-ub", [str(one) for one in sizes[-3:]]
     yield "policy", [one for one in POLICIES if one != DEFAULT_POLICY]
     yield "backend", ["uring", "direct", "buffered"]

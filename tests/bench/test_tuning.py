@@ -76,6 +76,7 @@ def test_a_model_is_tuned_and_the_command_is_one_of_serve(
 
     def faster(*arguments: object) -> _Run:
         settings = next(one for one in arguments if isinstance(one, dict))
+        words.append(next(one for one in arguments if isinstance(one, list)))
         run = measured(*arguments)  # type: ignore[arg-type]
         return run._replace(seconds=0.5 if "policy" in settings else 1.0)
 
@@ -87,10 +88,12 @@ def test_a_model_is_tuned_and_the_command_is_one_of_serve(
     monkeypatch.setattr(tuning, "_measure", faster)
     monkeypatch.setattr(tuning, "_values", values)
     calls: list[int] = []
+    words: list[list[str]] = []
     facts = moepack.tune(
         CHAT, prompt_tokens=30, tokens=4, texts=2, progress=lambda *all_: calls.append(all_[1])
     )
     assert len(calls) == calls[0] == 2 * (2 + 2 + 2 + 2)
+    assert words[0][::2] == ["-c"], "the server chooses all else, as without options"
     assert (facts.options, facts.gain) == ({"policy": "lru"}, 2.0)
     assert [one.kept for one in facts.tried] == ["default", "lru", "default"]
     assert "backend" in some(facts.tried[2].trials[1].refusal)

@@ -93,6 +93,9 @@ def describe_machine(
         hint = "`machine` says it, or `memory` and `vram` do"
         raise RequestError("the amount of memory is unknown", hint=hint)
     lengths = [Figure(parse_size(one, "vram"), "typed") for one in as_list(vram)]
+    if box.is_unified and len(lengths) > 1:
+        problem = "unified memory has one GPU"
+        raise RequestError(problem, argument="vram", expected="one size", found=len(lengths))
     unknown = (Gpu(None, box.memory, None),) * max(0, len(lengths) - len(box.gpus))
     gpus = [*box.gpus, *unknown]
     gpus[: len(lengths)] = [

@@ -35,7 +35,7 @@ _LEAST = 128
 _SHARE = 8
 """A gain is at least this fraction of the tokens that are written, read or asked."""
 _UNFIT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
-"""What a body raises that is no request for a text of known tokens."""
+"""Errors of bodies that are no requests for texts of known tokens."""
 _IDLE_SECONDS = 3.0
 """Without a request for a text, before states are saved."""
 
@@ -213,7 +213,7 @@ class PromptStates:
 def make_asker(
     connect: Callable[[], Awaitable[Connection]], prefix: str, keys: Sequence[str]
 ) -> Ask:
-    """Return what asks a server at connections of `connect`; its paths begin with `prefix`."""
+    """Return a function that asks a server by `connect`; the server's paths begin with `prefix`."""
     fields = [(b"content-type", b"application/json")]
     fields += [(b"authorization", f"Bearer {key}".encode()) for key in keys]
 

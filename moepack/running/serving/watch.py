@@ -120,14 +120,14 @@ class Watch:
         waiting = sum(exchange.is_waiting for exchange in self._open)
         return [
             _counter("requests", "Requests that have ended, by status.", statuses),
-            Metric("moepack_requests_open", "gauge", "Requests that have not.", self._open_count()),
+            Metric("moepack_requests_open", "gauge", "Requests that are open.", self._open_count()),
             Metric("moepack_requests_waiting", "gauge", "Texts that wait for a turn.", waiting),
-            _counter("requests_waited_seconds", "Waits for a turn.", totals.waited_seconds),
+            _counter("requests_waited_seconds", "Waiting for a turn.", totals.waited_seconds),
             _counter("prompt_tokens", "Tokens of prompts.", totals.prompt_count),
-            _counter("prompt_tokens_kept", "Those kept from earlier texts.", totals.kept_count),
-            _counter("prompt_seconds", "Time for the others.", totals.prompt_seconds),
+            _counter("prompt_tokens_kept", "Kept tokens of earlier texts.", totals.kept_count),
+            _counter("prompt_seconds", "Computing of prompts.", totals.prompt_seconds),
             _counter("answer_tokens", "Tokens of answers.", totals.token_count),
-            _counter("answer_seconds", "Time for them, from the first.", totals.answer_seconds),
+            _counter("answer_seconds", "Computing of answers.", totals.answer_seconds),
         ]
 
 
@@ -139,18 +139,20 @@ def _cache_metrics(cache: CacheStatistics) -> list[Metric]:
     lookups = "Lookups of experts that were in memory; not counted while all are."
     return [
         _counter("experts_hits", lookups, cache.hit_count),
-        _counter("experts_misses", "Lookups of experts that were not.", cache.miss_count),
+        _counter("experts_misses", "Lookups of experts that were not there.", cache.miss_count),
         _counter("experts_evictions", "Experts taken out of the cache.", cache.evicted_count),
         _counter("experts_faults", "Uses that no router announced.", cache.fault_count),
         _counter("experts_read_bytes", "Bytes of experts that were read.", cache.read_length),
         _counter("experts_rechecked", "Later reads that were compared.", cache.rechecked_count),
-        _counter("experts_wait_seconds", "Time waiting for reads.", cache.wait_nanoseconds / 1e9),
+        _counter("experts_wait_seconds", "Waiting for reads.", cache.wait_nanoseconds / 1e9),
         _counter("prefetches", "Experts read for the next layer.", cache.ahead_count),
-        _counter("prefetches_used", "Those it was routed to.", cache.ahead_right_count),
-        _counter("prefetches_wasted_bytes", "Bytes read in vain.", cache.wasted_length),
+        _counter("prefetches_used", "Prefetched experts that were used.", cache.ahead_right_count),
+        _counter("prefetches_wasted_bytes", "Bytes read ahead in vain.", cache.wasted_length),
         Metric("moepack_experts_budget_bytes", "gauge", "Memory for experts.", cache.memory),
         Metric(
-            "moepack_experts_resident_bytes", "gauge", "Memory that they take.", cache.slots_length
+            "moepack_experts_resident_bytes", "gauge", "Memory with experts.", cache.slots_length
         ),
-        Metric("moepack_experts_all_resident", "gauge", "Whether all stay there.", cache.holds_all),
+        Metric(
+            "moepack_experts_all_resident", "gauge", "Whether all experts stay.", cache.holds_all
+        ),
     ]

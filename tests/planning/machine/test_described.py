@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,8 +95,9 @@ def test_of_unified_memory_a_gpu_keeps_its_share() -> None:
         ({"memory": "64GiB", "drive_speed": "7"}, "drive_speed: not a bandwidth"),
         ({"memory": "64GiB", "memory_bandwidth": "64GiB"}, "a length, not a bandwidth"),
         ({"memory": "64GiB", "vram": "x"}, "vram: not a size"),
+        ({"machine": HALO, "vram": ["64GiB", "8GiB"]}, "unified memory has one GPU"),
     ],
 )
-def test_impossible_figures_are_refused(figures: dict[str, str], message: str) -> None:
+def test_impossible_figures_are_refused(figures: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         describe_machine(None, **figures)
