@@ -255,13 +255,7 @@ async def _answer(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     if os.environ.get(ENDS_WITH_INPUT):
-
-        def read_input() -> None:
-            if not os.read(sys.stdin.fileno(), 1 << 12):
-                loop.remove_reader(sys.stdin.fileno())
-                ended.set()
-
-        loop.add_reader(sys.stdin.fileno(), read_input)
+        loop.add_reader(sys.stdin.fileno(), _read_input, ended)
     if server is not None:
         loop.add_reader(server.descriptor, ended.set)
         loading = asyncio.create_task(server.wait_until_loaded())
@@ -281,14 +275,25 @@ async def _answer(
             with contextlib.suppress(OSError):
                 os.unlink(listener.getsockname())
     if states is not None:
-        saving = asyncio.create_task(states.save())
-        await asyncio.wait([saving], timeout=_SECONDS_OF_END)
-        ended.clear()  # another signal ends it at once
-        waiting, first = asyncio.create_task(ended.wait()), asyncio.FIRST_COMPLETED
-        await asyncio.wait([saving, waiting], timeout=_SECONDS_TO_SAVE, return_when=first)
-        saving.cancel()
-        await asyncio.gather(saving, return_exceptions=True)
+        await _save(states, ended)
     _end(server)
+
+
+def _read_input(ended: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 1 << 12):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        ended.set()
+
+
+async def _save(states: PromptStates, ended: asyncio.Event) -> None:
+    """Save the states of texts after a signal, until another."""
+    saving = asyncio.create_task(states.save())
+    await asyncio.wait([saving], timeout=_SECONDS_OF_END)
+    ended.clear()  # another signal ends it at once
+    waiting, first = asyncio.create_task(ended.wait()), asyncio.FIRST_COMPLETED
+    await asyncio.wait([saving, waiting], timeout=_SECONDS_TO_SAVE, return_when=first)
+    saving.cancel()
+    await asyncio.gather(saving, return_exceptions=True)
 
 
 def _end(server: InstalledServer | None) -> NoReturn:

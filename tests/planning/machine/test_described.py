@@ -100,4 +100,4 @@ def test_of_unified_memory_a_gpu_keeps_its_share() -> None:
 )
 def test_impossible_figures_are_refused(figures: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        describe_machine(None, **figures)
+        describe_machine(**figures)
