@@ -33,6 +33,8 @@ _NO_KEY = "moepack"
 """Key for a server that asks for none: clients need one."""
 _TYPED = "moepack.typed"
 _OPTION = "--api-key"
+_NOT_TAKEN = ("port", "log_format")
+"""Options of `serve` with another default, and without which its address is printed as text."""
 _THIS_MACHINE = "127.0.0.1,localhost"
 
 
@@ -51,7 +53,7 @@ class _LaunchCommand(LlamaCommand):
     rest_metavar="ARGUMENTS OF THE CLIENT",
     params=[
         click.Argument(["client"], type=click.Choice(list(CLIENTS))),
-        *(one for one in serve.params if one.name != "port"),
+        *(one for one in serve.params if one.name not in _NOT_TAKEN),
     ],
 )
 @number_option("--port", least=0, most=65535, default=0, help="TCP port; 0 is any free one.")

@@ -236,6 +236,11 @@ def test_the_model_may_be_named_as_in_llama_cpp(cli: Run) -> None:
     assert f"LLM_MODEL={MODEL.name}" in end.stdout
 
 
+def test_the_log_is_text_in_which_the_address_is_found(cli: Run) -> None:
+    done = cli("launch", "llm", "model.gguf", "--log-format", "json", "--dry-run")
+    assert (done.returncode, "--log-format" in done.stderr) == (2, True)
+
+
 def test_a_file_of_keys_is_refused(cli: Run) -> None:
     end = cli("launch", "llm", MODEL, "--api-key-file", "keys.txt")
     assert end.returncode == 2
