@@ -18,7 +18,7 @@ endef
 # Tests start hundreds of interpreters: without bytecode each of them compiles moepack again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chat demo quick test engines bench conformance docs wheels release-check fuzz soak format clean
+.PHONY: chat demo quick test engines bench conformance docs wheels release-check fuzz everything soak format clean
 
 chat: $(VENV)/running
 	@echo 'moepack is $(BIN)/moepack; after `. $(BIN)/activate` it is moepack'
@@ -78,6 +78,11 @@ release-check: wheels
 
 fuzz: $(VENV)/developing
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# All tests, also with engines that are not ours; what is skipped all the same is named at the end.
+everything: engines $(VENV)/developing
+	$(CHECK)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'slow or not slow' --timeout 3600
 
 # SECONDS=60 is a short one.
 soak: $(VENV)/developing
