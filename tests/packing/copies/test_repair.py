@@ -19,7 +19,7 @@ from tests.support.damages import (
     cut,
     mtime_kept,
 )
-from tests.support.interruptions import CrashError, crash_after
+from tests.support.interruptions import CrashError, before_each, crash_after
 from tests.support.models import first_shard, flip
 from tests.support.pulls import copy_pack, is_same, store_of_packs
 
@@ -115,6 +115,19 @@ def test_the_part_alone_is_written(
     assert max(end for _, end in written) == where.offset + where.length
     assert summary.written_length == where.length
     assert summary.repaired == (f"layer 1 expert 4 {where.part}",)
+
+
+def test_it_is_read_from_the_drive_before_and_after(
+    pack: Path, hot_pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage_part(pack)
+    events: list[str] = []
+    before_each(
+        monkeypatch, lambda name, *_: events.append(name), (os, "pwrite"), (os, "posix_fadvise")
+    )
+    moepack.repair(pack, hot_pack)
+    names = [name for name, _ in itertools.groupby(events)]
+    assert names == ["posix_fadvise", "pwrite", "posix_fadvise"]
 
 
 def test_a_sound_pack_is_not_touched(pack: Path, hot_pack: Path) -> None:
