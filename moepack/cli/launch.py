@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -194,16 +195,19 @@ def _run(
         for name, text in settings.files.items():
             Path(folder, name).write_text(text)
         words = [client.program, *settings.arguments, *arguments]
-        returncode = run_in_foreground(executable, words, _environment(settings.variables))
+        returncode = run_in_foreground(
+            executable, words, _environment(settings.variables, server.url)
+        )
     if not server.is_running:
         complain("error", f"the server has ended, with code {server.returncode}: {log_path}")
     return returncode
 
 
-def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a client, which reaches this machine by no proxy."""
+def _environment(variables: Mapping[str, str], url: str) -> dict[str, str]:
+    """Return the environment of a client, which reaches this machine and the server by no proxy."""
+    host = urlsplit(url).hostname
     direct = {
-        name: ",".join(filter(None, [os.environ.get(name), _THIS_MACHINE]))
+        name: ",".join(filter(None, [os.environ.get(name), _THIS_MACHINE, host]))
         for name in ("NO_PROXY", "no_proxy")
     }
     return {**os.environ, **direct, **variables}

@@ -55,11 +55,12 @@ class ListeningProcess(Closing):
         """
         if self._url is None:
             assert self._process.stdout is not None
-            line = self._process.stdout.readline().decode()
-            if not line.startswith(_LISTENING):
+            lines = map(bytes.decode, self._process.stdout)
+            address = next((line for line in lines if line.startswith(_LISTENING)), None)
+            if address is None:
                 self._process.wait()
                 raise self.failure()
-            self._url = line.removeprefix(_LISTENING).rstrip()
+            self._url = address.removeprefix(_LISTENING).rstrip()
         return self._url
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from itertools import accumulate, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import h11
 
@@ -26,6 +26,8 @@ from moepack.running.serving.prompt_files import (
     token_count,
 )
 from moepack.storage.folders import free_space
+
+Result = TypeVar("Result")
 
 Ask = Callable[[str, str, bytes], Awaitable[Any]]
 """Sends a method, a target and a body to the server; returns its JSON, or raises StateError."""
@@ -173,7 +175,7 @@ class PromptStates:
             answer = await self._send(f"/slots/{slot}?action=save", {"filename": partial.name})
             self._token_length = answer["n_written"] // max(1, answer["n_saved"])
             self._check_space(answer["n_written"])
-            file = await asyncio.to_thread(self._files.finish, partial, answer["n_written"])
+            file = await _in_thread(self._files.finish, partial, answer["n_written"])
         finally:
             partial.unlink(missing_ok=True)
         self._saved[slot] = _Saved(task, count)
@@ -189,7 +191,7 @@ class PromptStates:
     async def _restore(self, file: PromptFile) -> None:
         """Restore a state into the emptiest slot that nobody uses."""
         slots = await self._slots()
-        if not slots or not await asyncio.to_thread(self._files.is_whole, file):
+        if not slots or not await _in_thread(self._files.is_whole, file):
             return
         slot = min(slots, key=lambda one: int(one.get("n_prompt_tokens", 0)))
         target, name = f"/slots/{slot['id']}?action=restore", {"filename": file.path.name}
@@ -208,6 +210,19 @@ class PromptStates:
 
     async def _send(self, target: str, fields: Mapping[str, Any]) -> Any:
         return await self._ask("POST", target, json.dumps(fields).encode())
+
+
+async def _in_thread(call: Callable[..., Result], *arguments: object) -> Result:
+    """Return what a call returns that a thread makes, and that ends even if nobody waits for it.
+
+    So the files are used by one at a time: whoever is cancelled keeps the lock until then.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def make_asker(

@@ -1,7 +1,10 @@
 """Files of states: chosen by tokens, believed by their digests, removed by age and bytes."""
 
+import asyncio
+import contextlib
 import os
 import struct
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from moepack.running.serving.prompt_files import (
     remove_prompts,
     stored_prompts,
 )
+from moepack.running.serving.prompt_states import _in_thread
 
 KEY = bytes(range(32))
 STATE = b"keys and values " * 40
@@ -173,3 +177,25 @@ def test_a_folder_that_others_may_open_is_not_used(
     assert len(stored_prompts()) == 1
     folder.parent.chmod(0o755)
     assert stored_prompts() == []
+
+
+def test_work_on_files_ends_before_whoever_is_cancelled_goes_on() -> None:
+    """Else the next request would use the files while a thread does."""
+    started, may_end = threading.Event(), threading.Event()
+    ended: list[bool] = []
+
+    def work() -> None:
+        started.set()
+        may_end.wait(5)
+        ended.append(True)
+
+    async def cancel() -> bool:
+        task = asyncio.create_task(_in_thread(work))
+        await asyncio.to_thread(started.wait)
+        task.cancel()
+        asyncio.get_running_loop().call_later(0.05, may_end.set)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return task.cancelled() and ended == [True]
+
+    assert asyncio.run(cancel())
