@@ -6,6 +6,7 @@ from benchmarks.soak import Findings, Level, judge_levels, soak
 from tests.support.needs import needs_llama
 
 
+@pytest.mark.slow
 @needs_llama
 def test_a_short_one_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert soak(1, round_seconds=3) == []

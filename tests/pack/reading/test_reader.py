@@ -313,7 +313,7 @@ def test_what_waits_begins_when_an_expert_is_taken_and_not_only_with_the_next(pa
 
 def test_statistics_count_reads_and_bytes(pack: Pack, name: str) -> None:
     with pack.reader(backend=name, depth=2, max_in_flight=100_000) as reader:
-        assert tuple(reader.statistics) == (name, 0, 0, 0, 0.0, 0, 0, 0, None)
+        assert tuple(reader.statistics) == (name, 0, 0, 0, 0.0, 0, 0, 0, None, 0)
         length = len(reader.read(0, 0)) + len(reader.read(0, 1, "up"))
         assert reader.statistics.read_count == 2
         assert reader.statistics.read_length == length

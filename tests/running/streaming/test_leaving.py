@@ -139,7 +139,7 @@ def test_a_client_is_told_how_far_its_prompt_is_within_a_batch(start: Start, mod
     """The server itself tells it once a batch, of which this is one."""
     with start(model, 1) as one:
         one.ask(FIRST[:200])
-        one.pace(SLOW // 2)
+        one.pace(SLOW // 5)
         with one.asking(FIRST[:600], 1, stream=True, return_progress=True) as client:
             lines = client.getresponse().read().decode().splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if "progress" in line]
