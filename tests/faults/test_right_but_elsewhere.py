@@ -153,17 +153,10 @@ def drive(fault: str, number: int) -> Iterator[list[str]]:
         yield met
 
 
-FIRST_READ_WRONG = pytest.mark.xfail(
-    strict=True, reason="digests of a wrong first read are noticed when units were moved by them"
-)
-
-
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        pytest.param(*pair, marks=FIRST_READ_WRONG)
-        if pair == ("pack in place", "another block")
-        else pair
+        pair
         for pair in itertools.product(JOBS, FAULTS)
         if pair != ("pull", "another block")  # it reads from a network, with a test of its own
     ],

@@ -2,7 +2,8 @@
 
 The order of events is the promise. `conversion` does it for each unit; around it:
 
-1. all of the shards is read: the digests of all pieces are known before anything is touched;
+1. all of the shards is read twice, past the page cache: the digests of all pieces are known, and
+   were found the same, before anything is touched;
 2. `in-place/` gets the draft of the pack, which is the finished index and manifest, twice, and the
    journal, all synced;
 3. the shards are renamed into it, under names that no program loads; both directories are synced;
@@ -55,11 +56,12 @@ from moepack.packing.in_place.unfinished import (
     translated,
 )
 from moepack.packing.in_place.unit_files import PackFiles, ShardFiles
-from moepack.packing.in_place.units import PieceKey, Units, unit_length
+from moepack.packing.in_place.units import Piece, PieceKey, Units, unit_length
 from moepack.packing.in_place.work import ByteProgress, InPlaceWork, margin
 from moepack.packing.plan.pack_summary import InPlaceFacts, WrittenFiles
 from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.packing.writing.target import OwnFolder, check_existing
+from moepack.source.gguf_header import GgufHeader
 from moepack.storage import blocks
 from moepack.storage.extents import FinishedFile
 from moepack.storage.folders import check_space, shortage
@@ -135,7 +137,7 @@ def _read_shards(
     """Read all of the shards; return the draft of the pack at `path`, with all digests."""
     headers = planned.source.shards
     units = _units(_draft(path, planned, {}))
-    advanced.expect(2 * sum(piece.length for piece in units.pieces))  # then they are moved
+    advanced.expect(3 * sum(piece.length for piece in units.pieces))  # then they are moved
     shards = ShardFiles([Path(header.path) for header in headers])
     no_pack = PackFiles([None] * len(planned.files))
     pieces = [piece._replace(digest=None) for piece in units.pieces]
@@ -145,6 +147,8 @@ def _read_shards(
         search = PieceSearch(units, no_pack, shards, pack_first=False)
         locations = search.run(pieces, threads, advanced)
         shards.drop_cached()
+        _check_same(pieces, headers, locations, search.run(pieces, threads, advanced))
+        shards.drop_cached()
     finally:
         shards.close()
     for header in headers:
@@ -152,6 +156,26 @@ def _read_shards(
             hint = "pack again once nothing else writes to it"
             raise SourceError("the shard changed meanwhile", path=header.path, hint=hint)
     return _draft(path, planned, locations.digests | locations.uncut), locations
+
+
+def _check_same(
+    pieces: Sequence[Piece],
+    headers: Sequence[GgufHeader],
+    first: PieceLocations,
+    second: PieceLocations,
+) -> None:
+    """Raise MachineError if two reads differ: by a wrong digest no piece would be found again."""
+    for piece in pieces:
+        digests = [one.uncut.get(piece.key, one.digests[piece.key]) for one in (first, second)]
+        if digests[0] != digests[1]:
+            raise MachineError(
+                "two reads of it differ",
+                path=headers[piece.shard].path,
+                place=f"{piece.label} at byte {piece.shard_offset:,}",
+                expected=digest.to_text(digests[0]),
+                found=digest.to_text(digests[1]),
+                hint="the drive or the memory fails: check both before you pack in place",
+            )
 
 
 def resume_in_place(

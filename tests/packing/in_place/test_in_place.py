@@ -70,16 +70,16 @@ def unit_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return str(request.param)
 
 
-def stop_after(share: float) -> Callable[[int, int], None]:
+def stop_after(share: float, read_count: int = 1) -> Callable[[int, int], None]:
     """Return a progress callback that interrupts when a share of the bytes is carried over.
 
-    Before that all of the model is read.
+    Before that all of the model is read so many times.
     """
     done = read_length = 0
 
     def progress(length: int, total: int) -> None:
         nonlocal done, read_length
-        read_length = read_length or total // 2
+        read_length = read_length or total * read_count // (read_count + 1)
         done += length
         if done > read_length and done >= read_length + share * (total - read_length):
             raise StopHereError
@@ -90,7 +90,7 @@ def stop_after(share: float) -> Callable[[int, int], None]:
 def interrupt(source: Path, target: Path, share: float, **options: Any) -> None:
     """Pack in place until a share of the bytes is moved."""
     with pytest.raises(StopHereError):
-        pack_in_place(source, target, progress=stop_after(share), threads=1, **options)
+        pack_in_place(source, target, progress=stop_after(share, 2), threads=1, **options)
 
 
 @pytest.fixture
