@@ -90,7 +90,8 @@ def test_an_installed_wheel_has_them(tmp_path: Path, manual: Path) -> None:
     output = subprocess.check_output(command, text=True, timeout=PATIENCE, env=environment)
     wheel = output.splitlines()[-1]
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
-    done = run_command(*pip, "--prefix", tmp_path / "here", wheel)
+    # Else pip would uninstall the one that these tests run.
+    done = run_command(*pip, "--ignore-installed", "--prefix", tmp_path / "here", wheel)
     assert done.returncode == 0, done.stderr
     installed = {path.name for path in (tmp_path / "here/share/man/man1").iterdir()}
     assert installed == {path.name for path in manual.iterdir()}

@@ -31,7 +31,7 @@ assert not ctypes.CDLL(None).prctl(65, 1, 0, 0, 0)  # PR_SET_MDWE: nothing writt
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 NO_RIGHTS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
-READ_ONLY = 'mount -o remount,bind,ro / && mount -t tmpfs -o size=16m tmpfs /tmp && exec "$@"'
+READ_ONLY = 'mount -o remount,bind,ro / && mount -t tmpfs -o size=16m tmpfs "$TMPDIR" && exec "$@"'
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
@@ -104,7 +104,12 @@ def test_the_unit_allows_the_system_calls_that_a_server_makes(tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 def test_a_server_needs_no_rights_and_writes_nothing(tmp_path: Path) -> None:
     """As in the container and the unit; and the container's check of health finds it healthy."""
-    names = os.environ | {"HOME": "/tmp", "XDG_STATE_HOME": "/state", "XDG_CACHE_HOME": "/state"}
+    names = os.environ | {
+        "TMPDIR": str(tmp_path),
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": "/state",
+        "XDG_CACHE_HOME": "/state",
+    }
     room = ("unshare", "--mount", "--propagation", "private", "sh", "-c", READ_ONLY, "sh")
     command = (*room, *NO_RIGHTS, sys.executable, "-c", CONTAINED, *SERVE)
     with started(*command, env=names | {"PYTHONDONTWRITEBYTECODE": "1"}) as url:
