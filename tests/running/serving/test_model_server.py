@@ -261,11 +261,11 @@ def test_a_prompt_moves_on_layer_by_layer_within_a_batch() -> None:
                 steps.append(progress)
             time.sleep(0.002)
 
-    text = "hello world " * 400
+    text = "hello world " * 230
     greedy = Sampling(temperature=0)
     with open_model(first_shard("qwen3moe")) as pack:
         options = StreamingOptions("floor")
-        words = [*single_text_options(4096, 1, 8), "-b", "4096"]
+        words = [*single_text_options(2048, 1, 1), "-b", "2048"]
         with ModelServer(pack, options, options=words, api_key="sesame") as server:
             with measure(
                 server, lambda: server.client.complete(text, count=2, sampling=greedy)
