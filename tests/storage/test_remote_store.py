@@ -84,6 +84,7 @@ def test_a_range_is_the_bytes_of_the_file_and_ends_where_that_ends(path: RemoteP
     assert file.read_into(len(DATA), buffer) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["cut", "status", "short", "less"])
 def test_answers_that_are_refused_or_have_too_few_bytes_are_continued(
     fault: Fault, server: FileServer, path: RemotePath
@@ -96,6 +97,7 @@ def test_answers_that_are_refused_or_have_too_few_bytes_are_continued(
         read(path, 0, len(DATA))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["cut", "less"])
 def test_interruptions_do_not_count_while_bytes_come(
     fault: Fault, server: FileServer, path: RemotePath
