@@ -171,7 +171,7 @@ class Model:
         return run._replace(
             hit_rate=hits / (hits + misses) if hits + misses else None,
             read_length=length,
-            drive_speed=self._drive_speed(),
+            drive_speed=self._drive_speed() if memory < self.expert_length else None,
         )
 
     def _drive_speed(self) -> float | None:

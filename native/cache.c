@@ -70,21 +70,21 @@ int cache_open(struct cache *cache, const struct experts *experts, struct cache_
     cache->statistics = statistics ? statistics : &cache->own_statistics;
     if (!allocate(cache)) {
         release_memory(cache);
-        return reads_fail(error, CACHE_SYSTEM, ENOMEM, "no memory for the tables of %" PRIu32 " experts", experts->count);
+        return cache_fail(error, CACHE_SYSTEM, ENOMEM, "no memory for the tables of %" PRIu32 " experts", experts->count);
     }
     cache->residents.owner = (struct residents_owner){cache, unmap, punch};
     if (options->prefetches) residents_leave_room(&cache->residents, GUESSED_STEPS * options->reserve);
     if (!pool_open(&cache->pool, cache->residents.slots.file_length, experts->is_aligned)) {
         int system_error = errno;
         release_memory(cache);
-        return reads_fail(error, CACHE_SYSTEM, system_error, "no memory for experts: %s", strerror(system_error));
+        return cache_fail(error, CACHE_SYSTEM, system_error, "no memory for experts: %s", strerror(system_error));
     }
     cache->drive = drive_open(options->is_cached ? DRIVE_THREADS : options->reads, CAPACITY);
     if (!cache->drive) {
         int system_error = errno;
         pool_close(&cache->pool);
         release_memory(cache);
-        return reads_fail(error, CACHE_SYSTEM, system_error, "the system begins no reads: %s", strerror(system_error));
+        return cache_fail(error, CACHE_SYSTEM, system_error, "the system begins no reads: %s", strerror(system_error));
     }
     pthread_mutex_init(&cache->lock, NULL);
     init_condition(&cache->changed);
@@ -276,7 +276,7 @@ static int finish_step(struct cache *cache, uint32_t context, struct cache_error
     residents_release(&cache->residents, context);
     pthread_cond_broadcast(&cache->changed); /* what it released */
     *error = cache->error;
-    return error->code ? error->code : reads_fail(error, CACHE_READ_FAILED, EIO, "an expert could not be read");
+    return error->code ? error->code : cache_fail(error, CACHE_READ_FAILED, EIO, "an expert could not be read");
 }
 
 /* Note that a context's call has come to a layer; the lock is held. Layers that few programs use are calls of their own. */

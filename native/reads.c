@@ -15,7 +15,7 @@
 enum { LATER_PERIOD = 997 };
 static const uint64_t MEASUREMENT_AGE = 1000000000; /* nanoseconds after which a drive is measured anew */
 
-int reads_fail(struct cache_error *error, int code, int system_error, const char *format, ...) {
+int cache_fail(struct cache_error *error, int code, int system_error, const char *format, ...) {
     va_list list;
     va_start(list, format);
     vsnprintf(error->message, sizeof error->message, format, list);
@@ -153,7 +153,7 @@ static bool has_right_digests(const struct cache *cache, uint32_t expert, struct
         if (!part->has_digest) continue;
         uint64_t found = moepack_xxh3(cache_address(cache, expert) + part->slot_offset, (size_t)part->length);
         if (found == part->digest) continue;
-        reads_fail(error, CACHE_DIGEST_DIFFERS, 0,
+        cache_fail(error, CACHE_DIGEST_DIFFERS, 0,
              "%s: layer %" PRIu32 " expert %" PRIu32 " part %" PRIu32 ": expected xxh3:%016" PRIx64 ", found xxh3:%016" PRIx64,
              cache->files[part->file].places[0].path, layer->number, expert - layer->first, i, part->digest, found);
         set_place(error, expert, i, 0, part->offset, found);
@@ -190,7 +190,7 @@ uint32_t reads_end(struct cache *cache, const struct ended *ended, struct pendin
         if (has_failed && pending->place) cache->files[pending->file].place_count = 1; /* no longer from the mirror */
         if (error) {
             const char *problem = error == ENODATA ? "the file has become shorter" : strerror(error);
-            reads_fail(&cache->error, CACHE_READ_FAILED, error, "%s: offset %" PRIu64 ": %s", place->path, pending->offset, problem);
+            cache_fail(&cache->error, CACHE_READ_FAILED, error, "%s: offset %" PRIu64 ": %s", place->path, pending->offset, problem);
             uint32_t part = part_at(cache, pending);
             set_place(&cache->error, pending->expert, part, pending->place, part_of(cache->experts, pending->expert, part)->offset, 0);
             in_flight->has_failed = true;

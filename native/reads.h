@@ -13,7 +13,7 @@ static inline void add(_Atomic uint64_t *counter, uint64_t value) {
     atomic_fetch_add_explicit(counter, value, memory_order_relaxed);
 }
 
-int reads_fail(struct cache_error *error, int code, int system_error, const char *format, ...)
+int cache_fail(struct cache_error *error, int code, int system_error, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 /* Have the system read the pages at the edges of an expert's parts ahead. Without the lock. */
 void reads_queue_edges(const struct cache *cache, uint32_t expert);

@@ -51,6 +51,7 @@ from moepack.storage.page_cache import drop
 from moepack.storage.regular_file import open_regular, write_at
 from moepack.storage.thread_pool import run_each
 
+_ANOTHER_DRIVE = "copy the pack to another drive"
 _AGAIN = "run the same command again: it goes on from what is right"
 _NAME_A_COPY = "name another copy of the pack as the `source`: a folder, or its address in a store"
 _NAME_A_SOURCE = "name the shards that it was made from, or a copy of the pack, as the `source`"
@@ -308,14 +309,15 @@ class _Repair:
         copy = self._copy
         if not repaired and not is_padded:
             return
-        self._drop()
-        wrong = sorted(set(repaired) - copy.compare(repaired, self._threads, self._phases.begin()))
-        if wrong or (is_padded and copy.find_wrong_padding()):
+        copy.prove(repaired, self._threads, self._phases.begin(), _ANOTHER_DRIVE)
+        if is_padded:
+            self._drop()
+        if is_padded and copy.find_wrong_padding():
             raise MachineError(
                 "the drive returned other bytes than were written",
-                path=self._paths[copy.items[wrong[0]].file] if wrong else self._pack.path,
-                place=copy.items[wrong[0]].extents[0].label if wrong else "padding",
-                hint="the drive or the memory is failing: copy the pack to another drive",
+                path=self._pack.path,
+                place="padding",
+                hint=f"the drive or the memory is failing: {_ANOTHER_DRIVE}",
             )
 
     def _failure(

@@ -116,10 +116,17 @@ class SubsetCopy:
         self.compared |= right
         return right
 
-    def prove(self, numbers: Collection[int], threads: int, progress: Progress) -> None:
+    def prove(
+        self,
+        numbers: Collection[int],
+        threads: int,
+        progress: Progress,
+        advice: str = "the copy is not used",
+    ) -> None:
         """Read items back from the drive. Raises MachineError for one that is wrong, and OSError.
 
-        What was written may have gone astray, or nowhere, on a drive that fails.
+        What was written may have gone astray, or nowhere, on a drive that fails. `advice` ends the
+        hint.
         """
         files = {self.items[number].file for number in numbers}
         drop(self._folder / self._names[file] for file in sorted(files))
@@ -129,7 +136,7 @@ class SubsetCopy:
                 "the drive returned other bytes than were written",
                 path=self._folder / self._names[item.file],
                 place=item.extents[0].label,
-                hint="the drive or the memory is failing: the copy is not used",
+                hint=f"the drive or the memory is failing: {advice}",
             )
 
     def _is_right(self, path: Path, number: int, advanced: Callable[[int], None]) -> bool:

@@ -10,14 +10,18 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
+
+import h11
 
 from moepack.common.errors import MachineError
 from moepack.running.programs.command import CONTEXT, Option, llama_variables, without
 from moepack.running.programs.process import Process
 from moepack.running.serving.access import THIS_MACHINE
 from moepack.running.serving.llama_server_options import DEFAULT_PORT
+from moepack.running.serving.peer import Connection, read_answer, send_request
 
 PROGRAM = "--server"
 """The first word of the server's command, before the path of the program."""
@@ -94,7 +98,7 @@ class InstalledServer:
 
     def __init__(self, program: Path, words: Sequence[str]) -> None:
         self._program = program
-        self._health = f"GET {_PREFIX.text(words) or ''}/health HTTP/1.0\r\n\r\n".encode()
+        self._health = f"{_PREFIX.text(words) or ''}/health".encode()
         try:
             self._folder = tempfile.mkdtemp(prefix="moepack-")
         except OSError as error:
@@ -111,7 +115,7 @@ class InstalledServer:
             raise
         self.descriptor = self._process.descriptor
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self) -> Connection:
         """Connect to it."""
         return await asyncio.open_unix_connection(self._socket)
 
@@ -122,13 +126,14 @@ class InstalledServer:
 
     async def _is_loaded(self) -> bool:
         try:
-            reader, writer = await self.connect()
+            connection = await self.connect()
             try:
-                writer.write(self._health)
-                return b" 200 " in await reader.readline()
+                peer = send_request(connection, b"GET", self._health, [], b"")
+                status, _ = await read_answer(peer)
+                return status == HTTPStatus.OK
             finally:
-                writer.close()
-        except OSError:
+                connection[1].close()
+        except (OSError, h11.RemoteProtocolError):
             return False
 
     def close(self) -> tuple[int, str | None]:

@@ -100,7 +100,10 @@ def stored_prompts() -> list[StoredPrompts]:
         by_folder.setdefault(path.parent, []).append(status)
     return [
         StoredPrompts(
-            folder, len(files), sum(map(_length, files)), max(one.st_mtime for one in files)
+            folder,
+            len(files),
+            sum(one.st_size for one in files),
+            max(one.st_mtime for one in files),
         )
         for folder, files in sorted(by_folder.items())
     ]
@@ -113,21 +116,18 @@ def remove_prompts(model: str | None = None) -> int:
         if model in (None, path.parent.name):
             with contextlib.suppress(OSError):
                 path.unlink()
-                freed += _length(status)
+                freed += status.st_size
     return freed
 
 
 def _files(folder: Path | None) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the files of all models, unfinished ones too."""
-    for suffix in (_SUFFIX, _PARTIAL) if folder is not None else ():
-        assert folder is not None
+    if folder is None:
+        return
+    for suffix in (_SUFFIX, _PARTIAL):
         for path in folder.glob(f"*/*{suffix}"):
             with contextlib.suppress(OSError):  # removed meanwhile
                 yield path, path.lstat()
-
-
-def _length(status: os.stat_result) -> int:
-    return status.st_size
 
 
 class PromptFiles:
@@ -256,7 +256,7 @@ class PromptFiles:
         now, rest = time.time(), []
         for path, status in _files(self.folder.parent):
             most = _MOST_SECONDS if path.suffix == _SUFFIX else _SECONDS_OF_WRITING
-            rest.append((now - status.st_mtime > most, status.st_mtime, path, _length(status)))
+            rest.append((now - status.st_mtime > most, status.st_mtime, path, status.st_size))
         whole = sum(length for is_old, *_, length in rest if not is_old)
         for is_old, _, path, length in sorted(rest, key=lambda one: one[1]):
             if not is_old and (whole <= self.limit or path.suffix == _PARTIAL):

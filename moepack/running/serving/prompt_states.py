@@ -102,9 +102,7 @@ class PromptStates:
     def _noting(self, verb: str) -> Any:
         try:
             yield
-        except StateError as error:
-            self._log(f"the state of a text is not {verb}: {error}")
-        except OSError as error:
+        except (StateError, OSError) as error:
             self._log(f"the state of a text is not {verb}: {error}")
         except (h11.ProtocolError, ValueError, KeyError, TypeError):  # another server's words
             self._log(f"the state of a text is not {verb}: llama.cpp's server answers otherwise")

@@ -183,8 +183,16 @@ def _gate(
         async with turns.turn(), states.text(path, body) if states else contextlib.nullcontext():
             yield
 
-    others: Any = {"hides_slots": states is not None}
-    return Gate(connect, access, _limits(options), watch, counted, turn, routed_count, **others)
+    return Gate(
+        connect,
+        access,
+        _limits(options),
+        watch,
+        counted,
+        turn,
+        routed_count,
+        hides_slots=states is not None,
+    )
 
 
 def _gate_options(params: Any) -> GateOptions:
