@@ -23,6 +23,8 @@
 enum { CHECK_NONE, CHECK_FIRST, CHECK_EACH };
 enum { PLACES = 2, PATH_LENGTH = 4096 };
 
+#define NO_CONTEXT UINT32_MAX
+
 /* Statistics, in memory that other processes may map. */
 struct cache_statistics {
     _Atomic uint64_t hit_count, miss_count; /* lookups, without those of drafts */
@@ -153,8 +155,6 @@ struct cache {
     atomic_bool is_idle; /* nobody waits for the program: nothing is read ahead */
     pthread_t thread;
 };
-
-enum { NO_CONTEXT = UINT32_MAX };
 
 /* Open a cache; `experts` and `files` stay until it is closed. CACHE_OK or a code, with `error` filled. */
 int cache_open(struct cache *cache, const struct experts *experts, struct cache_file *files, uint32_t file_count,
