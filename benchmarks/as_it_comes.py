@@ -19,11 +19,10 @@ import numpy as np
 
 import moepack
 from benchmarks import fio, models
-from benchmarks.fio import cpu_per_gib, cpu_row, cpu_text
-from benchmarks.measure import limit_row, speed_row
+from benchmarks.fio import cpu_per_gib
+from benchmarks.measure import speed_row
 from benchmarks.table import Row
 from moepack.bench.drive import Usage
-from moepack.bench.measuring import spread
 from moepack.pack.reading.locations import BlobLocation
 from moepack.pack.reading.pack import Pack
 from moepack.storage import page_cache
@@ -66,17 +65,17 @@ def _one_depth(pack: Pack, size: models.BlobSize, depth: int, rounds: int) -> It
     if fio.is_installed():
         sides["fio"] = partial(_fio, where.path, where.length, depth, len(keys))
     usages = _in_random_turns(sides, rounds)
-    name = f"{where.length // _KIB} KiB, depth {depth}"
+    case = f"{where.length // _KIB} KiB, depth {depth}"
     if "fio" in sides:
-        yield _speed_row(f"{name}: fio", usages, "fio", _FIO_LIMITS.get((size, depth)))
-        yield _cpu_row(
-            f"{name}, CPU over fio's", usages, None if size is models.SMALL else _MORE_CPU
-        )
+        yield _speed_row(case, usages, "fio", _FIO_LIMITS.get((size, depth)))
+        more = None if size is models.SMALL else _MORE_CPU
+        cpu = cpu_per_gib(usages["moepack"]), cpu_per_gib(usages["fio"])
+        yield Row(case, "CPU beyond fio", "s/GiB", *cpu, relation="difference", limit=more)
     else:
-        yield Row(f"{name}: fio", "fio is not installed")
-    yield _speed_row(f"{name}: ten lines of Python", usages, "ten lines", 1.0)
-    cpu = f"{name}, CPU of `direct`, no digests: ten"
-    yield cpu_row(cpu, usages["direct"], usages["ten lines"], 2)
+        yield Row(case, "fio", note="fio is not installed")
+    yield _speed_row(case, usages, "ten lines", 1.0)
+    cpu = cpu_per_gib(usages["direct"]), cpu_per_gib(usages["ten lines"])
+    yield Row(case, "CPU of ten lines, without digests", "s/GiB", *cpu, limit=2)
 
 
 def _against_maps(pack: Pack, size: models.BlobSize, rounds: int) -> Iterator[Row]:
@@ -89,57 +88,7 @@ def _against_maps(pack: Pack, size: models.BlobSize, rounds: int) -> Iterator[Ro
     }
     usages = _in_random_turns(sides, rounds)
     for peer in ("mmap", "np.memmap"):
-        name = f"{pack.locate(0, 0).length // _KIB} KiB, depth 1: {peer}, cold"
-        yield _speed_row(name, usages, peer, 1.0)
-
-
-def from_memory(folder: Path, rounds: int) -> Iterator[Row]:
-    """Measure what a read costs over `os.preadv`, with files in the page cache and no digests."""
-    for size in (models.SMALL, models.MIDDLE):
-        with moepack.open(models.write_blobs(folder, size, LENGTH // 4)) as pack:
-            keys = [(0, expert) for expert in range(pack.expert_count(0))]
-            for where in {pack.locate(*key).path for key in keys}:
-                where.read_bytes()
-            name = f"{pack.locate(0, 0).length // _KIB} KiB, cached, over preadv"
-            for check, what in (("never", ""), ("always", ", with digests")):
-                alone, in_batch = _overheads(pack, keys, check, 3 * rounds)
-                limits = (40.0, 25.0) if check == "never" else (None, None)
-                yield limit_row(f"{name}: alone{what}", alone, "us", limits[0])
-                yield limit_row(f"{name}: in a batch{what}", in_batch, "us", limits[1])
-
-
-def _overheads(
-    pack: Pack, keys: Sequence[tuple[int, int]], check: str, rounds: int
-) -> tuple[list[float], list[float]]:
-    """Return what each blob took longer than `os.preadv`, alone and in batches of 8, in us.
-
-    Into as many buffers, one and eight: what was read last is still in the processor's cache.
-    """
-    where = [pack.locate(*key) for key in keys]
-    descriptor = os.open(where[0].path, os.O_RDONLY)
-    buffers = [_huge_buffer(where[0].length) for _ in range(8)]
-    alone, in_batch = [], []
-    with pack.reader(backend="buffered", check=check) as reader:
-        for _ in range(rounds):
-            start = time.perf_counter()
-            for blob in where:
-                os.preadv(descriptor, buffers[:1], blob.offset)
-            into_one = time.perf_counter()
-            for number, blob in enumerate(where):
-                os.preadv(descriptor, [buffers[number % 8]], blob.offset)
-            into_eight = time.perf_counter()
-            for key in keys:
-                reader.read(*key)
-            read = time.perf_counter()
-            for first in range(0, len(keys), 8):
-                for _ in reader.read_many(keys[first : first + 8]):
-                    pass
-            end = time.perf_counter()
-            each = 1e6 / len(keys)
-            alone.append((read - into_eight - (into_one - start)) * each)
-            in_batch.append((end - read - (into_eight - into_one)) * each)
-    os.close(descriptor)
-    return alone, in_batch
+        yield _speed_row(f"{pack.locate(0, 0).length // _KIB} KiB", usages, peer, 1.0)
 
 
 def _in_random_turns(
@@ -252,13 +201,6 @@ def _fio(path: Path, length: int, depth: int, count: int, number: int) -> Usage:
     )
 
 
-def _speed_row(name: str, usages: dict[str, list[Usage]], peer: str, limit: float | None) -> Row:
+def _speed_row(case: str, usages: dict[str, list[Usage]], peer: str, limit: float | None) -> Row:
     ours, theirs = ([one.bytes_per_second for one in usages[side]] for side in ("moepack", peer))
-    return speed_row(name, ours, theirs, limit)
-
-
-def _cpu_row(name: str, usages: dict[str, list[Usage]], limit: float | None) -> Row:
-    pairs = zip(cpu_per_gib(usages["moepack"]), cpu_per_gib(usages["fio"]), strict=True)
-    more = [ours - theirs for ours, theirs in pairs]
-    ours, theirs = (cpu_text(usages[side]) for side in ("moepack", "fio"))
-    return Row(name, ours, theirs, value=spread(more), unit="s/GiB", limit=limit)
+    return speed_row(case, peer, ours, theirs, limit)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measure import MOEPACK, Run, Side, against, limit_row, ratio_row
+from benchmarks.measure import MOEPACK, Run, Side, against, time_row
 from benchmarks.table import Row
 from moepack.storage import page_cache
 
@@ -18,54 +18,39 @@ _COMPARE = 'with=$1; shift; for file; do cmp "$file" "$with/${file##*/}" || exit
 _READ = 'for file; do dd bs=1M of=/dev/null status=none if="$file" || exit; done'
 
 
-def packing(
-    place: str, shards: list[Path], hotness: Path, folder: Path, rounds: int
-) -> Iterator[Row]:
+def packing(shards: list[Path], hotness: Path, folder: Path, rounds: int) -> Iterator[Row]:
     """Compare `moepack pack` with `cp` of the same shards and a sync of the copies.
 
     Leaves the last copy in `folder`/copy and the last packs in `folder`/<layout>.
     """
     for layout in LAYOUTS:
         command = ("pack", shards[0], "--layout", layout, "--hotness", hotness)
-        yield from _writing(f"pack {layout}, {place}", command, shards, folder, layout, rounds)
+        yield from _writing(f"`pack`, `{layout}`", command, shards, folder, layout, rounds)
 
 
-def giving_back(place: str, shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
-    """Compare `moepack restore` and some exports with the same copying.
+def giving_back(folder: Path, rounds: int) -> Iterator[Row]:
+    """Compare `moepack restore` and the export of one GGUF with the same copying.
 
-    All read the pack in `folder`/layers, which `packing` left: as much as the shards, cached. One
-    writes a file for each expert, of which `cp` has a hundred times fewer.
+    Both read the pack in `folder`/layers, which `packing` left: as much as the shards, cached.
     """
     pack = folder / LAYOUTS[0]
     files = sorted(pack.glob("*.bin"))
-    for target, command, limit in (
-        ("restored", ("restore",), 1.0),
-        ("exported.gguf", ("export", "gguf"), 1.0),
-        ("exported.pack", ("export", "ggmlmoepack"), 1.0),
-        ("stream", ("export", "moe-stream-dir"), 1.0),
-        ("flash", ("export", "moe-flash", "--alignment", "4KiB"), 2.0),
-    ):
-        name = f"{' '.join(command[:2])}, {place}"
-        yield from _writing(name, (*command, pack), files, folder, target, rounds, limit)
+    for target, command in (("restored", ("restore",)), ("exported.gguf", ("export", "gguf"))):
+        name = f"`{' '.join(command)}`"
+        yield from _writing(name, (*command, pack), files, folder, target, rounds)
         _remove(folder / target)
 
 
 def _writing(
-    name: str,
-    command: Command,
-    files: list[Path],
-    folder: Path,
-    target: str,
-    rounds: int,
-    limit: float = 1.0,
+    name: str, command: Command, files: list[Path], folder: Path, target: str, rounds: int
 ) -> Iterator[Row]:
     """Compare a command that reads `files` and writes `target` with copying and syncing them."""
     copy, written = folder / "copy", folder / target
     theirs = Side(("sh", "-c", _COPY, "sh", copy, *files), partial(_prepare, copy, written, files))
     ours = Side((*MOEPACK, *command, "-o", written), partial(_prepare, written, copy, files))
     measured, copied = against(ours, theirs, rounds)
-    yield ratio_row(f"{name}: cp + sync", measured, copied, _length(files), limit)
-    yield limit_row(f"{name}: memory", [_peak(measured)], "MiB", PEAK_LIMIT)
+    yield time_row(name, "cp and sync", measured, copied, 1.0)
+    yield Row(name, "memory", "MiB", _peaks(measured), limit=PEAK_LIMIT)
 
 
 def verifying(shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
@@ -76,23 +61,17 @@ def verifying(shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
     """
     pack = folder / LAYOUTS[0]
     verify = (*MOEPACK, "verify", pack)
-    length = _length(shards)
     ours = Side((*verify, "--source", shards[0]))
     theirs = Side(("sh", "-c", _COMPARE, "sh", folder / "copy", *shards))
-    yield ratio_row("verify --source: cmp, cached", *against(ours, theirs, rounds), length, 0.5)
+    yield time_row("`verify --source`", "cmp, cached", *against(ours, theirs, rounds), 0.5)
     files = sorted(pack.glob("*.bin"))
     reading = Side(("sh", "-c", _READ, "sh", *files))
-    yield ratio_row(
-        "verify: dd bs=1M of its files, cached",
-        *against(Side(verify), reading, rounds),
-        _length(files),
-        1.5,
-    )
+    yield time_row("`verify`", "dd, cached", *against(Side(verify), reading, rounds), 1.5)
 
 
-def _peak(runs: list[Run]) -> float:
-    """Return the largest peak of all runs, in MiB."""
-    return max(run.peak for run in runs) / (1 << 20)
+def _peaks(runs: list[Run]) -> list[float]:
+    """Return the peak of each run, in MiB."""
+    return [run.peak / (1 << 20) for run in runs]
 
 
 def _prepare(target: Path, other: Path, files: list[Path]) -> None:
@@ -120,7 +99,3 @@ def _read(path: Path) -> None:
     with open(path, "rb", buffering=0) as file:
         while file.readinto(buffer):
             pass
-
-
-def _length(paths: list[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)

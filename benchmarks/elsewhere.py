@@ -1,4 +1,4 @@
-"""Models and packs behind nginx, against downloading with the same client; and two workers."""
+"""Models and packs behind nginx, against downloading with the same client."""
 
 import contextlib
 import os
@@ -7,19 +7,15 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import moepack
-from benchmarks.measure import MOEPACK, Side, against, fresh, ratio_row, speed_row
-from benchmarks.slow_network import slow_network
+from benchmarks.measure import MOEPACK, Side, against, fresh, speed_row, time_row
 from benchmarks.table import Row
-from moepack.bench.measuring import in_turns, spread
+from moepack.bench.measuring import in_turns
 
-ROUND_TRIPS = (0.001, 0.010, 0.050)
-"""Seconds there and back: another rack, another zone, another region."""
-DEPTHS = (1, 8, 32)
 _CONFIGURATION = """
 {user} daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;
 events {{ worker_connections 512; }}
@@ -93,19 +89,17 @@ _STREAM = """
 def rows(folder: Path, shards: list[Path], rounds: int) -> Iterator[Row]:
     """Measure what is read from a web server on this machine: `shards`, and a pack of them."""
     if shutil.which("nginx") is None:
-        yield Row("pack from HTTP", "nginx is not installed")
+        yield Row("`pack http://…`", "a download", note="nginx is not installed")
         return
     with _nginx(folder) as port:
         address = f"http://127.0.0.1:{port}"
         yield from _packing(address, folder, shards, rounds)
         yield from _reading(f"{address}/served", rounds)
-        yield from _latencies(port)
     shutil.rmtree(folder / "served")
 
 
 def _packing(address: str, folder: Path, shards: list[Path], rounds: int) -> Iterator[Row]:
     pack, copy = folder / "served", folder / "downloaded"
-    length = sum(shard.stat().st_size for shard in shards)
 
     def prepare() -> None:
         for target in (pack, copy):
@@ -115,7 +109,7 @@ def _packing(address: str, folder: Path, shards: list[Path], rounds: int) -> Ite
     program: list[str | Path] = [MOEPACK[0], "-c", _DOWNLOAD, address, copy, *names]
     ours = Side((*MOEPACK, "pack", f"{address}/{shards[0].name}", "-o", pack), prepare)
     measured, downloaded = against(ours, Side(program, prepare), rounds)
-    yield ratio_row("pack from HTTP: obstore + sync", measured, downloaded, length, 1.25)
+    yield time_row("`pack http://…`", "download and sync", measured, downloaded, 1.25)
     prepare()
     moepack.pack_model(shards, pack)
 
@@ -127,67 +121,7 @@ def _reading(address: str, rounds: int) -> Iterator[Row]:
     }
     speeds = in_turns(sides, rounds)
     ours, theirs = ([one for (one,) in speeds[side]] for side in ("moepack", "obstore"))
-    yield speed_row("read from HTTP: obstore", ours, theirs, 0.8)
-
-
-def _latencies(port: int) -> Iterator[Row]:
-    """Compare experts by one request each with experts by one request for each of their parts."""
-    for round_trip in ROUND_TRIPS:
-        with (
-            slow_network(port, round_trip) as slow,
-            moepack.open(f"http://127.0.0.1:{slow}/served") as pack,
-        ):
-            parts = [[part.name] for part in pack.parts(pack.layers[0])]
-            for depth in DEPTHS:
-                with pack.reader(depth=depth) as reader:
-                    whole = partial(_read_speed, pack, reader, depth, [None])
-                    apart = partial(_read_speed, pack, reader, depth, parts)
-                    speeds = in_turns({"whole": whole, "apart": apart}, 4)
-                name = f"experts, {1000 * round_trip:.0f} ms, {depth} in flight: by parts"
-                yield speed_row(name, speeds["whole"], speeds["apart"])
-
-
-def _read_speed(
-    pack: moepack.Pack, reader: moepack.Reader, depth: int, requests: Sequence[Sequence[str] | None]
-) -> float:
-    """Read some experts, by `requests` for their parts; return their bytes a second."""
-    layer = pack.layers[0]
-    keys = [(layer, number % pack.expert_count(layer)) for number in range(8 * depth)]
-    start = time.perf_counter()
-    for parts in requests:
-        for _ in reader.read_many(keys, parts=parts):
-            pass
-    seconds = time.perf_counter() - start
-    return sum(pack.locate(*key).length for key in keys) / seconds
-
-
-def workers(folder: Path, shards: list[Path], rounds: int) -> Iterator[Row]:
-    """Compare two workers, each with half of the files, with one: how well they share the work."""
-    options = ("--threads", "1", "-o", folder / "parts", "--part")
-    command: list[str | Path] = [*MOEPACK, "pack", *shards, *options]
-
-    def run(count: int) -> float:
-        shutil.rmtree(folder / "parts", ignore_errors=True)
-        start = time.perf_counter()
-        parts = [
-            subprocess.Popen([*command, f"{number}/{count}"], stdout=subprocess.DEVNULL)
-            for number in range(1, count + 1)
-        ]
-        if any(part.wait() for part in parts):
-            raise RuntimeError("a part failed")
-        return time.perf_counter() - start
-
-    seconds = in_turns({1: partial(run, 1), 2: partial(run, 2)}, rounds)
-    shutil.rmtree(folder / "parts")
-    efficiency = [one / (2 * two) for one, two in zip(seconds[1], seconds[2], strict=True)]
-    yield Row(
-        "pack by two workers: by one",
-        f"{spread(seconds[2]).median:.2f} s",
-        f"{spread(seconds[1]).median:.2f} s",
-        spread(efficiency),
-        limit=0.85,
-        higher_is_better=True,
-    )
+    yield speed_row("read all experts of a pack", "obstore", ours, theirs, 0.8)
 
 
 @contextlib.contextmanager

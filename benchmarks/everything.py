@@ -1,10 +1,11 @@
-"""All that is measured, in its order."""
+"""All that `make bench` measures, by its parts. Each has a folder of its own."""
 
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import moepack
 from benchmarks import (
     as_it_comes,
     copies,
@@ -14,60 +15,95 @@ from benchmarks import (
     opening,
     reading,
     routed,
-    running,
-    tracing,
     two_drives,
 )
 from benchmarks.table import Row
-from moepack.host.memory_limits import available_memory
-from moepack.storage.folders import free_space
 
-SHARED_MEMORY = Path("/dev/shm")
 FRESH_ROUNDS = 15
-TRACE_LENGTH = 100_000_000
 
 
-def rows(folder: Path, layers: int, rounds: int, trace: Path | None) -> Iterator[Row]:
-    """Measure one thing after another, with files in `folder`, and yield what was found.
+class Options(NamedTuple):
+    """How much is measured: the layers of a model of 0.37 GB each, and the rounds.
 
     A model repeats the routing of `trace`, or one that is made up.
     """
+
+    layers: int
+    rounds: int
+    trace: Path | None
+
+
+Part = Callable[[Path, Options], Iterator[Row]]
+
+
+def _starting(folder: Path, options: Options) -> Iterator[Row]:
     yield from opening.starting(FRESH_ROUNDS)
     yield from opening.sources(folder, FRESH_ROUNDS)
     yield from opening.packs(folder, FRESH_ROUNDS)
-    yield from header.digests(folder, FRESH_ROUNDS)
-    yield from tracing.working_set(folder, TRACE_LENGTH, rounds)
-    yield from tracing.formats(folder, TRACE_LENGTH // 2, rounds)
-    shards = models.write_model(folder, layers)
-    hotness = models.write_hotness(folder / "hotness.csv", layers)
-    yield from copies.packing("disk", shards, hotness, folder, rounds)
-    yield from copies.verifying(shards, folder, 2 * rounds)
-    yield from copies.giving_back("disk", shards, folder, rounds)
     yield from reading.first_expert(folder / "many", FRESH_ROUNDS)
-    yield from reading.packs_against_shards(folder / "layers", shards, 2 * rounds)
-    yield from as_it_comes.from_the_drive(folder, rounds)
-    yield from as_it_comes.from_memory(folder, rounds)
-    yield from reading.against_fio(shards[0], rounds)
-    for name in ("copy", *copies.LAYOUTS):
-        shutil.rmtree(folder / name)
-    yield from elsewhere.rows(folder, shards, rounds)
-    yield from _on_tmpfs(shards, hotness, rounds)
-    yield from two_drives.mirrored(folder, rounds)
-    yield from running.model(folder, 2)
-    yield from routed.models(folder, 2, trace)
 
 
-def _on_tmpfs(shards: list[Path], hotness: Path, rounds: int) -> Iterator[Row]:
+def _digests(folder: Path, options: Options) -> Iterator[Row]:
+    yield from header.digests(folder, FRESH_ROUNDS)
+
+
+def _packing(folder: Path, options: Options) -> Iterator[Row]:
+    shards = models.write_model(folder, options.layers)
+    yield _model_row(shards, options)
+    hotness = models.write_hotness(folder / "hotness.csv", options.layers)
+    yield from copies.packing(shards, hotness, folder, options.rounds)
+    yield from copies.verifying(shards, folder, 2 * options.rounds)
+    yield from copies.giving_back(folder, options.rounds)
+
+
+def _reading(folder: Path, options: Options) -> Iterator[Row]:
+    yield Row("blobs", "", note="a pack of 1 GiB, read twice a round; maps are read once")
+    yield from as_it_comes.from_the_drive(folder, options.rounds)
+
+
+def _shards(folder: Path, options: Options) -> Iterator[Row]:
+    shards = models.write_model(folder, options.layers)
+    yield _model_row(shards, options)
+    moepack.pack_model(shards, folder / "model.moepack")
+    yield from reading.packs_against_shards(folder / "model.moepack", shards, options.rounds)
+    yield from reading.against_fio(shards[0], options.rounds)
+
+
+def _network(folder: Path, options: Options) -> Iterator[Row]:
+    shards = models.write_model(folder, options.layers)
+    yield _model_row(shards, options)
+    yield from elsewhere.rows(folder, shards, options.rounds)
+
+
+def _drives(folder: Path, options: Options) -> Iterator[Row]:
+    yield from two_drives.mirrored(folder, options.rounds)
+
+
+def _routed(folder: Path, options: Options) -> Iterator[Row]:
+    yield from routed.models(folder, options.rounds, options.trace)
+
+
+def _model_row(shards: list[Path], options: Options) -> Row:
     length = sum(shard.stat().st_size for shard in shards)
-    # It is memory, and limited beside that.
-    if min(available_memory(), free_space(SHARED_MEMORY)) < 5 * length:
-        yield Row("pack, tmpfs", "no room")
-        return
-    with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=SHARED_MEMORY) as name:
-        folder = Path(name)
-        moved = [Path(shutil.move(shard, folder / shard.name)) for shard in shards]
-        yield from copies.packing("tmpfs", moved, hotness, folder, rounds)
-        yield from copies.giving_back("tmpfs", moved, folder, rounds)
-        for leftover in ("copy", *copies.LAYOUTS):
-            shutil.rmtree(folder / leftover)
-        yield from elsewhere.workers(folder, moved, rounds)
+    text = f"the dimensions of Qwen3-30B-A3B, {options.layers} layers"
+    return Row("model", "", note=f"{text}, {length / 1e9:.1f} GB in {len(shards)} shards")
+
+
+PARTS: dict[str, Part] = {
+    "starting": _starting,
+    "digests": _digests,
+    "packing": _packing,
+    "reading": _reading,
+    "shards": _shards,
+    "network": _network,
+    "drives": _drives,
+    "routed": _routed,
+}
+
+
+def rows(folder: Path, parts: list[str], options: Options) -> Iterator[Row]:
+    """Measure one part after another, with files in `folder`, and yield what was found."""
+    for name in parts:
+        (folder / name).mkdir()
+        yield from PARTS[name](folder / name, options)
+        shutil.rmtree(folder / name)

@@ -3,26 +3,12 @@
 import json
 import os
 import shutil
-import statistics
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.table import Row
 from moepack.bench.drive import Usage
-from moepack.bench.measuring import spread
 from moepack.common.errors import MachineError
-
-
-def cpu_row(name: str, ours: Sequence[Usage], theirs: Sequence[Usage], limit: float) -> Row:
-    """Compare the CPU seconds that a GiB took both sides."""
-    ratios = [a / b for a, b in zip(cpu_per_gib(ours), cpu_per_gib(theirs), strict=True)]
-    return Row(name, cpu_text(ours), cpu_text(theirs), value=spread(ratios), limit=limit)
-
-
-def cpu_text(usages: Sequence[Usage]) -> str:
-    """Write the median of the CPU seconds a GiB."""
-    return f"{statistics.median(cpu_per_gib(usages)):.3f} s/GiB"
 
 
 def cpu_per_gib(usages: Sequence[Usage]) -> list[float]:

@@ -1,14 +1,14 @@
-"""Forecasts beside runs on this machine: `python -m benchmarks.forecasts FOLDER [--trace FILE]`.
+"""Forecasts beside runs on this machine: `python -m benchmarks.forecasts [--trace FILE]`.
 
-FOLDER keeps the models, which route as a trace does, or by routing that is made up. The machine is
-measured as `moepack machine` does; then `moepack serve` runs each model with some shares of its
-experts in memory, a text from cold and once more. Forecasts are made as the command makes them,
-with the text's own trace and without one; for uniform routers only with one, as no trained model
-routes so.
+The folder keeps the models, which route as a trace does, or by routing that is made up. The
+machine is measured as `moepack machine` does; then `moepack serve` runs each model with some shares
+of its experts in memory, a text from cold and once more. Forecasts are made as the command makes
+them, with the text's own trace and without one; for uniform routers only with one, as no trained
+model routes so.
 """
 
 import argparse
-import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,16 +16,15 @@ from typing import NamedTuple
 import numpy as np
 
 import moepack
+from benchmarks import program
 from benchmarks.routed import SIZES, Model, Texts
 from benchmarks.routing import Routing, made_up_routing, read_routing
+from benchmarks.table import Row
 from moepack.planning.machine.model import Machine
 from moepack.storage import page_cache
 
 _MODELS = {"small": (48, "small"), "uniform": (8, "real"), "real": (48, "real")}
 """Layers, and the size of experts."""
-_HEADING = """\
-| model, experts in memory | evidence | tok/s: forecast | measured | first token, s | measured |
-| --- | --- | --- | --- | --- | --- |"""
 
 
 class Comparison(NamedTuple):
@@ -36,20 +35,11 @@ class Comparison(NamedTuple):
     highest: float
     measured: float
 
-    @property
-    def error(self) -> float:
-        """The measured figure over the forecast one, less 1; of a slower machine below 0."""
-        return self.measured / self.likely - 1
-
-    @property
-    def is_within(self) -> bool:
-        """Whether the range contains what was measured."""
-        return self.lowest <= self.measured <= self.highest
-
-    def __str__(self) -> str:
-        texts = [f"{value:.3g}" for value in self]
-        outside = "" if self.is_within else ", outside"
-        return f"{texts[0]} ({texts[1]} to {texts[2]}) | {texts[3]}{outside}"
+    def rows(self, case: str, what: str, unit: str) -> Iterator[Row]:
+        """Compare what was measured with the forecast, and with its range."""
+        ends = ("", self.likely), (", at least", self.lowest), (", at most", self.highest)
+        for name, figure in ends:
+            yield Row(case, f"{what}{name}", unit, [self.measured], [figure])
 
 
 def write_trace(path: Path, texts: Texts) -> Path:
@@ -104,29 +94,20 @@ def _compared(figures: tuple[float | None, ...], measured: float) -> Comparison:
     return Comparison(likely, lowest, highest, measured)
 
 
-def summary(name: str, several: Sequence[Comparison]) -> str:
-    """Return the errors of several forecasts, and how many ranges contain what was measured."""
-    errors = [abs(one.error) for one in several]
-    within = sum(one.is_within for one in several)
-    return (
-        f"{name}: median error {np.median(errors):.0%}, worst {max(errors):.0%}; "
-        f"{within} of {len(several)} within their ranges"
-    )
-
-
 def measure(
     name: str, pack: Path, texts: Texts, machine: Machine, shares: Sequence[float], folder: Path
-) -> Iterator[tuple[Comparison, Comparison]]:
-    """Print a row for each share and evidence, and yield its comparisons."""
+) -> Iterator[Row]:
+    """Compare each share of the experts in memory, by each kind of evidence."""
     trace = str(write_trace(folder / "trace.csv", texts))
     with moepack.open(pack) as opened:
         length = opened.shape.expert_length
     for share in shares:
         budget = int(share / 100 * length)
         pairs = compare(pack, texts, machine, budget, [trace])
-        for evidence, (speed, first) in zip(("trace", "none"), pairs, strict=False):
-            print(f"| {name}, {share:.0f} % | {evidence} | {speed} | {first} |", flush=True)
-            yield speed, first
+        for evidence, (speed, first) in zip(("with", "without"), pairs, strict=False):
+            case = f"{name}, {share:.0f} %, {evidence} its trace"
+            yield from speed.rows(case, "speed", "tok/s")
+            yield from first.rows(case, "first token", "s")
 
 
 def _routing(name: str, trace: Path | None, layers: int) -> Routing:
@@ -135,27 +116,28 @@ def _routing(name: str, trace: Path | None, layers: int) -> Routing:
     return read_routing(trace).first_layers(layers)
 
 
-def main() -> None:
-    """Print a table, and the errors."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.forecasts", description=__doc__)
-    parser.add_argument("folder", type=Path)
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    parser = program.new_parser("benchmarks.forecasts", __doc__)
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--models", nargs="+", choices=_MODELS, default=["small", "uniform"])
     parser.add_argument("--shares", nargs="+", type=float, default=[12, 25, 46], help="in %%")
     parser.add_argument("--seconds", type=float, default=15, help="of measuring the machine")
-    options = parser.parse_args()
-    several: list[tuple[Comparison, Comparison]] = []
+    return parser
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Measure the machine before each model, then its runs."""
     for name in options.models:
         layers, size = _MODELS[name]
         routing, folder = _routing(name, options.trace, layers), options.folder / name
         folder.mkdir(parents=True, exist_ok=True)
-        pack = Model(folder, routing, SIZES[size], noise=1.0).pack
-        machine = moepack.measure_machine(pack, seconds=options.seconds).machine
-        print(f"load {os.getloadavg()[0]:.1f}\n\n{_HEADING}", flush=True)
-        several += measure(name, pack, Texts(routing), machine, options.shares, folder)
-    speeds, times = zip(*several, strict=True)
-    print(f"\n{summary('tokens a second', speeds)}\n{summary('first tokens', times)}")
+        model = Model(folder, routing, SIZES[size], noise=1.0)
+        yield Row(name, "", note=model.describe(routing))
+        machine = moepack.measure_machine(model.pack, seconds=options.seconds).machine
+        texts = Texts(routing)
+        yield from measure(name, model.pack, texts, machine, options.shares, folder)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(program.measure(parser(), rows))

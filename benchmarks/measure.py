@@ -1,7 +1,6 @@
 """Run commands in turns, and judge what they took against a peer or a limit."""
 
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 from benchmarks.table import Row
 from moepack.bench.control_group import ControlGroup
-from moepack.bench.measuring import in_turns, spread
+from moepack.bench.measuring import in_turns
 
 MOEPACK = (sys.executable, "-m", "moepack")
 
@@ -79,33 +78,21 @@ def _run_side(side: Side) -> Run:
     return run(side.command)
 
 
-def ratio_row(
-    name: str, ours: Sequence[Run], theirs: Sequence[Run], length: int, limit: float | None
+def time_row(
+    case: str, peer: str, ours: Sequence[Run], theirs: Sequence[Run], limit: float | None
 ) -> Row:
-    """Compare the times of two sides that both handled `length` bytes."""
-    ours_median, theirs_median = (
-        statistics.median(side.seconds for side in runs) for runs in (ours, theirs)
-    )
-    ratios = [a.seconds / b.seconds for a, b in zip(ours, theirs, strict=True)]
-    return Row(
-        name,
-        moepack=f"{ours_median:.2f} s, {length / ours_median / 1e9:.2f} GB/s",
-        peer=f"{theirs_median:.2f} s, {length / theirs_median / 1e9:.2f} GB/s",
-        value=spread(ratios),
-        limit=limit,
-    )
+    """Compare the times of two sides that both handle the same bytes."""
+    mine, others = ([run.seconds for run in runs] for runs in (ours, theirs))
+    return Row(case, peer, "s", mine, others, limit=limit)
 
 
 def speed_row(
-    name: str, ours: Sequence[float], theirs: Sequence[float], limit: float | None = None
+    case: str,
+    peer: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    limit: float | None = None,
 ) -> Row:
     """Compare speeds in bytes a second, by how many times as fast as the peer ours was."""
-    our_text, their_text = (f"{statistics.median(side) / 1e9:.2f} GB/s" for side in (ours, theirs))
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return Row(name, our_text, their_text, value=spread(ratios), limit=limit, higher_is_better=True)
-
-
-def limit_row(name: str, measured: Sequence[float], unit: str, limit: float | None = None) -> Row:
-    """Compare the median of what was measured with a limit in the same unit, if there is one."""
-    value = spread(measured)
-    return Row(name, f"{value.median:.3g} {unit}", value=value, unit=unit, limit=limit)
+    mine, others = ([speed / 1e9 for speed in side] for side in (ours, theirs))
+    return Row(case, peer, "GB/s", mine, others, limit=limit, higher_is_better=True)

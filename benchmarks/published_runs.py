@@ -1,10 +1,11 @@
-"""`python -m benchmarks.published_runs RUNS`: forecasts of published runs, as in docs/numbers.md.
+"""`python -m benchmarks.published_runs RUNS`: forecasts of runs that others published.
 
 RUNS has a run on each line, as JSON: the bytes that a token of its model reads, the bandwidths of
 its machine in GB/s, and its tokens a second. Forecasts are made as the command makes them, of a
 model's header, a machine, and files of measured runs.
 """
 
+import argparse
 import itertools
 import json
 import math
@@ -20,6 +21,8 @@ from unittest.mock import patch
 import numpy as np
 
 import moepack
+from benchmarks import program
+from benchmarks.table import Row
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.forecasting import rates
 from moepack.planning.forecasting.facts import SpeedFacts
@@ -39,9 +42,6 @@ _STOCK = ("llama.cpp", "ik_llama.cpp", "ktransformers")
 _ENOUGH = Figure(1e13, "typed")
 """Bytes of memory: the models had room."""
 _STEPS = 100
-_HEADING = """
-| evidence | forecasts | median | p90 | worst | within the range | range, median |
-| --- | --- | --- | --- | --- | --- | --- |"""
 
 
 class Run(NamedTuple):
@@ -186,36 +186,39 @@ def _misfit(several: Sequence[Forecast], kind: Kind, times: float) -> float:
     return abs(float(np.median(logs))) if logs else 0.0
 
 
-def row(name: str, several: Sequence[Forecast]) -> str:
-    """Write the errors of forecasts as a row of a table."""
+def compare(name: str, several: Sequence[Forecast]) -> Iterator[Row]:
+    """Compare published speeds with forecasts; an error is how far their ratio is from 1."""
     if not several:
-        return f"| {name} | 0 | – | – | – | – | – |"
-    errors = [abs(run.speed / (facts.tokens_per_second or math.nan) - 1) for run, facts in several]
-    ranges = [(facts.lowest or 0.0, facts.highest or 0.0) for _, facts in several]
+        yield Row(name, "forecast", note="no forecast could be made")
+        return
     speeds = [run.speed for run, _ in several]
-    within = sum(
-        lowest <= speed <= highest for speed, (lowest, highest) in zip(speeds, ranges, strict=True)
-    )
-    width = np.median([highest / lowest for lowest, highest in ranges]) ** 0.5
-    shares = (np.median(errors), np.percentile(errors, 90), max(errors))
-    cells = [len(several), *(f"{share:.1%}" for share in shares), within, f"×/÷ {width:.2f}"]
-    return f"| {name} | {' | '.join(map(str, cells))} |"
+    likely = [facts.tokens_per_second or math.nan for _, facts in several]
+    yield Row(name, "forecast", "tok/s", speeds, likely)
+    errors = [100 * abs(speed / one - 1) for speed, one in zip(speeds, likely, strict=True)]
+    yield Row(name, "error", "%", errors)
+    ranges = [(facts.lowest or 0.0, facts.highest or 0.0) for _, facts in several]
+    inside = [low <= one <= high for one, (low, high) in zip(speeds, ranges, strict=True)]
+    yield Row(name, "inside the range", "%", [100 * sum(inside) / len(inside)])
 
 
-def main() -> None:
-    """Print both tables."""
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    rows = map(json.loads, Path(sys.argv[1]).read_text().splitlines())
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    parser = program.new_parser("benchmarks.published_runs", __doc__)
+    parser.add_argument("runs", type=Path)
+    return parser
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Forecast each run by all kinds of evidence, then with its group left out."""
+    lines = map(json.loads, options.runs.read_text().splitlines())
     with tempfile.TemporaryDirectory() as folder:
-        runs = [run for one in rows if (run := read_run(one, Path(folder))) is not None]
-        print(_HEADING)
+        runs = [run for one in lines if (run := read_run(one, Path(folder))) is not None]
+        yield Row("published", "", note=f"{len(runs)} runs")
         for name, cases in evidence(runs):
-            print(row(name, list(forecasts(cases))))
-        print(_HEADING)
+            yield from compare(name, list(forecasts(cases)))
         for kind, name in _NAMES.items():
-            print(row(f"{name}, its group left out", list(left_out(runs, kind))))
+            yield from compare(f"{name}, its group left out", list(left_out(runs, kind)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(program.measure(parser(), rows))

@@ -1,23 +1,24 @@
 """The raw backends against fio, packs against shards, and the first expert."""
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import moepack
 from benchmarks import fio
-from benchmarks.fio import cpu_row
-from benchmarks.measure import fresh, limit_row, speed_row
+from benchmarks.measure import fresh, speed_row
 from benchmarks.table import Row
 from moepack.bench import drive
 from moepack.bench.drive import Usage, in_flight
-from moepack.bench.measuring import Spread, in_turns
+from moepack.bench.measuring import in_turns
 from moepack.storage import probe
 
 LENGTHS = (256 << 10, 1 << 20, 16 << 20)
 DEPTHS = (4, 32)
 SECONDS = 1.0
+BENCH_SECONDS = 20.0
 
 _FIRST_EXPERT = """
 import sys, time
@@ -36,7 +37,7 @@ print([first()])
 def against_fio(path: Path, rounds: int) -> Iterator[Row]:
     """Compare random direct reads of one file with fio's (io_uring), in turns."""
     if not fio.is_installed():
-        yield Row("random direct reads: fio", "fio is not installed")
+        yield Row("`direct`", "fio", note="fio is not installed")
         return
     os.sync()
     for length in LENGTHS:
@@ -46,29 +47,36 @@ def against_fio(path: Path, rounds: int) -> Iterator[Row]:
                 "fio": partial(_fio, path, length, depth),
             }
             usages = in_turns(sides, rounds)
-            yield from _compare(f"raw direct, {length >> 10} KiB, depth {depth}", usages, "direct")
+            yield from _compare(f"{length >> 10} KiB, depth {depth}", usages)
 
 
 def packs_against_shards(pack_path: Path, shards: list[Path], rounds: int) -> Iterator[Row]:
     """Let `moepack bench` compare the same routed experts as blobs, and as slices of the shards.
 
-    There is no limit: what a drive gains is the drive's.
+    Each of the rounds is a whole run of it. There is no limit: what a drive gains is the drive's.
     """
-    seconds = 10.0 * rounds
-    report = moepack.bench_pack(pack_path, source=shards[0], seconds=seconds, point_seconds=0)
-    speeds = {(one.layout, one.depth): one.bytes_per_second for one in report.readings}
-    for depth, ratio, low, high, *_ in report.gains:
-        if ratio is None or low is None or high is None:
-            continue
-        ours, theirs = (f"{speeds[layout, depth] / 1e9:.2f} GB/s" for layout in ("blobs", "slices"))
-        name = f"blobs, depth {depth}: slices"
-        yield Row(name, ours, theirs, value=Spread(ratio, low, high), higher_is_better=True)
+    ours: dict[int, list[float]] = defaultdict(list)
+    theirs: dict[int, list[float]] = defaultdict(list)
+    verdicts = []
+    for _ in range(rounds):
+        report = moepack.bench_pack(
+            pack_path, source=shards[0], seconds=BENCH_SECONDS, point_seconds=0
+        )
+        speeds = {(one.layout, one.depth): one.bytes_per_second for one in report.readings}
+        left_out = f"{report.disturbed_round_count} of {report.round_count} rounds left out"
+        verdicts.append(f"{report.outcome}, {left_out}")
+        for depth in sorted({one.depth for one in report.readings}):
+            ours[depth].append(speeds["blobs", depth])
+            theirs[depth].append(speeds["slices", depth])
+    yield Row("`moepack bench`", "verdict", note="; ".join(verdicts))
+    for depth, blobs in ours.items():
+        yield speed_row(f"depth {depth}", "slices", blobs, theirs[depth])
 
 
 def first_expert(pack_path: Path, rounds: int) -> Iterator[Row]:
     """Make a reader and read one expert, in a process that has done so before."""
     times = [fresh(_FIRST_EXPERT, pack_path)[0] for _ in range(rounds)]
-    yield limit_row("first expert after opening, warm", times, "ms", 2)
+    yield Row("read the first expert after opening", "time", "ms", times, limit=2)
 
 
 def _ours(path: Path, length: int, depth: int) -> Usage:
@@ -83,7 +91,9 @@ def _fio(path: Path, length: int, depth: int) -> Usage:
     return fio.random_reads(path, length, depth, "--time_based", f"--runtime={SECONDS:.0f}")
 
 
-def _compare(name: str, usages: dict[str, list[Usage]], ours: str) -> Iterator[Row]:
-    speeds, peers = ([usage.bytes_per_second for usage in usages[side]] for side in (ours, "fio"))
-    yield speed_row(f"{name}: fio", speeds, peers, 0.97)
-    yield cpu_row(f"{name}, CPU: fio", usages[ours], usages["fio"], 3)
+def _compare(case: str, usages: dict[str, list[Usage]]) -> Iterator[Row]:
+    sides = usages["direct"], usages["fio"]
+    ours, theirs = ([usage.bytes_per_second for usage in side] for side in sides)
+    yield speed_row(case, "fio", ours, theirs, 0.97)
+    ours, theirs = (fio.cpu_per_gib(side) for side in sides)
+    yield Row(case, "CPU of fio", "s/GiB", ours, theirs, limit=3)

@@ -3,19 +3,19 @@
 `python -m benchmarks.resuming PACK` measures a model that is there already.
 """
 
+import argparse
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 import moepack
-from benchmarks.table import Row, print_rows
+from benchmarks import program
+from benchmarks.table import Row
 from moepack.bench.engine_speed import reference_text
-from moepack.bench.measuring import spread
 from moepack.common.sizes import size_text
 from moepack.running.serving.client import ServerClient
 from moepack.running.serving.sampling import Sampling
@@ -43,7 +43,7 @@ class Turn(NamedTuple):
     closing_seconds: float
 
 
-def rows(name: str, pack: Path, rounds: int) -> Iterator[Row]:
+def rows(pack: Path, rounds: int) -> Iterator[Row]:
     """Compare going on after a restart, from what was saved, with computing it all again."""
     with moepack.open(pack) as opened:
         memory = int(_SHARE * opened.shape.expert_length)
@@ -78,20 +78,20 @@ def rows(name: str, pack: Path, rounds: int) -> Iterator[Row]:
         again = [turn for _ in range(rounds) for turn in answer(prompt_after, keeps=False)]
     # Computed again, the answer is part of the prompt's batches, which round otherwise.
     assert {turn.text for turn in resumed} == {expected.text}, "they gave different texts"
-    ratios = [mine.seconds / other.seconds for mine, other in zip(resumed, again, strict=True)]
     last = resumed[-1]
-    yield Row(
-        f"{name}: go on after a restart, {_PROMPT_TOKENS:,} tokens, against computing them",
-        f"{_seconds(resumed):.2f} s to the first token, {last.computed_count} of "
-        f"{last.prompt_count:,} computed; {size_text(length)} saved, the end in "
-        f"{begun.closing_seconds:.2f} s instead of {before.closing_seconds:.2f}",
-        f"{_seconds(again):.2f} s",
-        spread(ratios),
+    yield Row("going on", "", note=_set_up(last, length))
+    mine, others = ([turn.seconds for turn in turns] for turns in (resumed, again))
+    yield Row("first token after a restart", "computing all again", "s", mine, others)
+    closing = [begun.closing_seconds], [before.closing_seconds]
+    yield Row("the server's end", "without saving", "s", *closing)
+
+
+def _set_up(last: Turn, length: int) -> str:
+    return (
+        f"a prompt of {_PROMPT_TOKENS:,} tokens and an answer of {_TOKENS}, kept in "
+        f"{size_text(length)}; {last.computed_count} of {last.prompt_count:,} tokens are computed "
+        f"of the next one; {_SHARE:.0%} of the experts in memory"
     )
-
-
-def _seconds(turns: list[Turn]) -> float:
-    return median(turn.seconds for turn in turns)
 
 
 def _turn(client: ServerClient, prompt: str) -> Turn:
@@ -104,10 +104,13 @@ def _turn(client: ServerClient, prompt: str) -> Turn:
     return Turn(answer.text, facts.first_token_seconds, facts.prompt_count, computed_count, 0.0)
 
 
-def main() -> None:
-    """Measure a model that is there."""
-    print_rows(rows("even", Path(sys.argv[1]), rounds=1))
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    parser = program.new_parser("benchmarks.resuming", __doc__)
+    parser.add_argument("pack", type=Path)
+    parser.add_argument("--rounds", type=int, default=1)
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(program.measure(parser(), lambda options: rows(options.pack, options.rounds)))

@@ -5,7 +5,7 @@ as skewed and as persistent as a real model's. Tokens are checked: a wrong one e
 """
 
 import argparse
-import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,17 +13,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 import moepack
-from benchmarks import fio
+from benchmarks import fio, program
 from benchmarks.routing import Routing, lru_reads, made_up_routing, read_routing
 from benchmarks.runnable import FIRST_TOKEN, Dimensions, Routers, write_runnable
-from benchmarks.table import Row, print_rows
+from benchmarks.table import Row
 from moepack.bench.control_group import control_group
 from moepack.bench.engine_runs import LOADINGS, MAPPED, PROGRAM_LENGTH
-from moepack.bench.measuring import Spread, in_turns, spread
+from moepack.bench.measuring import in_turns
 from moepack.common.sizes import size_text
 from moepack.running.serving.client import ServerClient
 from moepack.running.serving.model_server import ServerProcess
@@ -39,7 +38,7 @@ _LEAST_SHARE = 0.98
 _MAPPED_TOKENS = 12
 """Fewer, since each reads much of the model."""
 _MICRO_BATCH = 512
-_ALONE, _ALL_WARM, _BARE = "alone", "all, warm", "no prefetch"
+_ALONE, _WARM, _BARE = ("", "alone"), ", warm", ", without prefetching"
 _FIO_SECONDS, _FIO_DEPTH = 2, 8
 _SPINS = {"GOMP_SPINCOUNT": "1000"}
 """How long threads of the program alone spin: as under moepack, so that both take turns alike."""
@@ -90,9 +89,12 @@ class Texts:
             max(run.first_token_seconds for run in runs),
         )
 
-    def seconds(self, run: Run) -> float:
-        """Return the time that a run took for all texts, their prompts included."""
-        return run.first_token_seconds + self.count * self.token_count / run.tokens_per_second
+    def describe(self) -> str:
+        """Return the texts, for people."""
+        return (
+            f"a prompt of {self.prompt_count} tokens and {self.token_count} greedy ones, "
+            f"micro-batch of {_MICRO_BATCH}"
+        )
 
     def _ask(self, client: ServerClient, count: int, text: int) -> Run:
         fields = {
@@ -221,77 +223,61 @@ def rows(
     Each is measured with and without prefetching what the next layer's router names; `mapped` adds
     llama.cpp within the same memory.
     """
-    budgets = {f"{share:.0%}": int(share * model.expert_length) for share in shares}
-    sides: dict[str, Callable[[], Run]] = {_ALONE: partial(model.run_alone, texts)}
-    for name, budget in list(budgets.items()):
-        sides[name] = partial(model.run, texts, budget)
+    budgets: dict[str, int] = {}
+    sides: dict[tuple[str, str], Callable[[], Run]] = {_ALONE: partial(model.run_alone, texts)}
+    for share in shares:
+        budget = int(share * model.expert_length)
+        case = f"{100 * share:.0f} %, {budget / 1e9:.2g} GB"
+        budgets[case] = budget
+        sides[case, ""] = partial(model.run, texts, budget)
         if budget < model.expert_length:
-            budgets[f"{name}, {_BARE}"] = budget
-            sides[f"{name}, {_BARE}"] = partial(model.run, texts, budget, prefetch=False)
+            sides[case, _BARE] = partial(model.run, texts, budget, prefetch=False)
             if mapped:
-                sides[f"{name}, {MAPPED}"] = partial(model.run_mapped, texts, budget)
-    if 1.0 in shares:
-        sides[_ALL_WARM] = partial(model.run, texts, model.expert_length, is_warm=True)
+                sides[case, MAPPED] = partial(model.run_mapped, texts, budget)
+        else:
+            sides[case, _WARM] = partial(model.run, texts, budget, is_warm=True)
     runs = in_turns(sides, rounds)
     alone, steps = runs.pop(_ALONE), texts.steps()
-    title = "routed" if texts.count == 1 else f"routed, {texts.count} texts"
-    for name, ours in runs.items():
-        limit = _LEAST_SHARE if name == _ALL_WARM and texts.count == 1 else None
-        yield _speed_row(f"{title}, {name}: alone, warm", ours, alone, limit)
-        yield _first_token_row(f"{title}, {name}, first token: alone", ours, alone)
-        if budgets.get(name, model.expert_length) < model.expert_length:
-            least = lru_reads(steps, budgets[name], model.slot_lengths)
-            yield _reading_row(f"{title}, {name}, reads: LRU", ours, least)
-            if all(run.drive_speed for run in ours):
-                yield _limit_row(f"{title}, {name}: the longer", ours, alone, texts)
+    suffix = "" if texts.count == 1 else f", {texts.count} texts"
+    for (case, mode), ours in runs.items():
+        if mode == MAPPED:
+            peer = f"llama.cpp, mapped{suffix}"
+            yield Row(case, peer, "tok/s", _speeds(runs[case, ""]), _speeds(ours))
+            continue
+        yield from _speed_rows(case, f"{mode}{suffix}", ours, alone)
+        if budgets[case] < model.expert_length:
+            least = lru_reads(steps, budgets[case], model.slot_lengths) / 1e9
+            lengths = [(run.read_length or 0) / 1e9 for run in ours]
+            yield Row(case, f"reads of LRU{mode}{suffix}", "GB", lengths, [least] * rounds)
+            if drive := [run.drive_speed / 1e9 for run in ours if run.drive_speed]:
+                yield Row(case, f"fio after it{mode}{suffix}", "GB/s", drive)
 
 
-def _speed_row(name: str, ours: Sequence[Run], theirs: Sequence[Run], limit: float | None) -> Row:
-    mine, others = ([run.tokens_per_second for run in runs] for runs in (ours, theirs))
-    hits = [run.hit_rate for run in ours if run.hit_rate is not None]
-    speed = f"{median(mine):.3g} tok/s" + (f", {median(hits):.0%} hits" if hits else "")
-    ratio = _ratio(mine, others)
-    return Row(
-        name, speed, f"{median(others):.3g} tok/s", ratio, limit=limit, higher_is_better=True
-    )
+def _speed_rows(case: str, suffix: str, ours: Sequence[Run], alone: Sequence[Run]) -> Iterator[Row]:
+    limit = _LEAST_SHARE if suffix == _WARM else None
+    speeds = _speeds(ours), _speeds(alone)
+    yield Row(case, f"alone{suffix}", "tok/s", *speeds, limit=limit, higher_is_better=True)
+    mine, others = ([run.first_token_seconds for run in runs] for runs in (ours, alone))
+    yield Row(case, f"first token{suffix}", "s", mine, others)
+    if hits := [100 * run.hit_rate for run in ours if run.hit_rate is not None]:
+        yield Row(case, f"hits{suffix}", "%", hits)
 
 
-def _first_token_row(name: str, ours: Sequence[Run], theirs: Sequence[Run]) -> Row:
-    mine, others = ([run.first_token_seconds for run in runs] for runs in (ours, theirs))
-    return Row(name, f"{median(mine):.2f} s", f"{median(others):.2f} s", _ratio(mine, others))
-
-
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    return spread([mine / other for mine, other in zip(ours, theirs, strict=True)])
-
-
-def _reading_row(name: str, ours: Sequence[Run], least: int) -> Row:
-    lengths = [run.read_length for run in ours if run.read_length is not None]
-    ratios = [length / least for length in lengths]
-    return Row(name, size_text(int(median(lengths))), size_text(least), spread(ratios))
-
-
-def _limit_row(name: str, ours: Sequence[Run], alone: Sequence[Run], texts: Texts) -> Row:
-    """Compare times of whole texts with the longer of computing alone and of reading by fio."""
-    times = [texts.seconds(run) for run in ours]
-    reading = [(run.read_length or 0) / (run.drive_speed or 1) for run in ours]
-    limits = [max(texts.seconds(run), least) for run, least in zip(alone, reading, strict=True)]
-    peer = f"{median(limits):.2f} s, drive {median(reading):.2f} s"
-    return Row(name, f"{median(times):.2f} s", peer, _ratio(limits, times))
+def _speeds(runs: Sequence[Run]) -> list[float]:
+    return [run.tokens_per_second for run in runs]
 
 
 def models(folder: Path, rounds: int, trace: Path | None = None) -> Iterator[Row]:
     """Run a small model that repeats a trace, or routing that is made up, by one text and four."""
     routing = made_up_routing() if trace is None else read_routing(trace)
     model = Model(folder, routing, SIZES["small"], noise=1.0)
-    yield Row("routed", model.describe(routing))
+    yield Row("routed", "", note=model.describe(routing))
     yield from rows(model, Texts(routing), rounds)
     yield from rows(model, Texts(routing, count=4), rounds, SHARES[1:3])
 
 
-def main() -> None:
-    """Measure what the options say; print rows, and the load before and after."""
-    options = _options()
+def run_rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Measure what the options say."""
     routing = (
         made_up_routing(is_uniform=options.uniform, experts=options.experts)
         if options.trace is None
@@ -300,19 +286,19 @@ def main() -> None:
     routing = routing.first_layers(options.layers)
     default = SIZES[options.size]
     size = (options.embedding or default[0], options.ff or default[1])
-    print(f"load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=options.folder) as folder:
-        model = Model(Path(folder), routing, size, options.noise)
-        print(model.describe(routing), end="\n\n", flush=True)
+        model = Model(options.model or Path(folder), routing, size, options.noise)
+        yield Row("routed", "", note=model.describe(routing))
         for count in options.texts:
             texts = Texts(routing, count, options.prompt_tokens, options.tokens)
+            yield Row(f"{count} texts", "", note=texts.describe())
             shares = [percent / 100 for percent in options.shares]
-            print_rows(rows(model, texts, options.rounds, shares, mapped=options.mapped))
-    print(f"load {os.getloadavg()[0]:.1f}")
+            yield from rows(model, texts, options.rounds, shares, mapped=options.mapped)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.routed", description=__doc__)
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    parser = program.new_parser("benchmarks.routed", __doc__)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--trace", type=Path, help="a trace in any format that moepack reads")
     source.add_argument("--uniform", action="store_true", help="all experts equally likely")
@@ -328,9 +314,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=127)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--mapped", action="store_true", help="llama.cpp within the same memory")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    return parser.parse_args()
+    parser.add_argument("--model", type=Path, help="a folder that keeps the model")
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(program.measure(parser(), run_rows))

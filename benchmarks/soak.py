@@ -26,7 +26,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import moepack
-from moepack.common.sizes import size_text
+from benchmarks import program
+from benchmarks.table import Row
 
 ROOT = Path(__file__).parent.parent
 MODEL = ROOT / "fixtures" / "chat-00001-of-00002.gguf"
@@ -65,7 +66,7 @@ class Findings:
     problems: list[str] = field(default_factory=list)
     levels: list[dict[str, Level]] = field(default_factory=list)
     budgets: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    slowest_end: float = 0.0
+    ends: list[float] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, kind: str, key: Key | None = None, text: str = "") -> None:
@@ -300,7 +301,7 @@ def _round(server: Watched, clients: list[Client], findings: Findings, seconds: 
         time.sleep(0.05)
     if rest:
         findings.complain(f"after {_PATIENCE:.0f} s {rest} is not over")
-    findings.slowest_end = max(findings.slowest_end, time.monotonic() - began)
+    findings.ends.append(time.monotonic() - began)
 
 
 def _unfinished(client: Client) -> str:
@@ -312,30 +313,25 @@ def _unfinished(client: Client) -> str:
     return "a text" if any(slot["is_processing"] for slot in slots) else ""
 
 
-def judge_levels(findings: Findings) -> None:
+def judge_levels(findings: Findings) -> Iterator[Row]:
     """Compare the last third of the rounds with the second: in the first, caches of texts fill."""
     rounds = findings.levels
-    if len(rounds) < _LEAST_ROUNDS:
-        print(f"too short to compare levels: {len(rounds)} rounds")
-        return
-    third = len(rounds) // 3
     for process in rounds[0]:
         for number, name in enumerate(Level._fields):
-            first, last = (
-                median(one[process][number] for one in some)
-                for some in (rounds[third : 2 * third], rounds[-third:])
-            )
-            most = max(MOST_GROWTH, first / 20) if name == "memory" else 2
-            text = " to ".join(
-                size_text(int(one)) if name == "memory" else f"{one:.0f}" for one in (first, last)
-            )
-            print(f"{process}: {name} {text}")
+            unit, scale = ("MiB", 1 << 20) if name == "memory" else (name, 1)
+            levels = [one[process][number] / scale for one in rounds]
+            yield Row(process, name, unit, levels)
+            if len(rounds) < _LEAST_ROUNDS:
+                continue
+            third = len(rounds) // 3
+            first, last = median(levels[third : 2 * third]), median(levels[-third:])
+            most = max(MOST_GROWTH / scale, first / 20) if name == "memory" else 2
             if last - first > most:
-                findings.complain(f"{process}: {name} grew, {text}")
+                findings.complain(f"{process}: {name} grew, {first:.0f} to {last:.0f} {unit}")
 
 
-def soak(seconds: float, round_seconds: float = _ROUND) -> list[str]:
-    """Serve for so long; print what was seen, and return what should not be."""
+def soak(seconds: float, round_seconds: float = _ROUND) -> Iterator[Row]:
+    """Serve for so long; yield what was seen, and what should not be, at most 0 times."""
     findings = Findings()
     with tempfile.TemporaryDirectory() as folder:
         server = Watched(Path(folder))
@@ -348,21 +344,22 @@ def soak(seconds: float, round_seconds: float = _ROUND) -> list[str]:
             while time.monotonic() < began + seconds or len(findings.levels) < 3:
                 _round(server, clients, findings, round_seconds)
                 findings.levels.append(server.levels())
-            took = time.monotonic() - began
         finally:
             code, end_seconds = server.end()
     if code:
         findings.complain(f"it ended with {code}")
-    total = findings.counts.total()
-    print(f"{total:,} requests in {took:.0f} s, {len(findings.levels)} rounds")
-    print(", ".join(f"{kind}: {count:,}" for kind, count in sorted(findings.counts.items())))
-    most, least = (median(findings.budgets[is_much]) for is_much in (True, False))
-    print(f"memory for experts: {size_text(int(least))} to {size_text(int(most))}")
-    if not least < most / 2:
+    for kind, count in sorted(findings.counts.items()):
+        yield Row("requests", kind, "requests", [count])
+    least, most = ([one / (1 << 20) for one in findings.budgets[much]] for much in (False, True))
+    yield Row("memory for experts", "little free", "MiB", least)
+    yield Row("memory for experts", "much free", "MiB", most)
+    if not median(least) < median(most) / 2:
         findings.complain("the memory for experts did not follow what is free")
-    print(f"all ended {findings.slowest_end:.1f} s after a round; the end took {end_seconds:.1f} s")
-    judge_levels(findings)
-    return findings.problems
+    yield Row("the end", "of a round", "s", findings.ends)
+    yield Row("the end", "of the server", "s", [end_seconds])
+    yield from judge_levels(findings)
+    for problem in findings.problems:
+        yield Row("NOT right", problem, "times", [1], limit=0)
 
 
 def _serve(free: Path, words: list[str]) -> None:
@@ -378,17 +375,15 @@ def _serve(free: Path, words: list[str]) -> None:
     command()
 
 
-def main() -> int:
-    """Soak; return the exit code."""
-    if sys.argv[1:2] == [_SERVE]:
-        _serve(Path(sys.argv[2]), sys.argv[3:])
-    parser = argparse.ArgumentParser(description=__doc__)
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    parser = program.new_parser("benchmarks.soak", __doc__)
     parser.add_argument("--seconds", type=float, default=3600)
-    problems = soak(parser.parse_args().seconds)
-    for problem in problems:
-        print(f"NOT right: {problem}")
-    return 1 if problems else 0
+    return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == [_SERVE]:
+        _serve(Path(sys.argv[2]), sys.argv[3:])
+    else:
+        sys.exit(program.measure(parser(), lambda options: soak(options.seconds)))

@@ -1,83 +1,90 @@
-"""The rows of a benchmark: what was measured, its limit, and how all of them are printed."""
+"""The rows of a benchmark: what was measured, round by round, its limit, and how it is printed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from moepack.bench.measuring import Spread
+from moepack.bench.measuring import Spread, spread
 
-_WIDTHS = (40, 21, 21, 22, 12, 0)
+_WIDTHS = (44, 24, 24, 22, 12, 0)
 HEADING = ("what: against what", "moepack", "peer", "ratio (spread)", "limit", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing that was measured.
+    """One thing that was measured, in the order of its rounds.
 
-    `value` is judged: at most `limit`, or at least where `higher_is_better`; `unit` is empty where
-    it is a ratio. `moepack` and `peer` say for people what both sides took. `value` is None for
-    what could not be measured, and `moepack` says why. `met` is None for that, and without a limit.
+    `what` is the peer of a `case`, or the figure that was measured of it. `ours` and `theirs` are
+    in `unit`. The value of a round is ours in relation to theirs, or ours alone if there is no
+    peer. Its median is judged: at most `limit`, or at least if `higher_is_better`. Rounds that are
+    `excluded`, the first is 1, are thrown away for the reasons given. `note` is the set-up, or why
+    nothing was measured.
     """
 
-    name: str
-    moepack: str
-    peer: str = ""
-    value: Spread | None = None
+    case: str
+    what: str
     unit: str = ""
+    ours: Sequence[float] = ()
+    theirs: Sequence[float] = ()
+    relation: Literal["ratio", "difference"] = "ratio"
     limit: float | None = None
     higher_is_better: bool = False
+    note: str = ""
+    excluded: Mapping[int, str] = field(default_factory=dict)
 
-    met: bool | None = field(init=False)
+    @property
+    def is_ratio(self) -> bool:
+        """Whether the value of a round is a ratio, without a unit."""
+        return bool(self.theirs) and self.relation == "ratio"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "met", self._judge())
+    @property
+    def value(self) -> Spread | None:
+        """What is judged; None where nothing was measured."""
+        if not self.theirs:
+            return self.our_spread
+        pairs = zip(self.ours, self.theirs, strict=True)
+        if self.relation == "difference":
+            return self._spread([mine - other for mine, other in pairs])
+        return self._spread([mine / other for mine, other in pairs])
 
-    def _judge(self) -> bool | None:
+    @property
+    def our_spread(self) -> Spread | None:
+        """Our rounds, but for those that are excluded."""
+        return self._spread(self.ours)
+
+    @property
+    def their_spread(self) -> Spread | None:
+        """The rounds of the peer, but for those that are excluded."""
+        return self._spread(self.theirs)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the limit is met; None without one, and where nothing was measured."""
         if self.value is None or self.limit is None:
             return None
         if self.higher_is_better:
             return self.value.median >= self.limit
         return self.value.median <= self.limit
 
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What was measured on. `huge_pages` is when the system gives them: who reads asks for them."""
-
-    machine: str
-    kernel: str
-    file_system: str
-    huge_pages: str
-    python: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A whole run; `other_load` is the share of the CPUs that other processes took."""
-
-    machine: Machine
-    rows: tuple[Row, ...]
-    other_load: float | None
-
-    @property
-    def missed(self) -> tuple[Row, ...]:
-        """The rows whose limit is not met."""
-        return tuple(row for row in self.rows if row.met is False)
-
-    @property
-    def exit_code(self) -> int:
-        """0 where no limit is missed, else 1; what could not be measured misses none."""
-        return 1 if self.missed else 0
+    def _spread(self, values: Sequence[float]) -> Spread | None:
+        kept = [one for number, one in enumerate(values, start=1) if number not in self.excluded]
+        return spread(kept) if kept else None
 
 
 def line(row: Row) -> str:
     """Write a row of the table."""
-    ratio = ""
+    peer, value = "", ""
+    if row.their_spread is not None:
+        peer = f"{number_text(row.their_spread.median)} {row.unit}"
     if row.value is not None:
-        lowest, highest = (_number(end, row) for end in (row.value.lowest, row.value.highest))
-        median = "" if row.unit else f"{_number(row.value.median, row)} "
-        ratio = f"{median}({lowest} to {highest})"
+        unit = "" if row.is_ratio else row.unit
+        value = spread_text(row.value, unit)
+    ours = row.note
+    if row.our_spread is not None:
+        ours = f"{number_text(row.our_spread.median)} {row.unit}"
     verdict = {True: "met", False: "NOT met", None: ""}[row.met]
-    return cells((row.name, row.moepack, row.peer, ratio, _limit(row), verdict))
+    name = f"{row.case}: {row.what}" if row.what else row.case
+    return cells((name, ours, peer, value, limit_text(row), verdict))
 
 
 def cells(texts: Sequence[str]) -> str:
@@ -86,35 +93,24 @@ def cells(texts: Sequence[str]) -> str:
     return "  ".join(columns).rstrip()
 
 
-def print_rows(rows: Iterable[Row]) -> None:
-    """Print a table, each row as it is known."""
-    print(cells(HEADING))
-    for row in rows:
-        print(line(row), flush=True)
-
-
-def ending(outcome: Outcome) -> str:
-    """Write what comes after the table: other load, and the limits that are not met."""
-    lines = []
-    if outcome.other_load is not None:
-        lines.append(
-            f"other processes took {outcome.other_load:.0%} of the CPUs meanwhile: "
-            "near 0 %, or measure again"
-        )
-    lines.append(f"limits met: {sum(row.met is True for row in outcome.rows)}")
-    for row in outcome.missed:
-        assert row.value is not None
-        median = f"{_number(row.value.median, row)} {row.unit}".rstrip()
-        lines.append(f"NOT met: {row.name}: {median}, limit {_limit(row)}")
-    return "\n".join(lines)
-
-
-def _limit(row: Row) -> str:
+def limit_text(row: Row) -> str:
+    """Write the limit of what was measured."""
     if row.value is None or row.limit is None:
         return ""
     sign = ">=" if row.higher_is_better else "<="
-    return f"{sign} {_number(row.limit, row)} {row.unit}".rstrip()
+    return f"{sign} {_value_text(row.limit, '' if row.is_ratio else row.unit)}"
 
 
-def _number(number: float, row: Row) -> str:
-    return f"{number:.3g}" if row.unit else f"{number:.2f}"
+def spread_text(value: Spread, unit: str) -> str:
+    """Write a median with the lowest and the highest round; a ratio has no unit."""
+    median, lowest, highest = (_value_text(one, unit) for one in value)
+    return f"{median} ({lowest} to {highest})"
+
+
+def _value_text(value: float, unit: str) -> str:
+    return number_text(value) if unit else f"{value:.2f}"
+
+
+def number_text(value: float) -> str:
+    """Write a figure with three digits, or all of a large one."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,8 +1,8 @@
-"""The benchmark of forecasts: the traces that it writes, and what it says of a comparison."""
+"""The benchmark of forecasts: the traces that it writes, and its rows."""
 
 from pathlib import Path
 
-from benchmarks.forecasts import Comparison, summary, write_trace
+from benchmarks.forecasts import Comparison, write_trace
 from benchmarks.routed import Texts
 from benchmarks.routing import made_up_routing, read_routing
 
@@ -16,9 +16,7 @@ def test_the_trace_of_a_text_is_what_it_is_routed_to(tmp_path: Path) -> None:
     assert written[3][2] == [], "of a prompt the last layer computes the last token alone"
 
 
-def test_a_comparison_says_how_wrong_a_forecast_is() -> None:
-    right, wrong = Comparison(10, 8, 12, 11), Comparison(10, 8, 12, 5)
-    assert str(right) == "10 (8 to 12) | 11"
-    assert str(wrong).endswith("| 5, outside")
-    text = summary("speeds", [right, wrong])
-    assert text == "speeds: median error 30%, worst 50%; 1 of 2 within their ranges"
+def test_a_comparison_is_with_the_forecast_and_its_range() -> None:
+    rows = list(Comparison(10, 8, 12, 11).rows("small, 12 %", "speed", "tok/s"))
+    assert [row.what for row in rows] == ["speed", "speed, at least", "speed, at most"]
+    assert [(*row.ours, *row.theirs) for row in rows] == [(11, 10), (11, 8), (11, 12)]

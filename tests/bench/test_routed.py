@@ -5,18 +5,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import routed
-from benchmarks.routing import Routing, made_up_routing, read_routing
-from benchmarks.tracing import WRITERS
+from benchmarks.routing import Routing, made_up_routing
 
 _SIZE = (512, 256)
-
-
-@pytest.mark.parametrize("name", ["route-csv", "expert-log", "call-csv"])
-def test_routing_is_read_from_traces(tmp_path: Path, name: str) -> None:
-    tokens = [[[0, 5], [3, 1]], [[2, 4], [1, 6]], [[7, 0], [2, 3]]]
-    path = tmp_path / "trace.txt"
-    path.write_text("".join(WRITERS[name](tokens)))
-    assert read_routing(path)[:2] == (tokens, 8)
 
 
 def test_routing_that_is_made_up_is_like_that_of_a_real_model() -> None:
@@ -62,6 +53,6 @@ def test_a_model_repeats_its_routing(tmp_path: Path) -> None:
     texts = routed.Texts(routing, prompt_count=9, token_count=40)
     rows = list(routed.rows(model, texts, rounds=1, shares=[0.5]))
     assert all(row.value is not None for row in rows)
-    (reads,) = (row.value for row in rows if "no prefetch, reads" in row.name)
+    (reads,) = (row.value for row in rows if row.what == "reads of LRU, without prefetching")
     assert reads is not None
     assert 0.7 < reads.median < 1.1, "LRFU reads less"
