@@ -62,11 +62,10 @@ static void publish_memory(struct cache *cache) {
     set(&cache->statistics->budget, cache->residents.budget);
 }
 
-int cache_open(struct cache *cache, const struct experts *experts, struct cache_file *files, uint32_t file_count,
+int cache_open(struct cache *cache, const struct experts *experts, struct cache_file *files,
                const struct cache_options *options, struct cache_owner owner, struct cache_statistics *statistics,
                struct cache_error *error) {
-    *cache = (struct cache){.experts = experts, .options = *options, .files = files, .file_count = file_count,
-                            .owner = owner, .turn = NO_CONTEXT};
+    *cache = (struct cache){.experts = experts, .options = *options, .files = files, .owner = owner, .turn = NO_CONTEXT};
     cache->statistics = statistics ? statistics : &cache->own_statistics;
     if (!allocate(cache)) {
         release_memory(cache);
@@ -145,7 +144,7 @@ static void publish(struct cache *cache) {
 static bool collect(struct cache *cache) {
     struct ended ended;
     struct pending pending;
-    if (cache->is_waiting || !drive_collect(cache->drive, &ended, 1)) return false;
+    if (cache->is_waiting || !drive_collect(cache->drive, &ended)) return false;
     cache->collecting_count++;
     uint32_t expert = reads_end(cache, &ended, &pending);
     if (expert != NO_EXPERT) reads_complete(cache, expert);

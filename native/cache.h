@@ -127,7 +127,6 @@ struct cache {
     const struct experts *experts;
     struct cache_options options;
     struct cache_file *files;
-    uint32_t file_count;
     struct cache_owner owner;
     struct residents residents;
     struct prompts prompts;
@@ -157,7 +156,7 @@ struct cache {
 };
 
 /* Open a cache; `experts` and `files` stay until it is closed. CACHE_OK or a code, with `error` filled. */
-int cache_open(struct cache *cache, const struct experts *experts, struct cache_file *files, uint32_t file_count,
+int cache_open(struct cache *cache, const struct experts *experts, struct cache_file *files,
                const struct cache_options *options, struct cache_owner owner, struct cache_statistics *statistics,
                struct cache_error *error);
 void cache_close(struct cache *cache);

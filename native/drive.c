@@ -141,15 +141,17 @@ static void ring_submit(struct ring *ring) {
     }
 }
 
-static uint32_t ring_collect(struct ring *ring, struct ended *ended, uint32_t most) {
-    uint32_t head = *ring->cq_head, tail = load(ring->cq_tail), count = 0;
-    while (ring->refused_count && count < most) ended[count++] = ring->refused[--ring->refused_count];
-    for (; head != tail && count < most; head++) {
-        const struct io_uring_cqe *cqe = &ring->cqes[head & *ring->cq_mask];
-        ended[count++] = (struct ended){(uint32_t)cqe->user_data, cqe->res};
+static bool ring_collect(struct ring *ring, struct ended *ended) {
+    uint32_t head = *ring->cq_head;
+    if (ring->refused_count) {
+        *ended = ring->refused[--ring->refused_count];
+        return true;
     }
-    store(ring->cq_head, head);
-    return count;
+    if (head == load(ring->cq_tail)) return false;
+    const struct io_uring_cqe *cqe = &ring->cqes[head & *ring->cq_mask];
+    *ended = (struct ended){(uint32_t)cqe->user_data, cqe->res};
+    store(ring->cq_head, head + 1);
+    return true;
 }
 
 static void ring_wait(struct ring *ring, uint32_t milliseconds) {
@@ -229,14 +231,15 @@ static void pool_add(struct drive *drive, const struct read *read) {
     pthread_mutex_unlock(&pool->lock);
 }
 
-static uint32_t pool_collect(struct pool *pool, struct ended *ended, uint32_t most) {
+static bool pool_collect(struct pool *pool, struct ended *ended) {
     pthread_mutex_lock(&pool->lock);
-    uint32_t count = pool->ended_count < most ? pool->ended_count : most;
-    memcpy(ended, pool->ended, count * sizeof *ended);
-    pool->ended_count -= count;
-    memmove(pool->ended, pool->ended + count, pool->ended_count * sizeof *ended);
+    bool has_any = pool->ended_count > 0;
+    if (has_any) {
+        *ended = pool->ended[0];
+        memmove(pool->ended, pool->ended + 1, --pool->ended_count * sizeof *ended);
+    }
     pthread_mutex_unlock(&pool->lock);
-    return count;
+    return has_any;
 }
 
 static void pool_wait(struct pool *pool, uint32_t milliseconds) {
@@ -289,11 +292,10 @@ void drive_submit(struct drive *drive) {
     if (drive->kind == DRIVE_URING) ring_submit(&drive->ring);
 }
 
-uint32_t drive_collect(struct drive *drive, struct ended *ended, uint32_t most) {
-    bool is_ring = drive->kind == DRIVE_URING;
-    uint32_t count = is_ring ? ring_collect(&drive->ring, ended, most) : pool_collect(&drive->pool, ended, most);
-    drive->in_flight -= count;
-    return count;
+bool drive_collect(struct drive *drive, struct ended *ended) {
+    bool is_ring = drive->kind == DRIVE_URING, has_any = is_ring ? ring_collect(&drive->ring, ended) : pool_collect(&drive->pool, ended);
+    drive->in_flight -= has_any;
+    return has_any;
 }
 
 void drive_wait(struct drive *drive, uint32_t milliseconds) {
@@ -304,11 +306,9 @@ void drive_wait(struct drive *drive, uint32_t milliseconds) {
 }
 
 void drive_close(struct drive *drive) {
-    struct ended ended[64];
-    while (drive->in_flight) {
-        drive_wait(drive, 1000);
-        drive_collect(drive, ended, 64);
-    }
+    struct ended ended;
+    while (drive->in_flight)
+        if (!drive_collect(drive, &ended)) drive_wait(drive, 1000);
     if (drive->kind == DRIVE_URING)
         close_ring(&drive->ring);
     else

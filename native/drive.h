@@ -1,7 +1,7 @@
 /*
  * Reads of files into memory, many at a time, by io_uring or by threads.
  *
- * drive_submit and drive_collect(…, false) are called with the lock of the cache held. drive_wait is called without it,
+ * drive_add, drive_submit and drive_collect are called with the lock of the cache held. drive_wait is called without it,
  * by one thread at a time. A read that ends says how many bytes it brought, or an errno below 0.
  */
 #ifndef DRIVE_H
@@ -37,8 +37,8 @@ enum drive_kind drive_kind(const struct drive *drive);
 void drive_add(struct drive *drive, const struct read *read);
 /* Begin all queued reads. Those that the system refuses end with its errno. */
 void drive_submit(struct drive *drive);
-/* Take reads that have ended; return their number. */
-uint32_t drive_collect(struct drive *drive, struct ended *ended, uint32_t most);
+/* Take a read that has ended; false if none has. */
+bool drive_collect(struct drive *drive, struct ended *ended);
 /* Wait until any read has ended, for `milliseconds` at most. */
 void drive_wait(struct drive *drive, uint32_t milliseconds);
 

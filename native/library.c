@@ -193,7 +193,7 @@ static moepack_code open_cache(moepack_cache *cache, const moepack_cache_options
                       (unsigned long long)(2 * step), (unsigned long long)options->memory);
     struct cache_error problem;
     struct cache_owner owner = {NULL, NULL, NULL, NULL};
-    if (cache_open(&cache->cache, &cache->experts, cache->files, (uint32_t)cache->pack.files.count, &inner, owner, NULL, &problem))
+    if (cache_open(&cache->cache, &cache->experts, cache->files, &inner, owner, NULL, &problem))
         return translate(&problem, error);
     int system_error = cache_start(&cache->cache);
     if (!system_error) return MOEPACK_OK;

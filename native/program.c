@@ -228,7 +228,7 @@ static void open_cache(void) {
                                     !seam.is_image, table->prefetches != 0};
     struct cache_owner owner = {NULL, mapping_map, mapping_unmap, tick};
     struct cache_error error;
-    if (cache_open(&seam.cache, &seam.experts, seam.files, table->file_count, &options, owner, &seam.page->statistics, &error))
+    if (cache_open(&seam.cache, &seam.experts, seam.files, &options, owner, &seam.page->statistics, &error))
         seam_end("%s", error.message);
     atomic_store(&seam.page->reads, (uint32_t)drive_kind(seam.cache.drive));
     const uint32_t *pinned = seam_array(table->pinned);

@@ -19,16 +19,14 @@ bool prompts_init(struct prompts *prompts, const struct experts *experts) {
     *prompts = (struct prompts){.experts = experts};
     prompts->counts = calloc(count, sizeof *prompts->counts);
     prompts->token_counts = calloc((size_t)experts->layer_count + 1, sizeof *prompts->token_counts);
-    prompts->likelihoods = calloc(count, sizeof *prompts->likelihoods);
     prompts->ranked = calloc(count, sizeof *prompts->ranked);
     prompts->chosen = calloc(count, sizeof *prompts->chosen);
-    return prompts->counts && prompts->token_counts && prompts->likelihoods && prompts->ranked && prompts->chosen;
+    return prompts->counts && prompts->token_counts && prompts->ranked && prompts->chosen;
 }
 
 void prompts_free(struct prompts *prompts) {
     free(prompts->counts);
     free(prompts->token_counts);
-    free(prompts->likelihoods);
     free(prompts->ranked);
     free(prompts->chosen);
 }

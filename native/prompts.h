@@ -16,7 +16,6 @@ struct prompts {
     double *counts;       /* by expert: tokens that were routed to it */
     double *token_counts; /* by layer */
     double width;         /* the experts that a token uses in a layer */
-    double *likelihoods;
     struct ranked *ranked;
     uint32_t *chosen;
 };

@@ -331,7 +331,6 @@ void residents_begin(struct residents *residents, uint32_t context, uint32_t lay
     look_up(residents, layer, used, count, context != UNANNOUNCED && residents->experts->layers[layer].is_rare);
     memcpy(step->used, used, count * sizeof *used);
     step->used_count = count;
-    step->layer = layer;
     for (uint32_t i = 0; i < count; i++) {
         residents->of_step[used[i]] = 0;
         residents->states[used[i]].is_cancelled = false;

@@ -32,7 +32,7 @@ struct resident {
 };
 
 struct step {
-    uint32_t layer, used_count, missing_count, next_missing;
+    uint32_t used_count, missing_count, next_missing;
     uint32_t *used, *missing;
     uint64_t length; /* of its slots */
 };

@@ -183,7 +183,7 @@ int main(int argument_count, char **arguments) {
                                     .reads = (enum drive_kind)atoi(arguments[2]), .is_prepared = seed % 2};
     struct cache_owner owner = {NULL, map, unmap, NULL};
     struct cache_error error;
-    require(!cache_open(&cache, &experts, &file, 1, &options, owner, NULL, &error), error.message);
+    require(!cache_open(&cache, &experts, &file, &options, owner, NULL, &error), error.message);
     if (seed % 2) cache_pin(&cache, 0);
     static struct warm_expert warm[COUNT];
     for (uint32_t i = 0; i < COUNT; i++) warm[i] = (struct warm_expert){i, UINT32_MAX / (i + 1)};
