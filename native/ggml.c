@@ -122,7 +122,7 @@ static void write_selection(const struct context *context, uint32_t layer, uint3
         atomic_fetch_add(&ring->lost_count, 1);
         return;
     }
-    uint32_t start[3] = {layer, rows, columns};
+    uint32_t start[3] = {layer | (rows >= MANY_TOKENS ? SELECTION_PROMPT : 0), rows, columns};
     for (unsigned i = 0; i < 3; i++) ring->words[head++ % RING_WORDS] = start[i];
     for (uint64_t i = 0; i < count; i++) ring->words[head++ % RING_WORDS] = (uint32_t)context->ids[i];
     atomic_store(&ring->head, head);

@@ -1,6 +1,6 @@
 /*
  * What moepack (Python) and the seam share: the table of a model, written once before the program starts, and the
- * control file, which both write while it runs. running/seam/table.py has the same structs.
+ * control file, which both write while it runs. running/streaming/table.py has the same structs.
  *
  * Offsets in the table count from its start; all others count from the start of the file that is named beside them.
  */
@@ -10,7 +10,7 @@
 #include "cache.h"
 
 enum {
-    TABLE_VERSION = 2,
+    TABLE_VERSION = 3,
     PART_NAME_LENGTH = 64,
     MAX_PROCESSES = 32,
     RING_WORDS = 1 << 18,
@@ -86,6 +86,7 @@ struct control {
     struct selection_ring rings[MAX_PROCESSES][MAX_CONTEXTS];
 };
 
-static const uint32_t SELECTION_COPIED = 1u << 30; /* with a layer: its experts are copies, which need not be brought */
+/* With a layer: its experts are copies, which need not be brought; the step is one of a prompt, of MANY_TOKENS or more. */
+static const uint32_t SELECTION_COPIED = 1u << 30, SELECTION_PROMPT = 1u << 29;
 
 #endif

@@ -26,7 +26,7 @@ _ERROR = struct.Struct("<2i4I2Q512s")
 _NO_EXPERT = (1 << 32) - 1
 _LOCK = struct.Struct("hhqqi4x")
 """struct flock of 64-bit systems: type, whence, start, length, process."""
-_COPIED = 1 << 30
+_COPIED, _PROMPT = 1 << 30, 1 << 29
 _WRITE, _WATCH_ALL = 1, 2
 
 
@@ -34,13 +34,14 @@ class Selection(NamedTuple):
     """The experts to which a layer routed `token_count` tokens, the same number for each, in turn.
 
     If it `is_copied` the program does not need them: it copied all of the layer while it loaded, as
-    into a GPU's memory.
+    into a GPU's memory. It `is_prompt` with more tokens than those of decoding.
     """
 
     layer: int
     token_count: int
     experts: Sequence[int]
     is_copied: bool = False
+    is_prompt: bool = False
 
 
 class CacheStatistics(NamedTuple):
@@ -233,7 +234,8 @@ class Control:
             experts = self._read_words(ring, tail + 3, count)
             tail += 3 + count
             self._longs[ring // 8 + 1] = tail
-            yield Selection(word & ~_COPIED, row_count, experts, bool(word & _COPIED))
+            flags = (bool(word & _COPIED), bool(word & _PROMPT))
+            yield Selection(word & ~(_COPIED | _PROMPT), row_count, experts, *flags)
         self._longs[ring // 8 + 1] = tail
 
     def _read_words(self, ring: int, start: int, count: int) -> list[int]:

@@ -42,8 +42,6 @@ _SECONDS_BETWEEN = 1.0
 """The interval at which the free memory is looked at."""
 _PATIENCE = 0.1
 """Seconds after which selections and errors of programs are read."""
-_FEW = 16
-"""Most tokens of a step that counts as decoding; one of more says little about the most used."""
 _DIGEST_DIFFERS = 2
 _KINDS = {number: name for name, (number, is_cached) in BACKENDS.items() if not is_cached}
 """The names of ways to read, by their number in native/drive.h."""
@@ -366,8 +364,9 @@ class Supervisor(Closing):
             return  # traces and counts are of tokens, not of guesses at them
         if self._record is not None:
             self._record.add(source, selection)
-        is_decoding = selection.token_count <= _FEW and not selection.is_copied
-        if self._selections is not None and is_decoding:
+        # A prompt uses most experts of a layer, and says little about the most used.
+        is_counted = not selection.is_prompt and not selection.is_copied
+        if self._selections is not None and is_counted:
             self._selections.append(selection)
 
 

@@ -25,7 +25,7 @@ from moepack.traces.caching.cache import check_policy
 _Value = TypeVar("_Value")
 _MAX_PARTS = 16
 _PAGE = 4096
-_VERSION = 2
+_VERSION = 3
 _HEADER = struct.Struct("<8s14I10Qi3I")
 _LAYER = struct.Struct("<4I" + "64s" * _MAX_PARTS)
 _PART = struct.Struct("<4Q2I2HI")
