@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import moepack
+from moepack import ExpertCache
 from moepack.common.errors import MachineError, MirrorWarning, PackError, RequestError
+from moepack.common.shape import ExpertKey
 from moepack.pack.reading.pack import Pack
 from tests.support.children import in_threads
 from tests.support.models import keys_of, on_disk
@@ -115,8 +117,37 @@ def test_many_threads_and_readers_get_their_own_bytes(sound: Place, plain: Pack)
         assert shared.statistics.in_flight_count == 0
 
 
-KEY = (1, 5)
-OTHER = (1, 6)
+def is_refused_by_caches(place: Place) -> bool:
+    """Return whether a cache for engines refuses the place: it says why, and what helps."""
+    with moepack.open(place.address) as pack:
+        is_partial = pack.partial is not None
+    if not (place.is_remote or is_partial):
+        return False
+    problem = "the pack is in a store" if place.is_remote else "a part of the pack is not here"
+    with pytest.raises(RequestError, match=problem) as refused:
+        ExpertCache(place.address, "1GiB")
+    assert "moepack pull" in str(refused.value.hint)
+    return True
+
+
+def is_right(cache: ExpertCache, plain: Pack, layer: int, expert: int) -> bool:
+    (found,) = cache.use(layer, [expert])
+    names = [kind.name for kind in plain.parts(layer)]
+    return found == {name: on_disk(plain.locate(layer, expert, name)) for name in names}
+
+
+def test_a_cache_for_engines_gives_the_bytes_or_refuses_the_place(
+    sound: Place, plain: Pack
+) -> None:
+    if is_refused_by_caches(sound):
+        return
+    with ExpertCache(sound.address, "1GiB", check="always") as cache:
+        for layer, expert in keys_of(plain)[::3]:
+            assert is_right(cache, plain, layer, expert)
+
+
+KEY = ExpertKey(1, 5)
+OTHER = ExpertKey(1, 6)
 """Experts whose parts lie in one file."""
 
 
@@ -194,6 +225,30 @@ def test_damage_under_a_reader_is_an_error_or_changes_nothing(
             with contextlib.suppress(MachineError if is_other else PackError):
                 assert reader.read(*KEY, "up") == on_disk(plain.locate(*KEY, "up"))
         assert reader.statistics.in_flight_count == 0
+
+
+@pytest.mark.parametrize("what", EDITS)
+@pytest.mark.parametrize("when", ["before it is opened", "while it is open"])
+def test_damage_is_an_error_of_a_cache_for_engines(
+    when: str, what: str, place: Place, plain: Pack
+) -> None:
+    """The cache goes on with other files; an open one outlives its name."""
+    if is_refused_by_caches(place):
+        return
+    if when == "before it is opened":
+        damage(place, what)
+        with pytest.raises(PackError), ExpertCache(place.address, "1GiB") as cache:
+            cache.use(KEY.layer, [KEY.expert])
+        return
+    with ExpertCache(place.address, "1GiB") as cache:
+        assert is_right(cache, plain, *OTHER)
+        damage(place, what)
+        if what == "gone":
+            assert is_right(cache, plain, *KEY)
+        else:
+            with pytest.raises(PackError):
+                cache.use(KEY.layer, [KEY.expert])
+        assert is_right(cache, plain, 0, 2)
 
 
 @pytest.mark.parametrize("what", EDITS)
