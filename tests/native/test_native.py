@@ -17,7 +17,9 @@ ALONE = {
     "gcc": ("-Wno-maybe-uninitialized",),  # it takes what another function sets for unset
     "clang": ("-Wpedantic",),  # gcc's forbids what POSIX has of `dlsym`
 }
-DECISIONS = ("residents", "prompts", "order", "slots")
+_DECISIONS = ("residents", "prompts", "order", "slots")
+DECISIONS = dict.fromkeys(("simulation", "prompts", "residents"), _DECISIONS)
+"""The programs that test several files of `native/`; each other one tests that of its name."""
 SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -42,32 +44,52 @@ def test_no_function_is_longer_than_sixty_lines() -> None:
                 assert number - start < 60, f"{path.name}:{start}"
 
 
-@pytest.fixture(scope="session")
-def simulation() -> Path:
-    files = [NATIVE / f"{name}.c" for name in DECISIONS]
-    source = Path(__file__).parent / "simulation.c"
-    return compiled_once("simulation", "gcc", *WARNINGS, *SANITIZERS, source, *files, "-lm")
-
-
-def test_guesses_are_read_where_they_come_true(tmp_path: Path) -> None:
-    source = Path(__file__).parent / "guesses.c"
-    program = tmp_path / "guesses"
-    compile_with("gcc", *WARNINGS, *SANITIZERS, source, NATIVE / "guesses.c", "-o", program)
-    run = subprocess.run([program], capture_output=True, text=True)
+def run_alone(name: str, seed: int = 0, count: int = 0) -> None:
+    """Compile a program of this folder with what it tests, and run it: it finds nothing wrong."""
+    files = [NATIVE / f"{one}.c" for one in DECISIONS.get(name, (name,))]
+    source = Path(__file__).with_name(f"{name}.c")
+    program = compiled_once(name, "gcc", *WARNINGS, *SANITIZERS, source, *files, "-lm")
+    run = subprocess.run([program, str(seed), str(count)], capture_output=True, text=True)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ["guesses", "slots", "pool", "residents"])
+def test_files_do_what_their_heads_say(name: str) -> None:
+    run_alone(name)
+
+
+WRAPPED = {"drive": ("pread", "syscall"), "cache": ("pread",)}
+"""Calls that programs have in place of the system's, to cut reads short and to refuse them."""
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_reads_that_fail_are_read_again_or_told(tmp_path: Path, name: str) -> None:
+    files = [*(one for one in sources("cache") if one.stem != "library"), NATIVE / "digest.c"]
+    flags = [*WARNINGS, *SANITIZERS, *(f"-Wl,--wrap={one}" for one in WRAPPED[name])]
+    source = Path(__file__).with_name(f"{name}.c")
+    program = compiled_once(name, "gcc", *flags, source, *files, "-lm", "-lpthread")
+    run = subprocess.run([program, tmp_path], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    if run.stdout:
+        assert run.stdout == "no io_uring\n"
+        pytest.skip(run.stdout)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_decisions_keep_their_rules_whatever_happens(simulation: Path, seed: int) -> None:
-    run = subprocess.run([simulation, str(seed), "1000"], capture_output=True, text=True)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+@pytest.mark.parametrize(("name", "count"), [("order", 2000), ("prompts", 400)])
+def test_policies_and_prompts_decide_as_the_page_says(name: str, count: int, seed: int) -> None:
+    run_alone(name, seed, count)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_decisions_keep_their_rules_whatever_happens(seed: int) -> None:
+    run_alone("simulation", seed, 1000)
 
 
 @pytest.mark.slow
-def test_decisions_keep_their_rules_for_a_million_events(simulation: Path) -> None:
+def test_decisions_keep_their_rules_for_a_million_events() -> None:
     for seed in range(100, 600):
-        run = subprocess.run([simulation, str(seed), "2000"], capture_output=True, text=True)
-        assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+        run_alone("simulation", seed, 2000)
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
