@@ -392,6 +392,7 @@ void cache_resize(struct cache *cache, uint64_t memory) {
     pthread_mutex_lock(&cache->lock);
     cache->options.memory = memory;
     residents_resize(&cache->residents, memory);
+    give_back_prepared(cache);
     publish_memory(cache);
     publish(cache);
     pthread_cond_broadcast(&cache->changed);
@@ -424,18 +425,20 @@ static void begin_warm_up(struct cache *cache) {
  * meanwhile. */
 static bool prepare_slot(struct cache *cache) {
     uint64_t *lengths = cache->prepared_lengths, total = 0;
-    uint32_t least = 0;
+    uint32_t least = MAX_CLASSES;
     if (!cache->options.is_prepared || !has_huge_pages(cache)) return false;
     for (uint32_t i = 0; i < cache->experts->class_count; i++) {
         const struct slot_class *one = &cache->residents.slots.classes[i];
         uint64_t taken = (uint64_t)one->taken_count * one->length;
         if (lengths[i] < taken) lengths[i] = taken;
         total += lengths[i];
-        if (lengths[i] < lengths[least]) least = i;
+        bool has_more = lengths[i] < one->length * one->count;
+        if (has_more && (least == MAX_CLASSES || lengths[i] < lengths[least])) least = i;
     }
+    if (least == MAX_CLASSES) return false;
     const struct slot_class *of = &cache->residents.slots.classes[least];
     uint64_t length = of->length, offset = of->first + lengths[least] / length * of->stride;
-    if (total + length > cache->residents.memory || lengths[least] + length > of->length * of->count) return false;
+    if (total + length > cache->residents.memory) return false;
     lengths[least] += length;
     pthread_mutex_unlock(&cache->lock);
     pool_prepare(&cache->pool, offset, length);

@@ -58,16 +58,22 @@ def test_files_do_what_their_heads_say(name: str) -> None:
     run_alone(name)
 
 
-WRAPPED = {"drive": ("pread", "syscall"), "cache": ("pread",)}
+WRAPPED = {"drive": ("pread", "syscall"), "cache": ("pread",), "beside": ()}
 """Calls that programs have in place of the system's, to cut reads short and to refuse them."""
 
 
-@pytest.mark.parametrize("name", WRAPPED)
-def test_reads_that_fail_are_read_again_or_told(tmp_path: Path, name: str) -> None:
+@pytest.fixture(scope="session")
+def core() -> Path:
+    """Compile the cache, without its interface for engines, for programs to be linked with."""
     files = [*(one for one in sources("cache") if one.stem != "library"), NATIVE / "digest.c"]
+    return compiled_once("core.o", "gcc", *WARNINGS, *SANITIZERS, "-r", *files)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_caches_read_what_is_used_and_what_will_be(core: Path, tmp_path: Path, name: str) -> None:
     flags = [*WARNINGS, *SANITIZERS, *(f"-Wl,--wrap={one}" for one in WRAPPED[name])]
     source = Path(__file__).with_name(f"{name}.c")
-    program = compiled_once(name, "gcc", *flags, source, *files, "-lm", "-lpthread")
+    program = compiled_once(name, "gcc", *flags, source, core, "-lm", "-lpthread")
     run = subprocess.run([program, tmp_path], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
     if run.stdout:
