@@ -49,8 +49,9 @@ def _writing(
     theirs = Side(("sh", "-c", _COPY, "sh", copy, *files), partial(_prepare, copy, written, files))
     ours = Side((*MOEPACK, *command, "-o", written), partial(_prepare, written, copy, files))
     measured, copied = against(ours, theirs, rounds)
-    yield time_row(name, "cp and sync", measured, copied, 1.0)
-    yield Row(name, "memory", "MiB", _peaks(measured), limit=PEAK_LIMIT)
+    case = f"{name}: `cp` and `sync`"
+    yield time_row(case, measured, copied, 1.0)
+    yield Row(case, "memory", "MiB", _peaks(measured), limit=PEAK_LIMIT)
 
 
 def verifying(shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
@@ -63,10 +64,12 @@ def verifying(shards: list[Path], folder: Path, rounds: int) -> Iterator[Row]:
     verify = (*MOEPACK, "verify", pack)
     ours = Side((*verify, "--source", shards[0]))
     theirs = Side(("sh", "-c", _COMPARE, "sh", folder / "copy", *shards))
-    yield time_row("`verify --source`", "cmp, cached", *against(ours, theirs, rounds), 0.5)
+    yield time_row("`verify --source`: `cmp`, cached", *against(ours, theirs, rounds), 0.5)
     files = sorted(pack.glob("*.bin"))
     reading = Side(("sh", "-c", _READ, "sh", *files))
-    yield time_row("`verify`", "dd, cached", *against(Side(verify), reading, rounds), 1.5)
+    yield time_row(
+        "`verify`: `dd` of its files, cached", *against(Side(verify), reading, rounds), 1.5
+    )
 
 
 def _peaks(runs: list[Run]) -> list[float]:

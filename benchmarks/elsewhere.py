@@ -109,7 +109,7 @@ def _packing(address: str, folder: Path, shards: list[Path], rounds: int) -> Ite
     program: list[str | Path] = [MOEPACK[0], "-c", _DOWNLOAD, address, copy, *names]
     ours = Side((*MOEPACK, "pack", f"{address}/{shards[0].name}", "-o", pack), prepare)
     measured, downloaded = against(ours, Side(program, prepare), rounds)
-    yield time_row("`pack http://…`", "download and sync", measured, downloaded, 1.25)
+    yield time_row("`pack http://…`: a download by obstore, and `sync`", measured, downloaded, 1.25)
     prepare()
     moepack.pack_model(shards, pack)
 
@@ -121,7 +121,7 @@ def _reading(address: str, rounds: int) -> Iterator[Row]:
     }
     speeds = in_turns(sides, rounds)
     ours, theirs = ([one for (one,) in speeds[side]] for side in ("moepack", "obstore"))
-    yield speed_row("read all experts of a pack", "obstore", ours, theirs, 0.8)
+    yield speed_row("read all experts of a pack: obstore", "speed", ours, theirs, 0.8)
 
 
 @contextlib.contextmanager

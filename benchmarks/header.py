@@ -57,7 +57,7 @@ def _compare(
         "theirs": partial(_time, theirs, data, times),
     }
     taken = in_turns(sides, rounds)
-    yield Row(name, "time", "s/GiB", taken["ours"], limit=limit)
+    yield Row(name, "moepack.h", "s/GiB", taken["ours"], limit=limit)
     yield Row(name, "Python's xxhash", "s/GiB", taken["ours"], taken["theirs"])
 
 

@@ -78,12 +78,10 @@ def _run_side(side: Side) -> Run:
     return run(side.command)
 
 
-def time_row(
-    case: str, peer: str, ours: Sequence[Run], theirs: Sequence[Run], limit: float | None
-) -> Row:
+def time_row(case: str, ours: Sequence[Run], theirs: Sequence[Run], limit: float) -> Row:
     """Compare the times of two sides that both handle the same bytes."""
     mine, others = ([run.seconds for run in runs] for runs in (ours, theirs))
-    return Row(case, peer, "s", mine, others, limit=limit)
+    return Row(case, "time", "s", mine, others, limit=limit)
 
 
 def speed_row(

@@ -69,8 +69,8 @@ def packs(folder: Path, rounds: int) -> Iterator[Row]:
     numbers = zip(*(fresh(_OPEN_PACK, pack) for _ in range(rounds)), strict=True)
     opened, blob, part = numbers
     yield Row("open a pack, 30,720 blobs", "time", "ms", opened, limit=5)
-    yield Row("locate a blob", "time", "us", blob, limit=2)
-    yield Row("locate a part", "time", "us", part, limit=2)
+    yield Row("locate a blob", "locating", "us", blob, limit=2)
+    yield Row("locate a part", "locating", "us", part, limit=2)
 
 
 def starting(rounds: int) -> Iterator[Row]:

@@ -81,9 +81,9 @@ def rows(pack: Path, rounds: int) -> Iterator[Row]:
     last = resumed[-1]
     yield Row("going on", "", note=_set_up(last, length))
     mine, others = ([turn.seconds for turn in turns] for turns in (resumed, again))
-    yield Row("first token after a restart", "computing all again", "s", mine, others)
+    yield Row("the first token after a restart: computing all again", "time", "s", mine, others)
     closing = [begun.closing_seconds], [before.closing_seconds]
-    yield Row("the server's end", "without saving", "s", *closing)
+    yield Row("the server's end, with saving: without", "time", "s", *closing)
 
 
 def _set_up(last: Turn, length: int) -> str:

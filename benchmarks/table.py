@@ -112,5 +112,6 @@ def _value_text(value: float, unit: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """Write a figure with three digits, or all of a large one."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    """Write a figure with three digits, and all digits of a count or a large one."""
+    is_whole = abs(value) >= 1000 or value == round(value)
+    return f"{value:,.0f}" if is_whole else f"{value:#.3g}".rstrip(".")

@@ -29,10 +29,10 @@ def test_the_median_is_judged_by_the_limit(
 
 def test_two_sides_are_compared_round_by_round() -> None:
     ours, theirs = [Run(1, 0), Run(4, 0), Run(2, 0)], [Run(2, 0), Run(2, 0), Run(2, 0)]
-    row = time_row("pack", "cp", ours, theirs, 0.9)
+    row = time_row("pack", ours, theirs, 0.9)
     assert row.value == (1.0, 0.5, 2.0)
     assert row.met is False
-    assert " ".join(line(row).split()) == "pack: cp 2 s 2 s 1.00 (0.50 to 2.00) <= 0.90 NOT met"
+    assert " ".join(line(row).split()) == "pack: time 2 s 2 s 1.00 (0.50 to 2.00) <= 0.90 NOT met"
     difference = Row("pack", "beyond cp", "s", [1, 4], [2, 2], relation="difference")
     assert difference.value == (0.5, -1, 2)
 
