@@ -151,27 +151,36 @@ class Checks:
 
         `place_of` names the place of a selection for a message, by its index.
         """
-        is_layer = (layer >= 0) & (layer <= MAX_NUMBER)
-        right: NDArray[np.bool_] = is_layer & (expert >= 0)
-        right &= expert < self._limits[np.where(is_layer, layer, 0)]
+        is_layer = layer <= MAX_NUMBER
+        right: NDArray[np.bool_] = is_layer & (expert < self._limits[np.where(is_layer, layer, 0)])
         if right.all():
             return None
         first = int(np.argmin(right))
-        one, other = int(layer[first]), int(expert[first])
-        is_beyond = not (0 <= one < self._layer_bound and 0 <= other < self._expert_bound)
+        count = int(np.count_nonzero(~right))
+        self._report_misfit(int(layer[first]), int(expert[first]), place_of(first), count)
+        return right
+
+    def fits(self, layer: int, expert: int, line: int) -> bool:
+        """Return whether the model can have made a selection; if not, report its line."""
+        if layer <= MAX_NUMBER and expert < self._limits[layer]:
+            return True
+        self._report_misfit(layer, expert, f"line {line}", 1)
+        return False
+
+    def _report_misfit(self, layer: int, expert: int, place: str, count: int) -> None:
+        is_beyond = not (layer < self._layer_bound and expert < self._expert_bound)
         expected: object
         if self.shape is not None and not (is_beyond and self.stated):
             problem, expected, hint = "the model has no such expert", self.shape, _ANOTHER_MODEL
-        elif self.stated is None or max(one, other) > MAX_NUMBER:
+        elif self.stated is None or max(layer, expert) > MAX_NUMBER:
             problem, expected, hint = "out of bounds", _ANY, None
         else:
             problem, expected = "not of the model that the file says it is of", self.stated
             if not is_beyond:
-                expected = f"{self._limits[one]} experts in layer {one}"
+                expected = f"{self._limits[layer]} experts in layer {layer}"
             hint = "is it damaged, or were files of several models joined?"
-        count, pair = int(np.count_nonzero(~right)), f"layer {one} expert {other}"
-        self.fault(problem, place_of(first), count, expected=expected, found=pair, hint=hint)
-        return right
+        pair = f"layer {layer} expert {expert}"
+        self.fault(problem, place, count, expected=expected, found=pair, hint=hint)
 
     def tokens(self, tokens: Tokens, place_of: Callable[[int], str]) -> Tokens:
         """Return whole tokens in the order of layers, without selections that no router makes.

@@ -346,8 +346,8 @@ SMALL: Trace = [
 def pieces_of(length: int) -> Iterator[None]:
     """Let files be read in tiny pieces."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moepack.traces.formats.number_text.PIECE_LENGTH", length)
-        patch.setattr("moepack.traces.formats.number_text._HEAD_LENGTH", 1 << 12)
+        patch.setattr("moepack.traces.formats.lines.PIECE_LENGTH", length)
+        patch.setattr("moepack.traces.formats.lines._HEAD_LENGTH", 1 << 12)
         yield
 
 

@@ -11,130 +11,122 @@ states them.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from moepack.traces.compressed import TraceStream
-from moepack.traces.expert_places import ExpertPlaces, PlaceCounts
-from moepack.traces.formats.number_text import (
-    MAX_DIGITS,
-    Fault,
-    Places,
-    Text,
-    out_of_bounds,
-    report,
-    texts,
+from moepack.traces.expert_places import MAX_PLACES
+from moepack.traces.formats.lines import Lines
+from moepack.traces.model import (
+    MAX_COUNT,
+    MAX_NUMBER,
+    Counts,
+    Ints,
+    Items,
+    Origin,
+    Phase,
+    Unknown,
+    split_keys,
 )
-from moepack.traces.model import MAX_COUNT, MAX_NUMBER, Counts, Ints, Items, Origin, Phase, Unknown
-from moepack.traces.validation import Checks, shorts
+from moepack.traces.validation import Checks
 
 COLUMNS = ("layer", "expert", "count", "held_out")
 EXAMPLE = "layer,expert,count"
 
 _HEADINGS = tuple(",".join(COLUMNS[:count]).encode() for count in (4, 3, 2))
 _FACT = re.compile(
-    rb"^#[ \t]*(tokens|requests|held_out_tokens|held_out|origin)[ \t]*=[ \t]*(.*)$", re.M
-)
-_NUMBER = re.compile(rf"\d{{1,{MAX_DIGITS}}}", re.ASCII)
-_COLUMNS = re.compile(rb"\d+(,\d+){1,3}")
-_ROW = re.compile(_COLUMNS.pattern.decode(), re.ASCII)
+    rb"#[ \t]*(tokens|requests|held_out_tokens|held_out|origin)[ \t]*=[ \t]*(.*)"
+).fullmatch
+_MAX_DIGITS = len(str(MAX_COUNT))
+_NUMBER = re.compile(rf"\d{{1,{_MAX_DIGITS}}}", re.ASCII)
+_COMMA = rb"[ \t]*,[ \t]*"
+_WITH_BLANKS = re.compile(_COMMA)
+_ROW = re.compile(rb"(\d+)%b(\d+)(?:%b(\d+))?(?:%b(\d+))?" % ((_COMMA,) * 3)).fullmatch
 _UNKNOWN = frozenset({Unknown.REQUESTS, Unknown.PHASES, Unknown.TOKENS})
 
 
 class CountsFile:
     """A file of counts, read whole: each expert once, and the facts that its comments state.
 
-    `held_out` are the held-out parts of the `counts`, None without such a column. Raises TraceError
-    for faults.
+    `layer`, `expert` and `counts` [experts] are in the order of layers and experts. `held_out` are
+    the held-out parts of the counts, None without such a column. Raises TraceError for faults.
     """
 
     def __init__(self, stream: TraceStream, checks: Checks) -> None:
         self._checks = checks
+        self._lines = Lines(stream, checks)
         self._column_count = 0
         self._heading_count = 0
+        self._counts: Counter[int] = Counter()
+        """By layer and expert in one number; so are the next."""
+        self._held_out: Counter[int] = Counter()
         self._total = 0
         self._stated: dict[str, list[int]] = {}
         """The stated numbers by name, one of each of the joined files."""
         self.held_out_by = "requests"
         self.origins: list[dict[str, Any]] = []
-        self._places = ExpertPlaces()
-        self._counts, self._held_out = PlaceCounts(), PlaceCounts()
-        for text in texts(stream, _without_blanks):
-            self._add_facts(text)
-            self._add_rows(text)
-        counts = self._counts.values
-        places = np.flatnonzero(counts)
-        self.layer, self.expert = self._places.keys(places)
-        self.counts: Ints = counts[places]
+        for line in self._lines:
+            self._add_line(line)
+        keys = sorted(key for key, count in self._counts.items() if count)
+        self.layer, self.expert = split_keys(np.array(keys, np.int64))
+        self.counts: Ints = np.array([self._counts[key] for key in keys], np.int64)
         self.held_out: Ints | None = None
         if self._column_count > 3:
-            self.held_out = self._held_out.values[places]
+            self.held_out = np.array([self._held_out[key] for key in keys], np.int64)
 
     def number(self, name: str) -> int | None:
         """Return a stated number; None unless each of the joined files states it."""
         numbers = self._stated.get(name, [])
         return sum(numbers) if 0 < len(numbers) >= self._heading_count else None
 
-    def _add_rows(self, text: Text) -> None:
-        """Check the rows of the next text, and add them up."""
-        first = text.rows(())
-        if not self._column_count and len(first):
-            line = _COLUMNS.match(text.data, int(text.starts[first[0]]))
-            self._column_count = max(2, line[0].count(b",") + 1 if line else 0)
-        gaps = (b",",) * (self._column_count - 1)
-        first = text.rows(gaps)
-        first = first[text.ends_line(text.ends[first + len(gaps)])]
-        columns = text.columns(first, self._column_count or 2)
-        is_wrong = np.any(columns < 0, axis=1)
-        faults = self._other_lines(text, first) + out_of_bounds(text, first[is_wrong], EXAMPLE)
-        if self._column_count > 3:
-            is_more = (columns[:, 3] > columns[:, 2]) & ~is_wrong
-            starts = text.starts[first[is_more]].tolist()
-            faults += [Fault(at, "more held out than counted", "<= the count") for at in starts]
-            is_wrong |= is_more
-        report(self._checks, text, faults)
-        first, columns = first[~is_wrong], columns[~is_wrong]
-        right = self._checks.fitting(columns[:, 0], columns[:, 1], text.place_of(first))
-        if right is not None:
-            columns = columns[right]
-        places = self._places.index_of(shorts(columns[:, 0]), shorts(columns[:, 1]))
-        counts = columns[:, 2] if self._column_count > 2 else np.ones(len(columns), np.int64)
-        self._total += sum(counts.tolist())  # may pass 64 bits
-        if self._total > MAX_COUNT:
-            problem, expected = "counts that add up to too many", f"<= {MAX_COUNT:,} in all"
-            raise self._checks.error(problem, None, expected, f"{self._total:,}")
-        self._counts.count(places, counts)
-        if self._column_count > 3:
-            self._held_out.count(places, columns[:, 3])
+    def _add_line(self, line: bytes) -> None:
+        if line.startswith(b"#"):
+            self._add_fact(line)
+        elif row := _ROW(line):
+            self._add_row([cell for cell in row.groups() if cell is not None])
+        elif _WITH_BLANKS.sub(b",", line) in _HEADINGS:
+            self._heading_count += 1
+        elif line:
+            self._lines.fault("not a count", EXAMPLE)
 
-    def _other_lines(self, text: Text, first: Places) -> list[Fault]:
-        """Count the headings; return the faults of the lines that are nothing known."""
-        others = text.other_lines(first)
-        line_count = len(others)
-        for heading in _HEADINGS:
-            others = others[~(text.has(others, heading) & text.ends_line(others + len(heading)))]
-        self._heading_count += line_count - len(others)
-        faults = []
-        for place in others.tolist():
-            is_row = _ROW.fullmatch(text.line_at(place)) is not None
-            problem = "not as many columns as before" if is_row else "not a count"
-            faults.append(Fault(place, problem, EXAMPLE))
-        return faults
-
-    def _add_facts(self, text: Text) -> None:
-        if b"#" not in text.data:  # a look for lines takes 400 times as long
+    def _add_row(self, cells: Sequence[bytes]) -> None:
+        """Check a row, and add its count."""
+        self._column_count = self._column_count or len(cells)
+        if len(cells) != self._column_count:
+            self._lines.fault("not as many columns as before", EXAMPLE)
             return
-        for match in _FACT.finditer(text.data):
-            place = f"line {text.line_of(match.start())}"
-            try:
-                value = match[2].decode().strip()
-            except UnicodeDecodeError:
-                raise self._checks.error("not UTF-8 text", place) from None
-            self._add_fact(match[1].decode(), value, place)
+        numbers = [int(cell) if len(cell) <= _MAX_DIGITS else MAX_COUNT + 1 for cell in cells]
+        if max(numbers) > MAX_COUNT:
+            self._lines.fault("a number out of bounds", EXAMPLE)
+            return
+        layer, expert = numbers[:2]
+        count = numbers[2] if len(numbers) > 2 else 1
+        held_out = numbers[3] if len(numbers) > 3 else 0
+        if held_out > count:
+            self._lines.fault("more held out than counted", "<= the count")
+        elif self._checks.fits(layer, expert, self._lines.number):
+            self._total += count
+            if self._total > MAX_COUNT:
+                problem, expected = "counts that add up to too many", f"<= {MAX_COUNT:,} in all"
+                raise self._checks.error(problem, None, expected, f"{self._total:,}")
+            self._counts[layer << 16 | expert] += count
+            if held_out:
+                self._held_out[layer << 16 | expert] += held_out
+            if len(self._counts) > MAX_PLACES:
+                problem = "more layers or experts than any model has"
+                raise self._checks.error(problem, None, f"<= {MAX_PLACES:,} experts in all")
 
-    def _add_fact(self, name: str, value: str, place: str) -> None:
+    def _add_fact(self, comment: bytes) -> None:
+        fact, place = _FACT(comment), f"line {self._lines.number}"
+        if fact is None:
+            return
+        try:
+            name, value = fact[1].decode(), fact[2].decode().strip()
+        except UnicodeDecodeError:
+            raise self._checks.error("not UTF-8 text", place) from None
         if name == "held_out":
             self.held_out_by = value
         elif name == "origin":
@@ -158,7 +150,7 @@ def read(stream: TraceStream, checks: Checks) -> Items:
         checks.expect_experts(origin.expert_counts, None)
     yield origin
     if len(file.counts):
-        yield Counts(Phase.UNKNOWN, shorts(file.layer), shorts(file.expert), file.counts)
+        yield Counts(Phase.UNKNOWN, file.layer, file.expert, file.counts)
 
 
 def origin_of(name: str, token_count: int | None, origins: Sequence[Mapping[str, Any]]) -> Origin:
@@ -192,13 +184,3 @@ def _expert_count(origins: Sequence[Mapping[str, Any]]) -> int | None:
         if type(count := origin.get("expert_count")) is int and 1 <= count <= MAX_NUMBER + 1
     }
     return numbers.pop() if len(numbers) == 1 else None
-
-
-def _without_blanks(lines: bytes) -> bytes:
-    """Leave out blanks around commas and at the ends of lines, but for comments."""
-    if b" " not in lines and b"\t" not in lines:
-        return lines
-    return b"\n".join(
-        line if line.startswith(b"#") else b",".join(cell.strip() for cell in line.split(b","))
-        for line in lines.split(b"\n")
-    )

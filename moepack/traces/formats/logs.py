@@ -6,27 +6,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from moepack.traces.compressed import TraceStream
-from moepack.traces.formats.number_text import (
-    Assembler,
-    Fault,
-    FileHead,
-    Places,
-    Rows,
-    Text,
-    Truths,
-    out_of_bounds,
-    report,
-    texts,
-    whole_lines,
-)
-from moepack.traces.model import Ints, Items, Origin, Phase, Piece, Unknown, counts_of
-from moepack.traces.validation import Checks, shorts
+from moepack.traces.formats.lines import ENOUGH_SELECTIONS, Assembler, FileHead, Lines, whole_lines
+from moepack.traces.model import MAX_NUMBER, Items, Origin, Phase, Piece, Unknown, counts_of
+from moepack.traces.validation import Checks
 
 _TOKEN, _BEGAN, _ENDED = b"---token", b"---began prompt", b"---ended prompt"
 _EXPECTED = "layer L expert E"
 _PROMPT_END = "---ended prompt processing---"
 _TOKEN_LINE = re.compile(rb"^[ \t]*---token", re.M)
-_ANYWHERE = re.compile(rb"layer \d+ expert \d")
+_SELECTION = re.compile(rb"layer (\d{1,99}) expert (\d{1,99})").fullmatch
+_ANYWHERE = re.compile(rb"layer \d+ expert \d").search
 
 
 class ExpertLog:
@@ -39,7 +28,8 @@ class ExpertLog:
     decode, the only phase of which it is known that tokens come one after another.
     """
 
-    def __init__(self, checks: Checks, has_token_lines: bool) -> None:
+    def __init__(self, lines: Lines, checks: Checks, has_token_lines: bool) -> None:
+        self._lines = lines
         self._checks = checks
         self._assembler = Assembler(checks)
         self._has_token_lines = has_token_lines
@@ -47,82 +37,66 @@ class ExpertLog:
         self._phase = Phase.UNKNOWN
         self._began_line = 0
         """The line where the last prompt began."""
+        self._prompt: list[int] = []
+        """Its selections that were not passed on, each a layer and an expert in one number."""
         self._has_open_prompt = False
         """Whether it has selections, and no end so far."""
-        self._token_count = 0
-        self._last_layer = -1
+        self._is_new_token = True
+        self._last_layer = MAX_NUMBER
+        """Of the token, or the most if it has no selection yet."""
+        self._last_line_layer = 0
 
-    def read(self, stream: TraceStream) -> Iterator[Piece]:
+    def read(self) -> Iterator[Piece]:
         """Read a whole log."""
-        for text in texts(stream):
-            yield from self._add(text)
+        for line in self._lines:
+            if match := _SELECTION(line):
+                yield from self._add(int(match[1]), int(match[2]))
+            elif line.startswith(_TOKEN):
+                self._is_new_token |= self._has_token_lines
+            elif line.startswith((_BEGAN, _ENDED)):
+                yield from self._add_prompt(is_began=line.startswith(_BEGAN))
+            elif self._lines.is_cut and line.startswith(b"layer "):
+                self._lines.fault("not a selection", _EXPECTED)
+            elif _ANYWHERE(line):
+                self._checks.warn("selections within other lines", 1)
         self._expect_end("the end of the file")
+        yield from self._prompt_counts()
         yield from self._assembler.end()
 
-    def _add(self, text: Text) -> Iterator[Piece]:
-        """Read the next text; cut its selections at the lines of prompts."""
-        first = text.rows((b" expert ",), before=b"\nlayer ")
-        first = first[text.ends_line(text.ends[first + 1])]
-        columns = text.columns(first, 2)
-        right = np.all(columns >= 0, axis=1)
-        faults = out_of_bounds(text, first[~right], _EXPECTED) + _cut_line(text, first)
-        report(self._checks, text, faults)
-        borders, prompts = _marks(text)
-        if text.line_count > len(first) + len(borders) + len(prompts):
-            glued_count = len(_ANYWHERE.findall(text.data)) - len(first)
-            self._checks.warn("selections within other lines", glued_count)
-        first, columns = first[right], columns[right]
-        falls = np.diff(columns[:, 0], prepend=self._last_layer) < 0
-        self._last_layer = int(columns[-1, 0]) if len(first) else self._last_layer
-        right = self._checks.fitting(columns[:, 0], columns[:, 1], text.place_of(first))
-        if right is not None:
-            falls = _falls_of(falls, columns[:, 0], right)
-            first, columns = first[right], columns[right]
-        places = text.starts[first]
+    def _add(self, layer: int, expert: int) -> Iterator[Piece]:
+        """Add a selection."""
+        falls, self._last_line_layer = layer < self._last_line_layer, layer
         if not self._has_token_lines:
-            borders = places[falls]
-        token = self._token_count + np.searchsorted(borders, places, "right")
-        self._token_count += len(borders)
-        zeros = np.zeros_like(token)
-        phase = zeros.astype(np.uint8)
-        layer, expert = shorts(columns[:, 0]), shorts(columns[:, 1])
-        selections = Rows(zeros, phase, token, zeros, layer, expert, text.lines_of(places))
-        yield from self._add_between(text, selections, places, prompts)
-
-    def _add_between(
-        self, text: Text, selections: Rows, places: Places, prompts: Places
-    ) -> Iterator[Piece]:
-        """Add selections, which stand at `places`, and the lines of prompts between them."""
-        ends = np.searchsorted(places, prompts).tolist()
-        lines = text.lines_of(prompts).tolist()
-        start = 0
-        for place, line, end in zip(prompts.tolist(), lines, ends, strict=True):
-            yield from self._add_selections(selections.part(slice(start, end)))
-            yield from self._add_prompt(text.data.startswith(_BEGAN, place), line)
-            start = end
-        yield from self._add_selections(selections.part(slice(start, None)))
-
-    def _add_selections(self, rows: Rows) -> Iterator[Piece]:
-        """Add the selections between two lines of prompts."""
-        if not len(rows.line):
+            self._is_new_token |= falls
+        if not self._checks.fits(layer, expert, self._lines.number):
             return
         if self._phase == Phase.PREFILL:
             self._has_open_prompt = True
-            yield counts_of(self._phase, rows.layer, rows.expert)
+            self._prompt.append(layer << 16 | expert)
+            if len(self._prompt) >= ENOUGH_SELECTIONS:
+                yield from self._prompt_counts()
             return
-        request = np.full_like(rows.request, self._request)
-        phase = np.full_like(rows.phase, self._phase)
-        yield from self._assembler.add(rows._replace(request=request, phase=phase))
+        # Among selections that were left out the layer may have fallen, and risen again.
+        if self._is_new_token and (self._has_token_lines or layer <= self._last_layer):
+            yield from self._assembler.begin_call(self._request, self._phase)
+        self._is_new_token, self._last_layer = False, layer
+        self._assembler.add(0, layer, expert, self._lines.number)
 
-    def _add_prompt(self, is_began: bool, line: int) -> Iterator[Piece]:
+    def _prompt_counts(self) -> Iterator[Piece]:
+        keys, self._prompt = np.array(self._prompt, np.int64), []
+        if len(keys):
+            yield counts_of(Phase.PREFILL, keys >> 16, keys & MAX_NUMBER)
+
+    def _add_prompt(self, *, is_began: bool) -> Iterator[Piece]:
         """Begin or end a prompt."""
-        yield from self._assembler.end()
+        yield from self._prompt_counts()
         if is_began:
-            self._expect_end(f"the next prompt, in line {line}")
-            self._began_line = line
+            self._expect_end(f"the next prompt, in line {self._lines.number}")
+            self._began_line = self._lines.number
             self._request += 1
         self._phase = Phase.PREFILL if is_began else Phase.DECODE
         self._has_open_prompt = False
+        self._is_new_token, self._last_layer = True, MAX_NUMBER
 
     def _expect_end(self, instead: str) -> None:
         """Refuse a prompt without an end; `instead` came in its place."""
@@ -144,7 +118,7 @@ def read(stream: TraceStream, checks: Checks) -> Items:
     has_prompts = b"\n" + _BEGAN in b"\n" + head
     unknown = frozenset() if has_prompts else frozenset({Unknown.REQUESTS, Unknown.PHASES})
     yield Origin("expert-log", stream.name, unknown)
-    yield from ExpertLog(checks, has_token_lines).read(stream)
+    yield from ExpertLog(Lines(stream, checks), checks, has_token_lines).read()
 
 
 def _any_token_line(path: str) -> bool:
@@ -154,32 +128,3 @@ def _any_token_line(path: str) -> bool:
 
 def _has_token_line(lines: bytes) -> bool:
     return _TOKEN in lines and _TOKEN_LINE.search(lines) is not None
-
-
-def _falls_of(falls: Truths, layer: Ints, right: Truths) -> Truths:
-    """Return the same for the selections that are `right`.
-
-    Among the others between them the number may have risen and fallen.
-    """
-    left = layer[right]
-    fell = np.diff(np.cumsum(falls)[right], prepend=0) > 0
-    fell[1:] &= left[1:] <= left[:-1]
-    return fell
-
-
-def _marks(text: Text) -> tuple[Places, Places]:
-    """Find the lines between tokens, and those that begin and end prompts."""
-    dashes = np.flatnonzero(text.bytes == ord("-"))
-    dashes = dashes[text.has(dashes - 1, b"\n---")]
-    is_prompt = text.has(dashes, _BEGAN) | text.has(dashes, _ENDED)
-    return dashes[text.has(dashes, _TOKEN)], dashes[is_prompt]
-
-
-def _cut_line(text: Text, first: Places) -> list[Fault]:
-    """Find a last line without an end that begins like a selection and is none."""
-    place = int(text.line_ends[-2]) + 1
-    if not text.is_cut or not text.data.startswith(b"layer ", place):
-        return []
-    if len(first) and text.starts[first[-1]] > place:
-        return []
-    return [Fault(place, "not a selection", _EXPECTED)]

@@ -20,7 +20,7 @@ from moepack.source.experts import shape_of as shape_of_source
 from moepack.traces.compressed import TraceStream
 from moepack.traces.file_writer import Writer, check_target
 from moepack.traces.formats import tables
-from moepack.traces.formats.number_text import FileHead
+from moepack.traces.formats.lines import FileHead
 from moepack.traces.formats.registry import ReadOptions, read
 from moepack.traces.model import Item, Items, Origin, Tokens
 from moepack.traces.spool import SpooledTrace

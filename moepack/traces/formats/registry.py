@@ -13,7 +13,7 @@ from moepack.common.shape import ModelShape
 from moepack.traces import file
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import counts, imatrix, logs, tables
-from moepack.traces.formats.number_text import FileHead, refuse_utf16
+from moepack.traces.formats.lines import FileHead, refuse_utf16
 from moepack.traces.model import Counts, Items, Origin
 from moepack.traces.validation import Checks
 

@@ -58,8 +58,7 @@ def items_of(hotness: Hotness) -> Items:
 
 
 def _by_expert(file: CountsFile, counts: Ints) -> dict[ExpertKey, int]:
-    order = np.lexsort((file.expert, file.layer))
-    columns = (column[order].tolist() for column in (file.layer, file.expert, counts))
+    columns = (column.tolist() for column in (file.layer, file.expert, counts))
     return {ExpertKey(layer, expert): n for layer, expert, n in zip(*columns, strict=True)}
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from moepack.common.errors import MoepackError, TraceError
-from moepack.traces.formats import number_text, registry
+from moepack.traces.formats import registry
+from moepack.traces.formats.lines import PIECE_LENGTH
 from moepack.traces.validation import Checks
 from tests.support.models import first_shard
 from tests.support.shapes import shape_of_counts
@@ -59,7 +60,7 @@ def test_a_bad_line_is_named_or_left_out_and_counted(name: str, tmp_path: Path) 
     rng = random.Random(0)
     for bad in BAD_LINES[name]:
         for end, at, length in (
-            (b"\n", len(lines), number_text.PIECE_LENGTH),
+            (b"\n", len(lines), PIECE_LENGTH),
             (b"\r\n", rng.randrange(len(lines) // 2, len(lines)), rng.choice((7, 50))),
         ):
             if any(number in bad for number in OUTSIDE):
@@ -150,7 +151,7 @@ def test_a_trace_of_another_model(name: str, shape: dict[int, int], tmp_path: Pa
         assert refused(path, shape=shape, lenient=True).problem == error.problem
         return  # it has all experts of each layer, so another number of them is another model
     assert error.place is not None
-    for length in (5, 50, number_text.PIECE_LENGTH):
+    for length in (5, 50, PIECE_LENGTH):
         with pieces_of(length):
             assert refused(path, shape=shape).place == error.place
             _, content, warnings = read(path, shape, lenient=True)
