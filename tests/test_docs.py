@@ -253,7 +253,7 @@ def test_the_json_fields_are_those_on_the_page_of_the_command(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with moepack.open(example) as pack:
         store = LearnedStore(pack)
-    store.add([LearnedWindow(20_000, 40, 0, 0, Counter({ExpertKey(0, 2): 9}))])
+    store.add([LearnedWindow(20_000, 40, Counter({ExpertKey(0, 2): 9}))])
     shard = first_shard("qwen3moe")
     at = ("--layer", "0", "--expert", "2")
     damaged = Path(shutil.copytree(example, tmp_path / "damaged"))

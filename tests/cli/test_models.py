@@ -63,7 +63,7 @@ def learn(path: Path) -> Path:
     with moepack.open(path) as pack:
         store = LearnedStore(pack)
         counts = Counter({ExpertKey(min(store.new().expert_counts), 0): 40})
-        assert store.add([LearnedWindow(1, 40, 40, 0, counts)])
+        assert store.add([LearnedWindow(1, 40, counts)])
         return store.path
 
 

@@ -37,7 +37,7 @@ class Learner:
         learned = self._read()
         verdict = judge_learned(learned)
         self.most_used = learned.shares() if verdict.is_warming else {}
-        self._counter = UseCounter(learned)
+        self._counter = UseCounter(learned.expert_counts)
         self._pending = store.new()
         self._next_writing = time.monotonic() + _SECONDS_BETWEEN
         self._has_failed = False

@@ -45,27 +45,16 @@ _FORMAT = "learned"
 
 
 class LearnedWindow(NamedTuple):
-    """Consecutive tokens, and the `counts` of their selections.
-
-    `day` is that of the first, in days since 1970. `hit_count` of `lookup_count` lookups would have
-    hit in LRU caches of a quarter of each layer.
-    """
+    """Consecutive tokens; `day` is that of the first, in days since 1970."""
 
     day: int
     token_count: int
-    lookup_count: int
-    hit_count: int
     counts: Counter[ExpertKey]
 
     def join(self, other: LearnedWindow) -> LearnedWindow:
         """Return this window and a later one as one."""
-        return LearnedWindow(
-            self.day,
-            self.token_count + other.token_count,
-            self.lookup_count + other.lookup_count,
-            self.hit_count + other.hit_count,
-            self.counts + other.counts,
-        )
+        token_count = self.token_count + other.token_count
+        return LearnedWindow(self.day, token_count, self.counts + other.counts)
 
 
 class Learned:
@@ -89,13 +78,6 @@ class Learned:
         for window in self.windows:
             total.update(window.counts)
         return total
-
-    @property
-    def hit_rate(self) -> float | None:
-        """The hit rate of LRU caches of a quarter of each layer."""
-        lookup_count = sum(window.lookup_count for window in self.windows)
-        hit_count = sum(window.hit_count for window in self.windows)
-        return hit_count / lookup_count if lookup_count else None
 
     def add(self, windows: Iterable[LearnedWindow]) -> None:
         """Add later windows; too many are joined, or removed, the oldest first."""
@@ -159,9 +141,8 @@ class Learned:
 def encode(learned: Learned, model: str | None = None) -> bytes:
     """Return the bytes of a file; `model` is the name of the model."""
     body = b""
-    for day, token_count, lookup_count, hit_count, counts in learned.windows:
-        facts = {"day": day, "lookup_count": lookup_count, "hit_count": hit_count}
-        origin = {**learned._origin(), **facts, "model": model}
+    for day, token_count, counts in learned.windows:
+        origin = {**learned._origin(), "day": day, "model": model}
         body += file.encode(Hotness("", counts, token_count, 0, origins=(origin,)))
     return _heading(body) + body
 
@@ -177,8 +158,7 @@ def decode(data: bytes, shape: ModelShape, path: str) -> Learned:
         hotness.check_fits(shape)
         (origin,), token_count = hotness.origins, hotness.token_count
         assert token_count is not None, "each part begins with it"
-        lookups = origin["lookup_count"], origin["hit_count"]
-        window = LearnedWindow(origin["day"], token_count, *lookups, Counter(hotness.counts))
+        window = LearnedWindow(origin["day"], token_count, Counter(hotness.counts))
         learned.windows.append(window)
     return learned
 

@@ -39,7 +39,7 @@ PATH = "model.csv"
 def window(token_count: int, day: int = 20_000, seed: int = 0) -> LearnedWindow:
     draw = random.Random(seed)
     counts = Counter({key: draw.randint(1, 9) for key in draw.sample(KEYS, 5)})
-    return LearnedWindow(day, token_count, 3 * token_count, token_count, counts)
+    return LearnedWindow(day, token_count, counts)
 
 
 def learned(*token_counts: int) -> Learned:
@@ -53,8 +53,6 @@ def test_what_was_written_is_read() -> None:
     again = decode(encode(one), SHAPE, PATH)
     assert again.windows == one.windows
     assert again.token_count == 150
-    assert again.hit_rate == 1 / 3
-    assert decode(encode(Learned(COUNTS)), SHAPE, PATH).hit_rate is None
 
 
 def test_the_file_is_a_hotness_file(tmp_path: Path) -> None:
@@ -128,7 +126,7 @@ def test_as_hotness_it_has_a_later_half_and_is_refused_for_other_models(tmp_path
 
 def test_the_hottest_come_first_and_those_that_were_never_chosen_not_at_all() -> None:
     counts = Counter({KEYS[5]: 3, KEYS[1]: 3, KEYS[2]: 9, KEYS[4]: 4})
-    one = Learned(COUNTS, [LearnedWindow(1, 40, 0, 0, counts)])
+    one = Learned(COUNTS, [LearnedWindow(1, 40, counts)])
     assert one.hottest_first() == [KEYS[2], KEYS[4], KEYS[1], KEYS[5]]
     with pytest.raises(TraceError, match="nothing was counted yet"):
         Learned(COUNTS).to_hotness(PATH)
@@ -149,7 +147,7 @@ def windows(store: LearnedStore, *token_counts: int) -> list[LearnedWindow]:
     counts = Counter(
         {ExpertKey(layer, expert): expert + 1 for layer in (0, 1) for expert in (2, 5)}
     )
-    return [LearnedWindow(20_000, count, 4, 1, counts) for count in token_counts]
+    return [LearnedWindow(20_000, count, counts) for count in token_counts]
 
 
 def test_what_is_added_is_read_and_nobody_else_reads_it(store: LearnedStore, state: Path) -> None:
