@@ -6,8 +6,8 @@ come through the same reader, into its memory, with digests checked. Time alone 
 never their results, or these would be biased.
 
 The verdict is one of three: the pack is faster, the shards are, or neither is shown. A side is
-faster if it is by more than 5 % in three quarters of the rounds. A disturbance lasts longer than a
-round, and slows both sides of a pair.
+faster if it is by more than 5 % in three quarters of the rounds: other programs that use the drive
+slow both sides of a pair, and most of them for longer than a round.
 """
 
 import itertools
@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from moepack.bench.disturbance import MAX_SHARE, DisturbanceMonitor
 from moepack.bench.drive import Usage
 from moepack.bench.measuring import Meter
 from moepack.bench.workload import Groups
@@ -54,7 +53,6 @@ class Round(NamedTuple):
 
     portions: Mapping[int, slice]
     usages: Mapping[tuple[str, int], Usage]
-    is_disturbed: bool
 
 
 def compare(
@@ -84,7 +82,6 @@ def compare(
         page_cache.drop(paths)
         was_cold = _is_cold(paths, sum(read.length for read in reads))
         meter.begin(seconds)
-        monitor = DisturbanceMonitor(paths)
         following = itertools.cycle(portions)
         rounds: list[Round] = []
         while not (rounds and meter.is_over):
@@ -96,7 +93,7 @@ def compare(
                     page_cache.drop(paths)
                 usages[layout, depth] = _read(readers[depth], sides[layout], chosen[depth])
                 meter.advance()
-            rounds.append(Round(chosen, usages, monitor() > MAX_SHARE))
+            rounds.append(Round(chosen, usages))
     return rounds, portions, was_cold
 
 
@@ -171,10 +168,12 @@ class Gain(NamedTuple):
 
 
 def judge(rounds: Sequence[Round], depths: Sequence[int]) -> tuple[Gain, ...]:
-    """Compare blobs with slices at each depth, in the undisturbed rounds."""
-    calm = [one.usages for one in rounds if not one.is_disturbed]
+    """Compare blobs with slices at each depth."""
+    several = [one.usages for one in rounds]
     return tuple(
-        _gain(depth, [one["slices", depth].seconds / one["blobs", depth].seconds for one in calm])
+        _gain(
+            depth, [one["slices", depth].seconds / one["blobs", depth].seconds for one in several]
+        )
         for depth in depths
     )
 
@@ -211,7 +210,10 @@ def verdict(
     best = max(gains, key=speed)
     headline = _HEADLINES[best.word]
     if best.ratio is None:
-        return best.word, f"{headline}: {_too_few(rounds)}."
+        return best.word, (
+            f"{headline}: there was time for {count_text(len(rounds), 'round')}, and it takes "
+            f"{MIN_ROUNDS}; measure for more `seconds`."
+        )
     text = (
         f"{headline}: at depth {best.depth}, where moepack reads the shards fastest, it reads the "
         f"pack {best} times as fast as them."
@@ -222,22 +224,7 @@ def verdict(
     return best.word, f"{text} In brackets: the middle half of the rounds."
 
 
-def _too_few(rounds: Sequence[Round]) -> str:
-    count = sum(not one.is_disturbed for one in rounds)
-    if count < len(rounds):
-        return (
-            f"{count} of {count_text(len(rounds), 'round')} were undisturbed, and it takes "
-            f"{MIN_ROUNDS}; measure while other processes rest"
-        )
-    return (
-        f"there was time for {count_text(count, 'round')}, and it takes {MIN_ROUNDS}; measure for "
-        "more `seconds`"
-    )
-
-
-def notes(
-    rounds: Sequence[Round], backend: str, was_cold: bool | None, pack_length: int
-) -> tuple[str, ...]:
+def notes(backend: str, was_cold: bool | None, pack_length: int) -> tuple[str, ...]:
     """Return reasons why the numbers may mislead."""
     sentences = []
     if was_cold is None:
@@ -248,10 +235,4 @@ def notes(
         sentences.append(NO_DIRECT_READS)
     if pack_length < SMALL_LENGTH:
         sentences.append("a small pack: a drive's own memory may hold much of it")
-    count = sum(one.is_disturbed for one in rounds)
-    if count:
-        sentences.append(
-            f"in {count} of {count_text(len(rounds), 'round')} other processes used the drive or "
-            "the CPUs: the comparison leaves them out"
-        )
     return tuple(sentences)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from moepack.bench.disturbance import drive_of
 from moepack.common.errors import MachineError
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -77,7 +76,7 @@ def _limit_memory(length: int, folders: set[Path]) -> bool:
 def _limit_reads(reads: Mapping[Path, int], folders: set[Path]) -> bool:
     rates = {}
     for path, rate in reads.items():
-        drive = drive_of(path)
+        drive = _drive_of(path)
         if drive is None:
             raise MachineError("the system does not report which drive this is on", path=path)
         rates[(drive / "dev").read_text().strip()] = rate  # by the drive's number: `259:0`
@@ -115,3 +114,14 @@ def _put(file: Path, text: str) -> None:
     # No file is made here: where there is no control group, there is a plain folder.
     with open(file, "r+") as opened:
         opened.write(text)
+
+
+def _drive_of(path: Path) -> Path | None:
+    """Return the folder in sysfs of the drive that a file lies on, or None."""
+    number = path.stat().st_dev
+    drive = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    try:
+        drive = drive.resolve(strict=True)
+    except OSError:
+        return None
+    return drive.parent if (drive / "partition").exists() else drive

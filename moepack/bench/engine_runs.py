@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from moepack.bench.control_group import ControlGroup
-from moepack.bench.disturbance import read_length
 from moepack.common.errors import MachineError, RequestError
 from moepack.common.sizes import size_text
+from moepack.host.control_groups import read_number
 from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
 from moepack.planning.footprint.context import MOEPACK_RUN
@@ -189,17 +190,17 @@ def run_alone(
 
 def _read_answer(answer: Answer, process_id: int) -> EngineRun:
     """Read an answer to its end, and count the bytes that the server reads meanwhile."""
-    before = read_length(process_id)
+    before = _read_length(process_id)
     first: list[int | None] = []
 
     def note(facts: AnswerFacts) -> None:
         if facts.token_count and not first:
-            first.append(read_length(process_id))
+            first.append(_read_length(process_id))
 
     answer.on_event = note
     for _ in answer:
         pass
-    at_first, at_end = first[0] if first else None, read_length(process_id)
+    at_first, at_end = first[0] if first else None, _read_length(process_id)
     facts = answer.facts
     assert not facts.kept_count, "a new server has no prompt cached"
     return EngineRun(
@@ -208,6 +209,14 @@ def _read_answer(answer: Answer, process_id: int) -> EngineRun:
         _phase(facts.prompt, before, at_first),
         _phase(facts, at_first, at_end),
     )
+
+
+def _read_length(process_id: int) -> int | None:
+    """Return the bytes that a process has read from drives, mapped files included.
+
+    None if the system does not report it (proc_pid_io(5)).
+    """
+    return read_number(Path(f"/proc/{process_id}/io"), "read_bytes:")
 
 
 def _phase(phase: PhaseFacts, before: int | None, after: int | None) -> PhaseRun:

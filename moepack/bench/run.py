@@ -77,10 +77,9 @@ class MeasuredReads:
 class BenchReport:
     """All measurements and the verdict.
 
-    `why` is the reason for the `backend`; `cold_is_assured` is None if unknown. Of `round_count`
-    rounds in `seconds`, `disturbed_round_count` are left out of `gains`: other processes used the
-    drive or the CPUs. `gains` are empty without a source to compare with. `outcome` is the `word`
-    of the gain that the verdict is about, None if there is no verdict.
+    `why` is the reason for the `backend`; `cold_is_assured` is None if unknown. `gains` are empty
+    without a source to compare with. `outcome` is the `word` of the gain that the verdict is about,
+    None if there is no verdict.
     """
 
     pack: str
@@ -92,7 +91,6 @@ class BenchReport:
     readings: tuple[MeasuredReads, ...]
     cold_is_assured: bool | None
     round_count: int
-    disturbed_round_count: int
     gains: tuple[Gain, ...]
     seconds: float
     outcome: str | None
@@ -165,12 +163,11 @@ def bench_pack(
         ),
         cold_is_assured=None if was_cold and pack_length < SMALL_LENGTH else was_cold,
         round_count=len(rounds),
-        disturbed_round_count=sum(one.is_disturbed for one in rounds),
         gains=gains,
         seconds=seconds,
         outcome=outcome,
         verdict=text,
-        notes=notes(rounds, chosen.name, was_cold, pack_length),
+        notes=notes(chosen.name, was_cold, pack_length),
     )
 
 
@@ -280,8 +277,7 @@ def _useful_length(groups: Groups, portion: slice) -> int:
 def _measured_reads(
     layout: str, depth: int, groups: Groups, rounds: Sequence[Round], layer_tokens: float
 ) -> MeasuredReads:
-    """Sum up a layout at a depth over the undisturbed rounds, or over all if there are none."""
-    rounds = [one for one in rounds if not one.is_disturbed] or rounds
+    """Sum up a layout at a depth over all rounds."""
     reads = [
         (one.usages[layout, depth], _useful_length(groups, portion), len(groups[portion]))
         for one in rounds

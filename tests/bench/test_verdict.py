@@ -11,13 +11,12 @@ from moepack.bench.drive import Usage
 GAIN, LOSS, NONE = "Pack faster", "Shards faster", "No difference shown"
 
 
-def rounds_of(*ratios: float, is_disturbed: bool = False) -> list[Round]:
+def rounds_of(*ratios: float) -> list[Round]:
     """Make rounds in which the slices took so many times as long as the blobs, at depth 4."""
     return [
         Round(
             {4: slice(1)},
             {("blobs", 4): Usage(1, 0, 1, 1), ("slices", 4): Usage(ratio, 0, 3, 1)},
-            is_disturbed,
         )
         for ratio in ratios
     ]
@@ -72,7 +71,7 @@ def test_the_verdict_is_about_the_depth_at_which_shards_are_read_fastest() -> No
         ("blobs", 4): Usage(1, 0, 1, 1),
         ("slices", 4): Usage(1, 0, 3, 1),
     }
-    rounds = [Round({1: slice(1), 4: slice(1, 2)}, usages, False)] * MIN_ROUNDS
+    rounds = [Round({1: slice(1), 4: slice(1, 2)}, usages)] * MIN_ROUNDS
     assert verdict(judge(rounds, [1, 4]), rounds, "direct", True) == (
         "none",
         "No difference shown: at depth 4, where moepack reads the shards fastest, it reads the "
@@ -81,23 +80,10 @@ def test_the_verdict_is_about_the_depth_at_which_shards_are_read_fastest() -> No
     )
 
 
-def test_disturbed_rounds_do_not_count_and_are_told() -> None:
-    rounds = [*rounds_of(*[2.0] * 12), *rounds_of(*[0.1] * 30, is_disturbed=True)]
-    (gain,) = judge(rounds, [4])
-    assert (gain.word, gain.ratio, gain.round_count) == ("gain", 2.0, 12)
-    assert any("in 30 of 42 rounds" in note for note in notes(rounds, "direct", True, 1 << 40))
-    assert not notes(rounds[:12], "direct", True, 1 << 40)
-
-
 def test_too_few_rounds_say_what_to_do() -> None:
     few = rounds_of(9.0, 9.0)
     assert verdict(judge(few, [4]), few, "direct", True)[1] == (
         f"{NONE}: there was time for 2 rounds, and it takes 12; measure for more `seconds`."
-    )
-    crowded = [*few, *rounds_of(9.0, is_disturbed=True)]
-    assert verdict(judge(crowded, [4]), crowded, "direct", True)[1] == (
-        f"{NONE}: 2 of 3 rounds were undisturbed, and it takes 12; measure while other processes "
-        "rest."
     )
 
 
@@ -112,6 +98,6 @@ def test_what_may_be_memory_is_no_gain_of_a_drive(was_cold: bool | None) -> None
 
 
 def test_of_a_pack_that_a_drive_may_hold_in_its_memory_a_note_says_so() -> None:
-    assert not notes([], "direct", True, 1 << 30)
-    (note,) = notes([], "direct", True, (1 << 30) - 1)
+    assert not notes("direct", True, 1 << 30)
+    (note,) = notes("direct", True, (1 << 30) - 1)
     assert note.startswith("a small pack")

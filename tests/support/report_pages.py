@@ -36,7 +36,7 @@ def bench() -> dict[str, object]:
         **{"pack": "/somewhere/model.moepack", "pack_length": 1 << 21, "backend": "direct"},
         **{"why": "it works", "surface": SURFACE, "readings": [reading]},
         "routing": routing,
-        **{"cold_is_assured": None, "round_count": 12, "disturbed_round_count": 0, "gains": []},
+        **{"cold_is_assured": None, "round_count": 12, "gains": []},
         **{"seconds": 20, "outcome": None},
         **{"verdict": "no gain was shown", "notes": []},
     }
