@@ -95,16 +95,12 @@ def trace_import(paths: tuple[str, ...], output: str, force: bool, **reading: An
 
 @click.command("stats")
 @options.traces_argument
-@number_option(
-    "--window",
-    least=1,
-    help="Length of a window in tokens; by default 128, or less for short traces.",
-)
+@number_option("--window", least=1, default=128, help="Length of a window in tokens.")
 @options.traced_model_options
 @options.traced_pack_option
 @options.csv_option("working_set")
 @options.json_option
-def trace_stats(paths: tuple[str, ...], window: int | None, **reading: Any) -> None:
+def trace_stats(paths: tuple[str, ...], window: int, **reading: Any) -> None:
     """Print the working set of traces: experts per window of tokens (U), and new ones (D).
 
     Example: moepack trace stats chat.moetrace --pack model.moepack

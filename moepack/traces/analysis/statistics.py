@@ -126,33 +126,6 @@ class WorkingSetCounter:
         return tuple(WorkingSetRow(*values) for values in zip(SHARES, *averages, strict=True))
 
 
-class FittingWindow:
-    """Finds the longest window that fits: `WINDOW` tokens, or half as many until one does.
-
-    It fits if a request has two of them, so that the second has new experts; if no request has two
-    tokens, one will do.
-    """
-
-    def __init__(self, shape: ModelShape | None = None) -> None:
-        windows = [WINDOW >> shift for shift in range(WINDOW.bit_length())]
-        self._sets = [WorkingSetCounter(window, shape) for window in windows]
-
-    def add(self, item: Item) -> None:
-        """Add the next piece of a trace."""
-        for number, one in enumerate(self._sets):
-            one.add(item)
-            if one.pair_count:
-                del self._sets[number + 1 :]  # no shorter one will be needed
-                return
-
-    @property
-    def longest(self) -> WorkingSetCounter:
-        """The working set of the longest window that fits so far."""
-        fits = (one for one in self._sets if one.pair_count)
-        has_one = (one for one in self._sets if one.window_count)
-        return next(fits, None) or next(has_one, None) or self._sets[0]
-
-
 def _ranked(places: Ints) -> tuple[Ints, Ints]:
     """Return the experts by falling count, and the counts; ties go by first selection."""
     counts = np.bincount(places)
@@ -297,26 +270,23 @@ def trace_statistics(
     paths: AnyTrace,
     *,
     model: TracedModel | None = None,
-    window: int | None = None,
+    window: int = WINDOW,
     options: ReadOptions = ReadOptions(),
 ) -> TraceStatistics:
     """Measure the working set and the reuse of traces, in one pass over them.
 
-    `paths` are files, or what `read_trace` returned. `window` is in tokens; by default it is the
-    longest that fits, 128 at most. The working set also has bytes with a `model` (a source, a pack,
-    open or not, or a shape), or if the traces state its shape. Raises TraceError for faults in a
-    file, RequestError for traces of different shapes.
+    `paths` are files, or what `read_trace` returned. `window` is in tokens. The working set also
+    has bytes with a `model` (a source, a pack, open or not, or a shape), or if the traces state its
+    shape. Raises TraceError for faults in a file, RequestError for traces of different shapes.
     """
     trace = opened(paths, options, model, takes_stated=True)
-    shape, reuse = trace.shape, Reuse()
-    counter = FittingWindow(shape) if window is None else WorkingSetCounter(window, shape)
-    warnings = trace.feed(counter.add, reuse.add)
-    working_set = counter if isinstance(counter, WorkingSetCounter) else counter.longest
+    working_set, reuse = WorkingSetCounter(window, trace.shape), Reuse()
+    warnings = trace.feed(working_set.add, reuse.add)
     return TraceStatistics(
         working_set.window,
         working_set.window_count,
         working_set.steps.request_count,
-        shape is not None,
+        trace.shape is not None,
         working_set.rows(),
         reuse.facts(),
         warnings,

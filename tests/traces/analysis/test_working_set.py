@@ -85,23 +85,6 @@ def test_the_table_is_what_counting_gives(requests: list[Request], window: int, 
     ]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.lists(st.integers(1, 300), max_size=4), st.integers(1, 300))
-def test_the_window_is_the_longest_that_a_request_has_twice(lengths: list[int], cut: int) -> None:
-    items: list[Item] = [ORIGIN]
-    for number, length in enumerate(lengths):
-        request: Request = [[(0, n % 7), (1, n % 5)] for n in range(length)]
-        items += [tokens_of(request[at : at + cut], number) for at in range(0, length, cut)]
-    fitting = statistics.FittingWindow()
-    for item in items:
-        fitting.add(item)
-    windows = [128 >> shift for shift in range(8)]
-    twice = [window for window in windows if max(lengths, default=0) >= 2 * window]
-    expected = twice[0] if twice else 1 if lengths else 128
-    assert fitting.longest.window == expected
-    assert fitting.longest.rows() == table_of(items, expected).rows()
-
-
 def test_what_a_short_trace_cannot_say_is_not_known() -> None:
     shape = ModelShape((FamilyShape(0, "ffn_exps", 4, 100),))
     items: list[Item] = [ORIGIN, tokens_of([[(0, 0)], [(0, 1)], [(0, 2)]])]
