@@ -98,11 +98,11 @@ def test_a_file_is_not_counted_twice(log: Path, tmp_path: Path, cli: Run) -> Non
 
 
 def test_files_of_other_models_are_counted_and_said(tmp_path: Path, cli: Run) -> None:
-    for model in ("a", "b"):
+    for expert, model in enumerate(("a", "b")):
         heading = f"# model={model}\nturn,phase,step,layer,slot,expert,\n"
-        (tmp_path / model).write_text(f"{heading}0,1,0,0,0,0,\n")
+        (tmp_path / model).write_text(f"{heading}0,1,0,0,0,{expert},\n")
     run = cli("hotness", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "hot.csv")
-    assert "2 selections of 1 expert over" in run.stdout
+    assert "2 selections of 2 experts over" in run.stdout
     assert "counted together, though of different models: a, b" in run.stdout
 
 

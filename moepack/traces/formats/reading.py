@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,39 +54,32 @@ class Contents:
     """Notices files with the same selections as an earlier one.
 
     The two halves that hotness is judged by would be copies of each other, and anything would look
-    as if it were worth pinning. The selections of two models are never the same.
+    as if it were worth pinning.
     """
 
     def __init__(self) -> None:
-        self._before: dict[bytes, set[str | None]] = {}
-        """By digest, the models of its origins."""
-        self._origins: list[tuple[str | None, list[Any]]] = []
-        """Those of this file: a model, and digests of columns, however these are cut."""
+        self._before: set[bytes] = set()
+        self._columns = [digest.stream() for _ in range(4)]
+        """Digests of the columns of a file, however these are cut."""
 
     def add(self, item: Item) -> None:
         """Add the next piece of a file."""
         if isinstance(item, Origin):
-            self._origins.append((item.model, [digest.stream() for _ in range(4)]))
-        elif len(item.layer):
-            numbers = np.diff(item.starts) if isinstance(item, Tokens) else item.counts
-            phase = item.phase if isinstance(item, Tokens) else np.full(1, item.phase, np.uint8)
-            columns = (item.layer, item.expert, numbers, phase)
-            for stream, values in zip(self._origins[-1][1], columns, strict=True):
-                stream.update(np.ascontiguousarray(values).data)
+            return
+        numbers = np.diff(item.starts) if isinstance(item, Tokens) else item.counts
+        phase = item.phase if isinstance(item, Tokens) else np.full(1, item.phase, np.uint8)
+        columns = (item.layer, item.expert, numbers, phase)
+        for column, values in zip(self._columns, columns, strict=True):
+            column.update(np.ascontiguousarray(values).data)
 
     def end(self, path: str) -> None:
-        """End a file. Raises RequestError if the selections of an origin came before."""
-        origins, self._origins = self._origins, []
-        nothing = b"".join(digest.stream().digest() for _ in range(4))
-        values = [(b"".join(one.digest() for one in streams), model) for model, streams in origins]
-        values = [(value, model) for value, model in values if value != nothing]
-        for value, model in values:
-            models = self._before.get(value, set())
-            if models and (model is None or models & {None, model}):
-                hint = "leave it out: a copy adds no information"
-                raise RequestError("its selections came already", path=path, hint=hint)
-        for value, model in values:
-            self._before.setdefault(value, set()).add(model)
+        """End a file. Raises RequestError if its selections came before."""
+        value = b"".join(column.digest() for column in self._columns)
+        self._columns = [digest.stream() for _ in range(4)]
+        if value in self._before:
+            hint = "leave it out: a copy adds no information"
+            raise RequestError("its selections came already", path=path, hint=hint)
+        self._before.add(value)
 
 
 class TraceFiles(NamedTuple):
