@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from moepack.common.errors import RequestError
 from moepack.common.paths import AnyPath
-from moepack.common.sizes import Size, as_list, parse_size
+from moepack.common.sizes import Size, as_list, parse_size, size_text
 from moepack.planning.machine.file import parse_bandwidth, read_machine
 from moepack.planning.machine.model import Drive, Figure, Gpu, Machine
 
@@ -96,6 +96,11 @@ def describe_machine(
     if box.is_unified and len(lengths) > 1:
         problem = "unified memory has one GPU"
         raise RequestError(problem, argument="vram", expected="one size", found=len(lengths))
+    if box.is_unified and lengths and lengths[0].value > box.memory.value:
+        most, more = (size_text(int(one.value)) for one in (box.memory, lengths[0]))
+        raise RequestError(
+            "more than the memory", argument="vram", expected=f"up to {most}", found=more
+        )
     unknown = (Gpu(None, box.memory, None),) * max(0, len(lengths) - len(box.gpus))
     gpus = [*box.gpus, *unknown]
     gpus[: len(lengths)] = [

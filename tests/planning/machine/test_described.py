@@ -96,6 +96,8 @@ def test_of_unified_memory_a_gpu_keeps_its_share() -> None:
         ({"memory": "64GiB", "memory_bandwidth": "64GiB"}, "a length, not a bandwidth"),
         ({"memory": "64GiB", "vram": "x"}, "vram: not a size"),
         ({"machine": HALO, "vram": ["64GiB", "8GiB"]}, "unified memory has one GPU"),
+        ({"machine": HALO, "vram": "129GiB"}, "vram: more than the memory, expected up to 124.9"),
+        ({"machine": HALO, "memory": "64GiB", "vram": "65GiB"}, "vram: more than the memory"),
     ],
 )
 def test_impossible_figures_are_refused(figures: dict[str, Any], message: str) -> None:
