@@ -21,7 +21,7 @@ from moepack.bench.measuring import Spread, in_turns, spread
 from moepack.common.errors import MachineError, RequestError
 from moepack.common.escaping import shell_words
 from moepack.common.paths import PathOrPaths, path_list
-from moepack.common.sizes import Size, parse_size
+from moepack.common.sizes import Size
 from moepack.host.processors import cpu_count
 from moepack.pack.opening.open_model import open_model
 from moepack.running.serving.calls import serve
@@ -105,7 +105,7 @@ def tune(
 ) -> TuningFacts:
     """Try threads, micro-batches, policies, backends and slots for a model, and keep what wins.
 
-    `memory` is bytes for experts, as of `serve`. Each run is a new server without anything of the
+    `memory` is for experts, as of `serve`. Each run is a new server without anything of the
     model in the page cache, which answers `texts` requests at once: the same prompt of
     `prompt_tokens`, and `tokens` more. `progress` is called after each run, with the number of all.
 
@@ -117,14 +117,13 @@ def tune(
         text = beginning_of(reference_text(), prompt_tokens, pack)
     context = texts * (prompt_tokens + tokens + _SPARE_TOKENS)
     base = ["-c", str(context)]
-    length = None if memory is None else parse_size(memory, "memory")
     options = [pair for pair in _values(prompt_tokens, texts) if pair[1]]
     count = _ROUNDS * (sum(1 + len(values) for _, values in options) + 2)
 
     def measure(settings: Settings) -> _Run:
         page_cache.drop(files)
         try:
-            return _measure(model, length, [*base, *_server_words(settings)], settings, request)
+            return _measure(model, memory, [*base, *_server_words(settings)], settings, request)
         finally:
             if progress is not None:
                 progress(1, count)
@@ -204,7 +203,7 @@ def _gain(best: Settings, measure: _Measure) -> float | None:
 
 def _measure(
     model: PathOrPaths,
-    memory: int | None,
+    memory: Size | None,
     words: Sequence[str],
     settings: Settings,
     request: Callable[..., tuple[str, ...]],
@@ -233,6 +232,12 @@ def _answers(client: ServerClient, *, text: str, tokens: int, count: int) -> tup
         return tuple(threads.map(answer, range(count)))
 
 
+def _size_text(length: int) -> str:
+    """Write bytes as options have them, in whole GiB, or in MiB."""
+    whole, rest = divmod(length, 1 << 30)
+    return f"{length >> 20}MiB" if rest else f"{whole}GiB"
+
+
 def _server_words(settings: Settings) -> list[str]:
     """Return options of llama-server: no micro-batch is longer than a batch."""
     words = [word for pair in settings.items() if pair[0].startswith("-") for word in pair]
@@ -242,7 +247,8 @@ def _server_words(settings: Settings) -> list[str]:
 
 def _command(path: str, memory: Size | None, settings: Settings) -> str:
     words = ["moepack", "serve", path]
-    words += [] if memory is None else ["--memory", str(memory)]
+    if memory is not None:
+        words += ["--memory", memory if isinstance(memory, str) else _size_text(memory)]
     of_server = {name: value for name, value in settings.items() if name in _OF_SERVER}
     for name, value in settings.items():
         words += [] if name in of_server else [name if name == "-t" else f"--{name}", value]
