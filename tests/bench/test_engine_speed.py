@@ -31,13 +31,11 @@ from moepack.cli.bench import bench
 from moepack.common.errors import MachineError, RequestError, SourceError
 from moepack.host.memory_limits import kill_count
 from moepack.pack.reading.pack import Pack
-from moepack.planning.footprint.model import footprint_of
 from moepack.report import measure_text
 from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from moepack.storage import page_cache
-from tests.support.gguf_builder import moe
 from tests.support.interruptions import before_each
-from tests.support.models import first_shard, pack_model, shards_of
+from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama, require_disk
 
 MIB = 1 << 20
@@ -95,23 +93,6 @@ def test_all_ways_give_the_same_text_and_are_compared(
     assert text.splitlines()[-3].split()[-2:] == ["–", "–"]
 
 
-@needs_llama
-def test_a_model_that_is_not_packed_is_compared_with_llama_cpp_alone() -> None:
-    done: list[tuple[int, int]] = []
-    speed = bench_run(
-        first_shard("qwen3moe"),
-        prompt="Why is the sky blue?",
-        memory=512 * MIB,
-        tokens=4,
-        rounds=1,
-        threads=1,
-        progress=lambda *step: done.append(step),
-    )
-    assert [side.name for side in speed.sides] == ["shards", *LOADINGS]
-    assert speed.same_text is True
-    assert done == [(1, 4)] * 4
-
-
 def least_limit(pack: Pack, context: int) -> int:
     """Return the least limit within which a pack may run."""
     limits = range(PROGRAM_LENGTH, 1 << 30)
@@ -143,28 +124,6 @@ def test_the_command_prints_it(packs: dict[str, Path], monkeypatch: pytest.Monke
         CliRunner().invoke(bench, [words[0], *words[2:]], catch_exceptions=False)
 
 
-def test_experts_get_what_programs_dense_tensors_and_the_context_leave(pack: Pack) -> None:
-    memory = divide_memory(pack, 1 << 30, context=512, pinned=0)
-    longer = divide_memory(pack, 1 << 30, context=1024, pinned=0, micro_batch=512)
-    dense = sum(tensor.length for tensor in pack.dense())
-    assert memory.micro_batch == 512
-    rest = (1 << 30) - PROGRAM_LENGTH - dense - memory.experts
-    assert footprint_of(pack.path).weights.dense_length == dense
-    context = 2 * 512 * 2 * 2 * (16 + 16)  # layers, tokens, F16, heads of keys and values
-    assert rest > context
-    assert memory.experts - longer.experts >= context
-
-
-def test_tables_that_are_looked_up_by_row_take_no_memory(tmp_path: Path) -> None:
-    lengths = []
-    for name in ("token_types.weight", "per_layer_token_embd.weight"):
-        builder = moe().tensor(name, (64, 4096), 0, 4 * 64)
-        pack_model([builder.write(tmp_path / f"{name}.gguf")], tmp_path / name)
-        with Pack(tmp_path / name) as pack:
-            lengths.append(divide_memory(pack, 1 << 30, context=64, pinned=0).experts)
-    assert lengths[1] - lengths[0] == 4 * 64 * 4096
-
-
 @pytest.mark.parametrize("pinned", [0, 100_000])
 def test_smaller_micro_batches_are_taken_where_others_do_not_fit(pack: Pack, pinned: int) -> None:
     """The supervisor takes what it is given, and pins within it."""
@@ -178,14 +137,6 @@ def test_smaller_micro_batches_are_taken_where_others_do_not_fit(pack: Pack, pin
             pass
     assert min(micro_batches) < 16
     assert max(micro_batches) == 64  # the whole context
-
-
-def test_a_micro_batch_that_was_asked_for_is_taken_or_refused(pack: Pack) -> None:
-    division = divide_memory(pack, 1 << 30, context=64, pinned=0, micro_batch=2048)
-    assert division.micro_batch == 2048
-    limit = least_limit(pack, 64)
-    with pytest.raises(RequestError, match="too little memory to run the model"):
-        divide_memory(pack, limit, context=64, pinned=0, micro_batch=512)
 
 
 @needs_llama
@@ -283,3 +234,13 @@ def test_llama_cpp_may_round_otherwise_with_its_defaults_alone(
     else:
         assert (ours.first_token_seconds, ours.decode.tokens_per_second) == (None, None)
     assert (alone.decode.tokens_per_second is None) is (other in ("all", None))
+
+
+def test_a_model_that_is_not_packed_is_compared_with_llama_cpp_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_speed, "run_moepack", lambda *_: run_of("text", 1.0))
+    monkeypatch.setattr(engine_speed, "run_alone", lambda *_: run_of("text", 1.0))
+    monkeypatch.setattr(engine_speed, "beginning_of", lambda text, count, pack: text)
+    speed = bench_run(first_shard("qwen3moe"), memory=512 * MIB)
+    assert [side.name for side in speed.sides] == ["shards", *LOADINGS]

@@ -1,12 +1,7 @@
 """A machine, measured: what is read, from where, and what is said of it."""
 
-import itertools
 import math
-import subprocess
-import sys
 import zlib
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +9,14 @@ import pytest
 
 from moepack.bench import machine as measuring
 from moepack.bench.drive import LEAST_LENGTH, scratch_file
-from moepack.bench.machine import LENGTHS, ROUNDS, find_files, measure_bandwidth, measure_machine
-from moepack.bench.steps import StepMeasurement, most_used_lengths
+from moepack.bench.machine import LENGTHS, find_files, measure_bandwidth, measure_machine
+from moepack.bench.steps import StepMeasurement
 from moepack.common.errors import MachineError, RequestError
 from moepack.host.gpus import NvidiaGpu
 from moepack.pack.reading.pack import Pack
 from moepack.packing.shard_index import index_model
 from moepack.planning.machine.model import Drive, Figure, Gpu, ReadSpeed
-from moepack.storage import page_cache, probe
 from moepack.storage.open_files import lies_in_memory
-from moepack.storage.threaded import ThreadedBackend
 from tests.support.file_systems import mounted
 from tests.support.gguf_builder import moe
 from tests.support.models import first_shard
@@ -44,12 +37,6 @@ def test_the_scratch_file_cannot_be_compressed_and_goes_in_the_end(tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_random_numbers_are_loaded_before_there_is_a_file() -> None:
-    """While numpy loads them, an interruption may be lost, and the measurement would go on."""
-    code = "import sys, moepack.bench.machine; sys.exit('numpy.random' not in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, RequestError("no")])
 def test_whatever_happens_the_scratch_file_is_removed(
     tmp_path: Path, error: BaseException | type[BaseException]
@@ -61,12 +48,6 @@ def test_whatever_happens_the_scratch_file_is_removed(
     with pytest.raises(error if isinstance(error, type) else type(error)):
         fail()
     assert not list(tmp_path.iterdir())
-
-
-def test_the_scratch_file_is_shorter_where_the_disk_is_nearly_full(tmp_path: Path) -> None:
-    length = 2 * LEAST_LENGTH + 32 * MIB
-    with mounted("tmpfs", tmp_path / "disk", length) as disk, scratch_file(disk, 1 << 30) as path:
-        assert path.stat().st_size == length // 2
 
 
 def test_without_space_nothing_is_written(tmp_path: Path) -> None:
@@ -120,11 +101,6 @@ def test_experts_that_all_stay_in_memory_measure_no_drive(tmp_path: Path) -> Non
     assert "too few experts" in measured.notes[0]
 
 
-def test_lengths_that_have_most_of_the_bytes_are_measured() -> None:
-    assert most_used_lengths(Counter({4096: 9, 8192: 10, 1 << 20: 981})) == [8192, 1 << 20]
-    assert most_used_lengths(Counter({5: 20, 4: 30, 3: 10, 2: 40, 1: 50})) == [1, 2, 4, 5]
-
-
 def test_progress_reaches_its_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where something takes no time at all."""
     monkeypatch.setattr(measuring, "measure_bandwidth", lambda *_, **__: None)
@@ -172,30 +148,6 @@ def test_files_in_memory_are_no_drive_and_gpus_are_read(monkeypatch: pytest.Monk
     )
 
 
-def test_where_there_are_no_direct_reads_a_note_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    require_disk(tmp_path)
-    monkeypatch.setattr(
-        probe, "choose", lambda *_: (ThreadedBackend(direct=False), "direct does not work here")
-    )
-    dropped: list[Path] = []
-    drop = page_cache.drop
-
-    def drop_and_tell(paths: Iterable[Path]) -> None:
-        several = list(paths)
-        dropped.extend(several)
-        drop(several)
-
-    monkeypatch.setattr(page_cache, "drop", drop_and_tell)
-    measured = measure_machine(directory=tmp_path, seconds=0, scratch_length=256 * MIB)
-    assert measured.backend == "buffered"
-    assert measured.machine.drive is not None
-    assert len(dropped) > ROUNDS * len(measured.machine.drive.reads), "before each reading"
-    said = "no direct reads here: all went through the page cache (direct does not work here)"
-    assert said in measured.notes
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -223,21 +175,6 @@ def test_a_spread_is_worth_a_word() -> None:
     assert list(measuring._notes(None, None)) == [
         "the bandwidth of memory was not measured: too little memory is free"
     ]
-
-
-def test_a_round_is_all_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock on which each round takes 10 ms."""
-    monkeypatch.setattr(measuring, "buffer_length", lambda *_: 4 * MIB)
-    monkeypatch.setattr(measuring, "cpu_count", lambda: 2)
-    ticks = itertools.count()
-    rounds: list[None] = []
-    figure = measure_bandwidth(
-        0.5, clock=lambda: next(ticks) / 100, progress=lambda: rounds.append(None)
-    )
-    speed = 400 * MIB
-    assert figure == Figure(speed, "measured", speed, speed)
-    assert len(rounds) >= 3 + 3 + 5
-    assert 50 <= next(ticks) <= 55, "until the time is over"
 
 
 def test_without_memory_there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:

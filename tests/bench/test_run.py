@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import moepack
-from moepack.bench import comparison, drive, run, workload
+from moepack.bench import comparison, run, workload
 from moepack.bench.drive import Usage, in_flight
 from moepack.bench.measuring import Meter
 from moepack.bench.workload import Groups, RoutedLayer
@@ -61,15 +61,6 @@ def test_the_source_of_another_pack_is_refused(pack: moepack.Pack) -> None:
     assert re.search("layer 0.*expected ffn_.*_exps.weight of [^[]*, found", str(refused.value))
 
 
-def test_portions_are_whole_layers_and_a_short_rest_goes_to_the_last(
-    pack: moepack.Pack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups = workload.blobs(pack, [RoutedLayer(0, (0,))] * 7)
-    assert comparison.cut(groups) == [slice(0, 7)]
-    monkeypatch.setattr(comparison, "PORTION_LENGTH", 2 * groups[0][0].length)
-    assert comparison.cut(groups) == [slice(0, 2), slice(2, 4), slice(4, 7)]
-
-
 def test_both_sides_of_a_pair_read_the_same_and_begin_equally_often(
     packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,26 +89,6 @@ def test_both_sides_of_a_pair_read_the_same_and_begin_equally_often(
     ):
         assert portion == other == portions[number % count]
         assert (is_blob, other_is_blob) == (number % 4 < 2, number % 4 >= 2)
-
-
-def test_the_surface_leaves_out_what_would_take_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """16 MiB at 10 MB/s, 32 of them in flight, would take a minute."""
-
-    def slowly(_: object, reads: object, depth: int, length: int, seconds: float) -> Usage:
-        count = max(depth, int(seconds * 10e6) // length)
-        return Usage(count * length / 10e6, 0, count, count * length)
-
-    monkeypatch.setattr(drive, "in_flight", slowly)
-    points = [drive.Point(length, depth, "random") for length in drive.LENGTHS for depth in (1, 4)]
-    files = [(tmp_path / "file", max(drive.LENGTHS))]
-    backend = ThreadedBackend(direct=False)
-    surface = drive.measure(backend, files, points, 0.1)
-    backend.close()
-    assert [(one.length, one.depth) for one in surface] == [
-        (length, depth) for length, depth, _ in points if length * depth < 4 << 20
-    ]
 
 
 def test_the_meter_tells_milliseconds_and_the_rest_at_the_end(
@@ -186,30 +157,6 @@ def test_drawn_experts_follow_the_counts_and_are_different() -> None:
     alike = workload.from_counts({}, shape_of_counts({5: 4}), 2, 1000, "").layers
     times = [sum(expert in routed.experts for routed in alike) for expert in range(4)]
     assert all(430 <= count <= 570 for count in times), "without counts"
-
-
-def test_the_layers_that_fit_are_whole_and_at_least_one(pack: moepack.Pack) -> None:
-    layers = [RoutedLayer(0, (0, 1))] * 5
-    two = sum(pack.locate(0, expert).length for expert in (0, 1))
-    assert len(run.fit(pack, layers, 1)) == 1
-    assert len(run.fit(pack, layers, two)) == 1
-    assert len(run.fit(pack, layers, two + 1)) == 2
-    assert len(run.fit(pack, layers, 1 << 40)) == 5
-
-
-def test_the_surface_stays_inside_the_files(tmp_path: Path) -> None:
-    files = [(tmp_path / "a", 300 << 10), (tmp_path / "b", 70 << 10)]
-    for order in drive.ORDERS:
-        ranges = drive.read_ranges(files, 64 << 10, order)
-        drawn = [next(ranges) for _ in range(200)]
-        assert {one.path.name for one in drawn} == {"a", "b"}
-        for path, offset, length, _ in drawn:
-            assert length == 64 << 10
-            assert offset % length == 0
-            assert offset + length <= dict(files)[path]
-    sequential = drive.read_ranges(files, 64 << 10, "sequential")
-    assert [next(sequential).offset >> 16 for _ in range(7)] == [0, 1, 2, 3, 0, 0, 1]
-    assert {point.length for point in drive.grid(files)} == {64 << 10, 256 << 10}
 
 
 def test_timed_reads_count_what_they_read_and_refuse_what_is_short(tmp_path: Path) -> None:
@@ -304,28 +251,6 @@ def test_bench_of_a_model_measures_its_shards_and_compares_nothing() -> None:
     with pytest.raises(RequestError, match="not a pack, and nothing to compare") as caught:
         moepack.bench_pack(shard, source=shard, seconds=0, point_seconds=0)
     assert "moepack pack" in (caught.value.hint or "")
-
-
-def test_one_call_does_all_that_the_command_does(hot_pack: Path) -> None:
-    calls: list[tuple[int, int]] = []
-    report = run.bench_pack(
-        hot_pack,
-        source=first_shard("qwen3moe"),
-        hotness=str(FIXTURES / "qwen3moe-hotness.csv"),
-        backend="buffered",
-        depths=(3, 1, 3),
-        seconds=0.6,
-        length=100 << 10,
-        point_seconds=0.001,
-        progress=lambda count, total: calls.append((count, total)),
-    )
-    assert report.routing.origin.endswith("qwen3moe-hotness.csv, 4 experts a layer")
-    assert report.backend == "buffered"
-    assert "asked for" in report.why
-    assert [gain.depth for gain in report.gains] == [1, 3]
-    assert len(report.readings) == 2 * 2
-    assert sum(count for count, _ in calls) == calls[-1][1] >= 600
-    assert report.seconds == 0.6
 
 
 @pytest.mark.parametrize(

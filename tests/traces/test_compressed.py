@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import lzma
-import random
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -58,15 +57,6 @@ def test_every_cut_of_a_compressed_file_is_noticed(tmp_path: Path) -> None:
         data = compress(b"layer 1 expert 2\n")
         for length in range(6, len(data)):
             assert "cut short" in str(refused(tmp_path / "trace", data[:length]).hint)
-
-
-def test_damage_inside_of_a_compressed_file_is_noticed(tmp_path: Path) -> None:
-    text = random.Random(0).randbytes(10_000).hex().encode()
-    with_checksum = zstandard.ZstdCompressor(write_checksum=True).compress
-    for compress in (gzip.compress, with_checksum):
-        data = compress(text)
-        middle = len(data) // 2
-        refused(tmp_path / "trace", data[:middle] + bytes(99) + data[middle + 99 :])
 
 
 @pytest.mark.parametrize(("compress", "tool"), [(lzma.compress, "xzcat"), (bz2.compress, "bzcat")])

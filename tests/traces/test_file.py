@@ -25,17 +25,14 @@ from moepack.traces import file
 from moepack.traces.compressed import TraceStream
 from moepack.traces.file_records import Kind
 from moepack.traces.file_writer import Writer
-from moepack.traces.formats import registry
 from moepack.traces.model import MAX_COUNT, Counts, Item, Origin, Phase, Tokens, Unknown
 from moepack.traces.validation import Checks
 from tests.support import trace_samples as samples
 from tests.support.amounts import amounts
-from tests.support.models import FIXTURES
-from tests.support.trace_samples import SMALL, flat, read, refused
+from tests.support.trace_samples import SMALL, read, refused
 
 pytestmark = pytest.mark.long
 
-TRACE = FIXTURES / "qwen3moe-trace.csv"
 ORIGIN = Origin(
     "anemll",
     "a.jsonl",
@@ -136,13 +133,6 @@ def test_an_origin_that_is_written_is_in_bounds_whatever_its_file_says(tmp_path:
     assert name.startswith(written.model)
     write(path, [Origin("counts", "a\udcff")])
     assert items_of(path) == [Origin("counts", "a?")]
-
-
-def test_the_real_trace_becomes_small(tmp_path: Path) -> None:
-    items = list(registry.read(str(TRACE), Checks(str(TRACE))))
-    data = write(tmp_path / "trace", items)
-    assert read(tmp_path / "trace")[1] == flat(items)
-    assert len(data) < len(gzip.compress(TRACE.read_bytes())) < 2000
 
 
 def test_small_pieces_are_gathered_and_large_ones_cut(

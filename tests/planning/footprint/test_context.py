@@ -69,10 +69,6 @@ def test_a_state_is_read_whatever_came_before() -> None:
     assert several.read_length(0) == 12 * state
 
 
-def test_an_architecture_that_is_not_known_is_taken_to_be_plain() -> None:
-    assert _context(_attention("something-new")) == _context(_attention())
-
-
 def test_without_a_count_the_model_says_how_many_tokens() -> None:
     assert _context(_attention(context_length=2048), None).token_count == 2048
     with pytest.raises(RequestError, match="does not state its context length"):
@@ -119,12 +115,6 @@ def test_metadata_that_does_not_say_what_it_must_is_named(
         _attention(architecture, **pairs)
     assert caught.value.place == f"key '{architecture}.{place}'"
     assert caught.value.found == (actual or "no such key")
-
-
-def test_metadata_without_attention_is_no_reason_to_know_no_weights(tmp_path: Path) -> None:
-    path = moe((0, 1)).write(tmp_path / "m.gguf")
-    assert footprint_of(path).attention is None
-    assert footprint_of(path).weights.length
 
 
 def test_a_model_that_caches_nothing_takes_as_much_for_any_count_of_tokens(tmp_path: Path) -> None:

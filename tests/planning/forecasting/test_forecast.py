@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from moepack.common.errors import RequestError, TraceError
-from moepack.pack.format import manifest
 from moepack.packing.pack_model import pack_model
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.forecasting.facts import ForecastFacts, SpeedFacts
@@ -138,14 +137,6 @@ def test_layers_that_wait_take_time_beside_what_they_read(model: ModelOnMachine)
     assert some(read.bandwidth) == pytest.approx(step.bandwidth.value)
 
 
-def test_a_short_trace_is_called_so(tmp_path: Path) -> None:
-    short = tmp_path / "short.csv"
-    short.write_text("".join(Path(TRACE).read_text().splitlines(keepends=True)[:60]))
-    notes = only(WITHOUT_GPU, budget=HALF, traces=[str(short)]).warnings
-    assert notes[-1].startswith("the trace is too short")
-    assert only(WITHOUT_GPU, budget=HALF, traces=[TRACE]).warnings == ()
-
-
 def test_a_table_of_every_number_of_layers_in_memory() -> None:
     speeds = forecast_of(sweep=True).forecasts
     kinds = [(one.cpu_layer_count, one.kind) for one in speeds]
@@ -192,22 +183,6 @@ def test_an_unknown_bandwidth_makes_no_speed(box: Machine, options: Options, wor
         assert (term.bandwidth is None) == (term.seconds is None) == (term.reached is None)
 
 
-def test_figures_that_are_not_needed_need_not_be_known() -> None:
-    assert speed_of(machine(vram=24, vram_bandwidth=936), cpu_layer_count=0) > 0
-    whole = only(machine(bandwidth=40), budget=2 * HALF)
-    assert whole.missed_length == 0
-    assert whole.tokens_per_second is not None
-
-
-def test_a_table_says_why_it_has_no_speeds() -> None:
-    box = machine(vram=24, vram_bandwidth=936)
-    speeds = forecast_of(box, sweep=True).forecasts
-    assert [one.tokens_per_second is None for one in speeds] == [False, True, True]
-    unknown = "note: no speeds where unknown: the bandwidth of memory\n"
-    assert unknown in text_of(box, sweep=True)
-    assert text_of(WITHOUT_GPU, sweep=True).count("misses follow the curve of Qwen3-30B-A3B") == 1
-
-
 def test_each_warning_has_its_condition(model: ModelOnMachine) -> None:
     step = some(model.step_length)
     unsteady, steady = (
@@ -240,16 +215,6 @@ def test_a_warning_if_vram_is_short(model: ModelOnMachine) -> None:
     assert only(box, cpu_layer_count=0).warnings == (), "the margin alone is short"
 
 
-@needs_llama
-def test_the_least_number_of_layers_that_fits_is_named(qwen3: Path) -> None:
-    box = machine(vram=12, vram_bandwidth=936, bandwidth=40)
-    (warning,) = only(box, qwen3, cpu_layer_count=0).warnings
-    best = only(box, qwen3)
-    assert warning.endswith(f"; `cpu_layer_count={best.cpu_layer_count}` is the least that fits")
-    assert (best.fits, best.warnings) == (True, ())
-    assert only(box, qwen3, cpu_layer_count=some(best.cpu_layer_count) - 1).fits is False
-
-
 def test_a_warning_if_memory_is_short(model: ModelOnMachine) -> None:
     exact = some(model.needs(ExecutionMode("cpu")))[1] + MARGIN
     for length, is_short in ((exact, False), (exact - 1, True)):
@@ -268,16 +233,6 @@ def test_a_warning_if_the_file_is_nearly_as_long_as_memory(qwen3: Path) -> None:
         assert (one.kind, one.fits) == ("cpu", True)
         assert len(one.warnings) == is_short
         assert all("read repeatedly" in line for line in one.warnings)
-
-
-@needs_llama
-def test_if_nothing_fits_beside_a_gpu_the_table_is_one_of_budgets(tmp_path: Path) -> None:
-    path = large_models.write("MiMo-V2-Flash", tmp_path / "model.gguf")
-    box = machine(memory=128, vram=24, vram_bandwidth=936, bandwidth=80, drive=7)
-    speeds = forecast_of(box, path, sweep=True).forecasts
-    assert {one.kind for one in speeds} == {"gpu-stream"}
-    assert {one.fits for one in speeds} == {True, False}
-    assert forecast_of(box, sweep=True).forecasts[0].kind == "gpu"
 
 
 @pytest.mark.parametrize("options", [{"cpu_layer_count": 1}, {"budget": HALF}, {}])
@@ -321,28 +276,6 @@ def test_without_the_number_of_experts_used_no_speed_is_known(tmp_path: Path) ->
         for one in facts.forecasts:
             assert one.tokens_per_second is one.hit_rate is one.missed_length is None
             assert one.terms == ()
-
-
-def test_a_pack_that_uses_no_expert_divides_nothing_by_nothing(tmp_path: Path) -> None:
-    pack = tmp_path / "model.moepack"
-    pack_model(moe().write(tmp_path / "model.gguf"), pack, experts_only=True)
-    path = pack / manifest.NAME
-    described = manifest.decode(path.read_bytes(), str(path))
-    source = described.source._replace(experts_used={"ffn_exps": 0})
-    path.write_bytes(manifest.encode(described._replace(source=source)))
-    one = only(path=pack, budget=1 << 10)
-    assert one.missed_length == 0
-
-
-def test_a_mode_that_cannot_fit_is_not_chosen_though_not_all_is_known(experts_only: Path) -> None:
-    for box, kind in (
-        (machine(vram=24), "gpu"),
-        (machine(vram=MARGIN / GB), "offload"),
-        (machine(memory=24), "cpu"),
-        (machine(memory=(HALF + MARGIN) / GB), "stream"),
-    ):
-        one = only(box, experts_only)
-        assert (one.kind, one.budget_length) == (kind, HALF if kind == "stream" else None)
 
 
 def bench_run(folder: Path, name: str, **values: Any) -> str:
@@ -482,22 +415,6 @@ def test_the_next_run_for_experts_in_memory(tmp_path: Path) -> None:
     assert following(none, cpu_layer_count=0) is None
 
 
-def test_the_next_run_is_one_that_fits(model: ModelOnMachine) -> None:
-    vram, _ = some(model.needs(model.offload(1)))
-    box = machine(vram=(vram + MARGIN) / GB, vram_bandwidth=936, bandwidth=40)
-    assert forecast_of(box, cpu_layer_count=0).next_receipt is None
-    assert forecast_of(box, cpu_layer_count=1).next_receipt == f"{BENCH} -ngl 99 -ncmoe 2"
-    nothing = machine(vram=MARGIN / GB, vram_bandwidth=936, bandwidth=40)
-    assert forecast_of(nothing, cpu_layer_count=1).next_receipt is None
-
-
-def test_the_next_run_without_a_gpu(tmp_path: Path) -> None:
-    box = machine(bandwidth=40)
-    assert forecast_of(box).next_receipt == f"{BENCH} -ngl 0"
-    path = bench_run(tmp_path, "cpu.json", n_gpu_layers=0)
-    assert forecast_of(box, receipts=[path]).next_receipt is None
-
-
 def test_the_next_run_from_the_drive(tmp_path: Path) -> None:
     one, two = (own_run(tmp_path, f"{n}.json", seconds=0.1 + n / 100) for n in range(2))
     memory = {"experts": HALF // 2, "floor": HALF // 4}
@@ -512,15 +429,6 @@ def test_the_next_run_from_the_drive(tmp_path: Path) -> None:
     ):
         assert forecast_of(**STREAMED, receipts=runs).next_receipt == command
     assert forecast_of(budget=HALF).next_receipt is None, "engines with a GPU say no reads"
-
-
-def test_llama_bench_is_given_no_pack(tmp_path: Path) -> None:
-    pack = tmp_path / "a model.moepack"
-    pack_model(MODEL, pack)
-    command = forecast_of(path=pack).next_receipt
-    assert command == "llama-bench -m MODEL.gguf -p 512 -n 128 -o json -ngl 99 -ncmoe 0"
-    command = some(forecast_of(path=pack, **STREAMED).next_receipt)
-    assert command.startswith(f"moepack run '{pack}' ")
 
 
 BAD: dict[str, tuple[Machine, Options, str]] = {
@@ -552,23 +460,9 @@ def test_several_texts_share_what_they_read() -> None:
         forecast_of(texts=0)
 
 
-def test_several_texts_miss_more_than_the_trace_of_one() -> None:
-    one, two, many = (only(**STREAMED, traces=[TRACE], texts=count) for count in (1, 2, 99))
-    assert some(one.missed_length) < some(two.missed_length) < some(many.missed_length)
-    assert some(one.hit_rate) > some(two.hit_rate) > some(many.hit_rate)
-
-
 def test_a_trace_of_another_model_is_refused() -> None:
     with pytest.raises(TraceError):
         forecast_of(path=first_shard("mixtral"), budget=1 << 20, traces=[TRACE])
-
-
-def test_a_trace_with_fewer_experts_a_token_is_called_so(tmp_path: Path) -> None:
-    lines = Path(TRACE).read_text().splitlines(keepends=True)
-    trace = tmp_path / "first.csv"
-    trace.write_text("".join(line for line in lines if line.split(",")[2] != "1"))
-    notes = only(WITHOUT_GPU, budget=HALF, traces=[str(trace)]).warnings
-    assert any("uses 45 % of the experts that one of this model does" in note for note in notes)
 
 
 def test_of_two_gpus_the_faster_makes_the_ceiling() -> None:

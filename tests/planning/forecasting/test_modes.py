@@ -1,14 +1,11 @@
 """Execution modes of a model: where its parts lie, the reads of a token, which fit."""
 
-from pathlib import Path
-
 import pytest
 
 from moepack.common.errors import RequestError
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.forecasting.modes import MARGIN, ExecutionMode, ModelOnMachine
 from moepack.planning.machine.model import Machine
-from tests.support.gguf_builder import moe
 from tests.support.machines import GB, machine
 from tests.support.models import first_shard
 from tests.support.values import some
@@ -25,14 +22,6 @@ def on(box: Machine) -> ModelOnMachine:
 @pytest.fixture(scope="module")
 def model() -> ModelOnMachine:
     return on(machine())
-
-
-def test_the_first_blocks_may_have_no_experts(model: ModelOnMachine) -> None:
-    layers = [layer.layer for layer in model.layers]
-    assert layers[0] > 0, "a leading dense block"
-    assert model.offload(layers[0]).kind == "gpu", "which wastes one of N"
-    assert model.offload(layers[0] + 1).kind == "offload"
-    assert [mode.cpu_layer_count for mode in model.offloads()] == [0, *(n + 1 for n in layers)]
 
 
 def test_all_bytes_of_a_token_are_read_somewhere(model: ModelOnMachine) -> None:
@@ -84,32 +73,3 @@ def test_experts_that_do_not_fit_are_streamed_down_to_the_floor(model: ModelOnMa
     with pytest.raises(RequestError, match="too little memory") as caught:
         on(machine(memory=(enough - 2048) / GB)).best(STREAM)
     assert caught.value.hint == "2.0 KiB are missing"
-
-
-def test_a_layer_that_is_not_run_makes_no_read_shorter(tmp_path: Path) -> None:
-    builder = moe((0, 1, 2), architecture="deepseek2")
-    path = builder.put("deepseek2.nextn_predict_layers", "u32", 1).write(tmp_path / "model.gguf")
-    model = ModelOnMachine(footprint_of(path), machine(), CONTEXT)
-    assert len(model.layers) == 2
-    half = some(model.reads(STREAM, some(model.step_length) / 2, 0))
-    assert half.wait_count == pytest.approx(
-        2 * (1 - 0.5 ** some(model.weights.shape.routed[0].experts_used))
-    )
-
-
-def test_dense_weights_are_in_vram_if_they_fit(model: ModelOnMachine) -> None:
-    vram, _ = some(model.needs(ExecutionMode("gpu-stream", budget=0)))
-    enough = (vram + MARGIN) / GB
-    for box, kind in (
-        (machine(memory=0.1, vram=enough), "gpu-stream"),
-        (machine(memory=0.1, vram=enough - 1e-6), "stream"),
-        (machine(memory=0.1), "stream"),
-    ):
-        assert on(box).stream().kind == kind
-    streams = ExecutionMode("gpu-stream", budget=1000)
-    assert model.needs(streams) == (vram, some(model.weights.outer).embedding_length + 1000)
-    all_there = ExecutionMode("gpu-stream", budget=2 * model.weights.expert_length)
-    assert model.needs(all_there) == model.needs(model.offloads()[-1])
-    reads = some(model.reads(streams, 5, 0))
-    assert (reads.memory, reads.drive) == (model.step_length, 5)
-    assert reads.vram + reads.memory == some(model.reads(CPU, 0, 0)).memory

@@ -79,21 +79,6 @@ def test_the_limit_is_the_drive_or_what_computes(model: Path) -> None:
     assert fast.limit == pytest.approx(2 * some(slower.limit))
 
 
-def test_a_range_lies_around_the_likely_time(model: Path) -> None:
-    for options in ({"prompt": 16}, {"prompt": 1000}, {"prompt": 30_000}):
-        one = streamed(model, box(), **options)
-        assert 0 < some(one.shortest) < some(one.seconds) < some(one.longest)
-        assert some(one.longest) < 100 * some(one.shortest)
-        assert one.tokens_per_second == pytest.approx(options["prompt"] / some(one.seconds))
-
-
-def test_what_stays_in_the_cache_is_read_once(model: Path) -> None:
-    whole = streamed(model, box(), prompt=4096, micro_batch=512, budget=GB_OF_EXPERTS * GB)
-    assert some(whole.read_length) <= GB_OF_EXPERTS * GB
-    part = streamed(model, box(), prompt=4096, micro_batch=512)
-    assert some(part.read_length) > 3 * GB_OF_EXPERTS * GB
-
-
 def test_a_gpu_gets_experts_over_its_link_from_32_tokens_on(model: Path) -> None:
     few, many = (
         speed(model, box(gpu=GPU), cpu_layer_count=LAYERS, prompt=count).prompt
@@ -104,16 +89,6 @@ def test_a_gpu_gets_experts_over_its_link_from_32_tokens_on(model: Path) -> None
     half = GPU._replace(link=Figure(15 * GB, "typed"))
     slower = speed(model, box(gpu=half), cpu_layer_count=LAYERS, prompt=33).prompt
     assert some(slower.seconds) > 1.8 * some(many.seconds)
-
-
-def test_experts_that_vram_holds_are_not_read(gpt_oss: Path) -> None:
-    all_of_them, half = (
-        speed(gpt_oss, box(gpu=GPU), cpu_layer_count=count, budget=4 * GB, prompt=2048)
-        for count in (36, 18)
-    )
-    assert half.prompt.pass_length == pytest.approx(some(all_of_them.prompt.pass_length) / 2, 0.01)
-    assert some(half.missed_length) < some(all_of_them.missed_length) / 2
-    assert half.memory_length == all_of_them.memory_length
 
 
 def test_a_cache_in_vram_brings_what_it_misses_over_the_link(model: Path) -> None:
@@ -153,17 +128,6 @@ def test_micro_batches_shrink_where_there_is_no_room_for_them(gpt_oss: Path) -> 
     for memory, micro_batch in ((needed + MARGIN, 4096), (needed + MARGIN - 1, 2048)):
         tight = GPU._replace(memory=Figure(memory, "typed"))
         assert speed(gpt_oss, box(gpu=tight), prompt=10_000).prompt.micro_batch == micro_batch
-
-
-def test_long_prompts_take_longer_to_attend_to(gpt_oss: Path) -> None:
-    """But for windows: half of the layers of gpt-oss look back on 128 tokens."""
-    footprint = footprint_of(gpt_oss)
-    active = some(some(footprint.weights.parameters).active)
-    short, long = (some(footprint.prompt_operations(count)) for count in (1, 16384))
-    assert short == pytest.approx(2 * active, rel=0.01)
-    attending = long - 2 * active * 16384
-    full, windowed = 18 * 16384**2 / 2, 18 * 16384 * 128
-    assert attending == pytest.approx(4 * 64 * 64 * (full + windowed))
 
 
 def test_a_receipt_says_how_fast_prompts_are_computed(model: Path, tmp_path: Path) -> None:

@@ -58,40 +58,6 @@ def test_the_order_of_runs_does_not_matter(order: Sequence[tuple[float, float]])
     assert after(order).seconds == pytest.approx(after(RUNS).seconds, rel=1e-3)
 
 
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(0.2, 5))
-def test_a_run_makes_no_forecast_less_sure(at: float, of: float, times: float) -> None:
-    rates = offload_rates(vram=32, vram_bandwidth=936, bandwidth=40)
-    before = estimate(rates, offloaded(of), 0.0)
-    seconds = estimate(rates, offloaded(at)).seconds * times
-    after = estimate(rates.updated(offloaded(at), seconds, 0.05), offloaded(of), 0.0)
-    assert after.deviation <= before.deviation * (1 + 1e-9)
-
-
-def test_figures_that_were_measured_are_trusted_more() -> None:
-    sure, typed = (
-        estimate(offload_rates(vram=9, vram_bandwidth=936, bandwidth=40, basis=basis), offloaded(1))
-        for basis in ("measured", "typed")
-    )
-    assert sure.factor < typed.factor
-    assert sure.seconds < typed.seconds, "nobody reaches what data sheets promise"
-
-
-def repeated(rates: Rates, times: float) -> tuple[float, float]:
-    """Return a run's seconds, so many times the guess, and the forecast after it."""
-    seconds = times * estimate(rates, offloaded(1)).seconds
-    again = estimate(rates.updated(offloaded(1), seconds, 0.045), offloaded(1))
-    return seconds, again.seconds
-
-
-@pytest.mark.parametrize("bandwidth", [40, 400])
-@given(times=st.floats(0.8, 100))
-def test_a_run_is_believed_however_slow_it_was(bandwidth: float, times: float) -> None:
-    """As where a bandwidth was typed that a machine does not come near."""
-    rates = offload_rates(vram=24, vram_bandwidth=936, bandwidth=bandwidth)
-    seconds, again = repeated(rates, times)
-    assert again == pytest.approx(seconds, rel=0.06)
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.floats(-6, 4)), min_size=1, max_size=4), st.floats(0, 1)
 )

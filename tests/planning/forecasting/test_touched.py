@@ -7,12 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.common.errors import TraceError
-from moepack.planning.footprint.model import footprint_of
-from moepack.planning.forecasting.touched import Touched, touched_of, touched_shares
+from moepack.planning.forecasting.touched import Touched, touched_shares
 from moepack.traces.formats.reading import read_trace
-from tests.support.models import FIXTURES, first_shard
 from tests.support.shapes import shape_of_counts
-from tests.support.values import some
 
 
 @pytest.mark.parametrize(
@@ -48,17 +45,6 @@ def test_a_trace_says_it_better_and_beyond_its_end_no_more() -> None:
     within, beyond = traced.shares(128), traced.shares(129)
     assert beyond[2] / beyond[0] > 1.05 * within[2] / within[0]
     assert Touched(8, 256).source == "published texts"
-
-
-def test_a_model_that_uses_all_experts_reads_all() -> None:
-    assert Touched(4, 4).shares(1) == Touched(4, 4, {2: 1.0}).shares(2) == (1, 1, 1)
-
-
-def test_the_shares_of_a_model_are_known_if_those_of_a_token_are() -> None:
-    assert touched_of(shape_of_counts({0: 4}), None) is None
-    shape = footprint_of(first_shard("qwen3moe")).weights.shape
-    with read_trace(FIXTURES / "qwen3moe-trace.csv", model=shape) as trace:
-        assert some(touched_of(shape, trace)).source == "trace"
 
 
 HEADING = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n"

@@ -49,11 +49,6 @@ def test_what_is_ranked_is_not_what_is_measured() -> None:
     assert held_out_coverage(measured, SHAPE, 40) == 1
 
 
-def test_without_a_half_held_out_nothing_is_said() -> None:
-    assert held_out_coverage(hotness((1, 8, 4, 5), None), SHAPE, 20) is None
-    assert held_out_coverage(hotness((1, 8, 4, 5), (0, 0, 0, 0)), SHAPE, 20) is None
-
-
 def test_experts_of_other_layers_take_no_room_from_those_that_are_cached() -> None:
     shape = footprint_of(first_shard("qwen3moe")).weights.shape
     budget = shape.routed_length // 4

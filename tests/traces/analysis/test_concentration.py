@@ -4,18 +4,16 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import moepack
 from moepack.common.errors import TraceError
 from moepack.common.shape import ModelShape
 from moepack.report import trace_text
 from moepack.traces.analysis import gate
-from moepack.traces.analysis.concentration import Concentration, RoutingSample, concentration
+from moepack.traces.analysis.concentration import Concentration, RoutingSample
 from moepack.traces.analysis.gate import Evidence
 from moepack.traces.model import Counts, Item, Origin, Phase, Tokens, Unknown
 from tests.support.amounts import amounts
@@ -161,17 +159,6 @@ def test_experts_that_a_file_says_there_are_count_as_those_of_a_model(origin: Or
     assert sample.curves()["LRU cache"] == pytest.approx(model.curves()["LRU cache"], nan_ok=True)
 
 
-def test_a_route_of_four_experts_that_take_everything_is_static(tmp_path: Path) -> None:
-    path = tmp_path / "route.csv"
-    rows = "".join(f"0,1,{step},0,{slot},{slot},0\n" for step in range(400) for slot in range(4))
-    rows = "turn,phase,step,layer,slot,expert,x\n" + rows
-    path.write_text("# model=m n_layer=1 n_expert=64 n_expert_used=4\n" + rows)
-    facts = concentration([str(path)])
-    assert (facts.verdict, facts.total.never_count) == ("static", 60)
-    moepack.import_trace([str(path)], tmp_path / "own")
-    assert concentration([str(tmp_path / "own")]) == facts
-
-
 def test_where_no_file_says_how_many_there_are_that_is_said() -> None:
     facts = judged(FOUR)
     assert not facts.has_expert_counts
@@ -223,15 +210,6 @@ def test_the_margins_of_the_verdict() -> None:
     assert word(0.31, 0.25, 0.30, 100) == "static"
     assert word(0.50, 0.25, 0.30, 10) == "static"
     assert word(0.50, 0.25, 0.30, 9) == "small"
-
-
-def test_the_top_is_rounded_and_unmet_layers_have_no_cache() -> None:
-    tokens = routed(even, 200, 10)
-    shape = shape_of_counts(dict.fromkeys(range(LAYERS), EXPERTS) | {9: 30})
-    facts, without = sampled(tokens, shape=shape).concentration(), judged(tokens)
-    assert [one.expert_count for one in facts.layers[-1].coverage] == [2, 3, 8, 15]
-    for one, other in zip(facts.total.coverage, without.total.coverage, strict=True):
-        assert one.latest_share == other.latest_share
 
 
 def test_counts_alone_have_no_other_half() -> None:

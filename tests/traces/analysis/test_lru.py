@@ -54,10 +54,6 @@ def test_it_is_the_rate_of_caches_that_are_stepped_through(
     assert lru.token_count == len(decoded)
 
 
-def test_prefill_alone_has_no_rate() -> None:
-    assert followed([RoutedCall(0, Phase.PREFILL, [[[0]]] * 5)]).hit_rate({0: 1}) is None
-
-
 @pytest.mark.parametrize("piece_length", [1, 7, 100])
 def test_of_a_long_trace_as_many_decoded_tokens_are_looked_at(piece_length: int) -> None:
     random = np.random.default_rng(0)

@@ -67,12 +67,6 @@ def test_a_file_in_which_nothing_was_chosen_is_refused(name: str, tmp_path: Path
     assert os.listdir(tmp_path) == ["trace"]
 
 
-def test_what_is_left_of_a_file_of_faults_is_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(b"layer 70000 expert 1\nlayer 1 expert 70000\n")
-    assert refused(path, lenient=True).found == "none, and 2 left out"
-
-
 # Layers in another order.
 
 IN_REVERSE: Trace = [

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from moepack.common.errors import TraceError
 from moepack.common.shape import ExpertKey
 from moepack.traces.expert_places import MAX_PLACES, PAGE, ExpertPlaces
-from moepack.traces.hotness import counter as counting
 from moepack.traces.hotness.counter import LEAST_SHARE, MOST_CELLS, Halves, SelectionCounter
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.model import Counts, Origin, Phase, Tokens, Unknown
@@ -44,20 +43,6 @@ def halved(lengths: Sequence[int], piece_length: int = 1 << 30) -> Halves:
     assert first.tolist() == [1] * (2 * cut) + [0] * (2 * (total - cut))
     assert second.tolist() == (1 - first).tolist()
     return halves
-
-
-@pytest.mark.parametrize("lengths", [[65], [1000], [5000], [1] * 300, [37, 900, 63], [7] * 500])
-@pytest.mark.parametrize("piece_length", [1 << 30, 17])
-def test_very_many_places_are_counted_in_fewer_cells(
-    lengths: list[int], piece_length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The number of places grows with the tokens, and so the cells are joined within a cell too."""
-    monkeypatch.setattr(counting, "_MOST_NUMBERS", 500)
-    halves = halved(lengths, piece_length)
-    smaller = min(halves.learned.token_count, halves.measured.token_count)
-    assert smaller >= LEAST_SHARE * sum(lengths)
-    stretches = counted(lengths, piece_length)._timeline._stretches
-    assert len(stretches) <= 2 * counting.FEWEST_CELLS
 
 
 @pytest.mark.parametrize(

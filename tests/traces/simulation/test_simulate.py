@@ -11,7 +11,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from moepack.common.errors import RequestError, TraceError
@@ -20,8 +19,6 @@ from moepack.report import chart, trace_text
 from moepack.traces.formats import reading
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.model import Phase
-from moepack.traces.simulation import simulate as simulation
-from moepack.traces.simulation.caches import Belady
 from moepack.traces.simulation.facts import CurvePoint, Simulation
 from moepack.traces.simulation.simulate import simulate
 from tests.support import warm_command
@@ -230,36 +227,3 @@ def test_enough_is_the_least_that_hits_all_but_a_hundredth(tmp_path: Path) -> No
         path = write_route(tmp_path / f"{rare}.csv", MODEL + SIZES, rows)
         facts = simulate([path], policies=["lru"])
         assert facts.enough_length == enough
-
-
-def test_enough_holds_what_a_token_uses_in_any_layer(tmp_path: Path) -> None:
-    sizes = SIZES.replace("layer=5 expert_bytes=0", "layer=5 expert_bytes=1000")
-    rows = [*((step, 3, 0) for step in range(20)), (20, 5, 0)]
-    path = write_route(tmp_path / "large.csv", MODEL + sizes, rows)
-    assert simulate([path], policies=["lru"]).enough_length == 1000
-    nothing = [(step, 3, step) for step in range(4)]
-    path = write_route(tmp_path / "new.csv", MODEL + sizes, nothing)
-    assert simulate([path], policies=["lru"]).enough_length is None, "nothing comes back"
-
-
-def test_progress_counts_all_caches_and_ends_at_their_number(tmp_path: Path) -> None:
-    done: list[int] = []
-
-    def note(count: int, total: int) -> None:
-        done.append(count)
-        assert sum(done) <= total == len(simulation.POLICIES) * 2
-
-    path = write_route(tmp_path / "t.csv")
-    options = ReadOptions(shape=shape_of_counts({3: 4, 5: 4}, 1 << 20))
-    simulate([path], budgets=["50%", "100%"], options=options, progress=note)
-    assert sum(done) == len(simulation.POLICIES) * 2
-
-
-def test_what_belady_keeps_does_not_grow_with_a_run() -> None:
-    policy = Belady([(np.arange(4, 10_004),)])
-    keys = [ExpertKey(0, expert) for expert in range(4)]
-    for turn in range(10_000):
-        policy.record(0, [keys[turn % 4]], [])
-    assert len(policy._queue) < 100
-    assert [policy.evict({keys[3]}) for _ in keys] == [keys[2], keys[1], keys[0], None]
-    assert policy.evict(()) == keys[3]
