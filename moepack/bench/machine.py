@@ -30,7 +30,6 @@ from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.expert_read import PAGE, plan_read
 from moepack.packing.shard_index import index_model
 from moepack.planning.machine.model import (
-    BYTE_UNITS,
     STEADY,
     Drive,
     Figure,
@@ -215,7 +214,7 @@ def _measure_reads(
 
     sides = {kind: partial(measure, kind) for kind in (None, *steps.kinds)}
     results = in_turns(sides, ROUNDS)
-    return {kind: measured(speeds, BYTE_UNITS) for kind, speeds in results.items()}
+    return {kind: measured(speeds) for kind, speeds in results.items()}
 
 
 def _notes(drive: Drive | None, bandwidth: Figure | None) -> Iterator[str]:
@@ -285,7 +284,7 @@ def measure_bandwidth(
     counts = [*(1 << power for power in range((most - 1).bit_length())), most]
     trials = {threads: speeds(threads, _TRIALS, 0) for threads in counts}
     fastest = max(trials, key=lambda threads: measured(trials[threads]).value)
-    return measured(speeds(fastest, _LEAST_ROUNDS, end), BYTE_UNITS)
+    return measured(speeds(fastest, _LEAST_ROUNDS, end))
 
 
 def _speeds(

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple, NoReturn, get_args
+from typing import Any, NamedTuple, get_args
 
 from moepack.common.errors import RequestError, read_failure
 from moepack.common.escaping import one_line
@@ -23,9 +23,9 @@ MAX_DEPTH = 4096
 _MAX_TEXT = 4096
 
 _LENGTHS = {unit: 1024**n for n, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
-_SPEEDS = {f"{unit}/s": factor for unit, factor in _LENGTHS.items()}
-_SPEEDS |= {f"{unit}/s": 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))}
+_MAKERS_SPEEDS = {f"{unit}/s": 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))}
 """Of speeds a GB is 10⁹ bytes, as drives and memory are sold; of lengths it is a GiB."""
+_SPEEDS = {f"{unit}/s": factor for unit, factor in _LENGTHS.items()} | _MAKERS_SPEEDS
 _COMPUTES = {f"{prefix}FLOP/s": 1000**n for n, prefix in enumerate("GTP", 3)}
 _NUMBER_AND_UNIT = re.compile(r"(\d{1,25}(?:\.\d{1,25})?) ?([A-Za-z]{1,5}(?:/s)?)\Z", re.ASCII)
 
@@ -33,48 +33,26 @@ _BASES = get_args(Basis)
 _BY_TRANSFERS = "channels × 8 bytes × MT/s: two channels of 6400 MT/s are 102.4 GB/s"
 
 
-def _unit_factor(unit: str, kind: str) -> int | None:
-    """Return a unit in bytes, bytes a second or operations a second.
-
-    `kind` is `length`, `bandwidth` or `compute`. None for units of something else.
-    """
-    if kind == "length":
-        return unit_length(unit)
-    return (_SPEEDS if kind == "bandwidth" else _COMPUTES).get(unit)
-
-
 def length_text(length: float) -> str:
-    """Write bytes in the unit that takes the fewest digits, without rounding."""
-    return _shortest(length, _LENGTHS)
+    """Write bytes without rounding, in the largest unit of which they are whole quarters."""
+    whole = (unit for unit, one in _LENGTHS.items() if one <= length and not 4 * length % one)
+    unit = max(whole, key=lambda unit: _LENGTHS[unit], default="B")
+    return f"{_plain(Decimal(repr(length)) / _LENGTHS[unit])} {unit}"
 
 
 def speed_text(speed: float) -> str:
-    """Write bytes a second in the unit that takes the fewest digits, without rounding."""
-    return _shortest(speed, _SPEEDS)
-
-
-def _shortest(value: float, units: Mapping[str, int]) -> str:
-    by_length = sorted(units, key=lambda unit: units[unit], reverse=True)
-    numbers = {
-        unit: _plain(_quotient(value, units[unit]))
-        for unit in by_length
-        if value >= units[unit] or units[unit] == 1
-    }
-    shortest = min(numbers, key=lambda unit: len(numbers[unit].replace(".", "").strip("0")))
-    return f"{numbers[shortest]} {shortest}"
-
-
-def _quotient(value: float, unit: int) -> Decimal:
-    # A float is divided by a power of two without rounding, its digits are not.
-    is_power_of_two = unit & (unit - 1) == 0
-    return Decimal(repr(value / unit)) if is_power_of_two else Decimal(repr(value)) / unit
+    """Write bytes a second without rounding, as makers have them."""
+    return _in_largest_unit(speed, _MAKERS_SPEEDS)
 
 
 def compute_text(speed: float) -> str:
-    """Write floating-point operations a second."""
-    number = Decimal(repr(speed))
-    unit = next((unit for unit in reversed(_COMPUTES) if number >= _COMPUTES[unit]), "GFLOP/s")
-    return f"{_plain(number / _COMPUTES[unit])} {unit}"
+    """Write floating-point operations a second without rounding."""
+    return _in_largest_unit(speed, _COMPUTES)
+
+
+def _in_largest_unit(value: float, units: Mapping[str, int]) -> str:
+    unit = next((one for one in reversed(units) if value >= units[one]), next(iter(units)))
+    return f"{_plain(Decimal(repr(value)) / units[unit])} {unit}"
 
 
 def _plain(number: Decimal) -> str:
@@ -94,6 +72,12 @@ class _Quantity(NamedTuple):
     def noun(self) -> str:
         return "speed of computing" if self.kind == "compute" else self.kind
 
+    def unit(self, name: str) -> int | None:
+        """Return a unit in bytes, bytes a second or operations a second; None if it is of none."""
+        if self.kind == "length":
+            return unit_length(name)
+        return (_SPEEDS if self.kind == "bandwidth" else _COMPUTES).get(name)
+
 
 _LENGTH = _Quantity("length", 1 << 20, 1 << 60, "24 GiB", length_text)
 _READ_LENGTH = _Quantity("length", 1 << 9, 1 << 40, "2 MiB", length_text)
@@ -110,17 +94,12 @@ _UNITS = {
 
 def parse_bandwidth(text: str, argument: str) -> Figure:
     """Read a bandwidth, as files have it. Raises RequestError, which names the argument."""
+    table = _MachineTable("", "", {"": text}, ("",))
     try:
-        table = _MachineTable("", "", {"": text}, ("",))
         return Figure(table.quantity("", _DRIVE_BANDWIDTH), "typed")
     except RequestError as error:
-        raise RequestError(
-            error.problem,
-            argument=argument,
-            expected=error.expected,
-            found=error.found,
-            hint=error.hint,
-        ) from None
+        error.path, error.place, error.argument = None, None, argument
+        raise
 
 
 def read_machine(path: str | os.PathLike[str]) -> Machine:
@@ -203,26 +182,16 @@ class _MachineTable(Fields):
         match = _NUMBER_AND_UNIT.match(value)
         if match is None:
             self.fail(key, f"not a {noun}", example, repr(value))
-        factor = _unit_factor(match[2], quantity.kind)
+        factor = quantity.unit(match[2])
         if factor is None:
-            self.fail_unit(key, match[2], quantity)
+            hint = _BY_TRANSFERS if match[2] in ("MT/s", "GT/s") else None
+            self.fail(key, "unknown unit", _UNITS[quantity.kind], value, hint)
         number = float(Decimal(match[1]) * factor)
         if not quantity.least <= number <= quantity.most:
             hint = None if number else "leave out unknown figures"
             expected = f"{quantity.text(quantity.least)} to {quantity.text(quantity.most)}"
             self.fail(key, f"not a possible {noun}", expected, value, hint)
         return number
-
-    def fail_unit(self, key: str, unit: str, quantity: _Quantity) -> NoReturn:
-        written, example = self.body[key], f'"{quantity.example}"'
-        other = {"length": "bandwidth", "bandwidth": "length"}.get(quantity.kind)
-        if other is not None and unit in ("MT/s", "GT/s"):
-            self.fail(key, "transfers, not bytes", example, written, _BY_TRANSFERS)
-        if other is None or _unit_factor(unit, other) is None:
-            self.fail(key, "unknown unit", _UNITS[quantity.kind], written)
-        hint = "bandwidths end in /s, lengths do not"
-        problem = f"a {other}, not a {quantity.kind}"
-        self.fail(key, problem, f"such as {example}", written, hint)
 
 
 def _machine(body: _MachineTable) -> Machine:

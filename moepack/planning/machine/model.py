@@ -39,22 +39,13 @@ class Figure(NamedTuple):
         return self.highest / self.lowest if self.lowest and self.highest is not None else None
 
 
-BYTE_UNITS = tuple(1024.0**n for n in range(5))
-"""Units of bytes: B, KiB, MiB and so on."""
-
-
-def measured(values: Sequence[float], units: Sequence[float] = (1.0,)) -> Figure:
+def measured(values: Sequence[float]) -> Figure:
     """Return the figure of several measurements: their median, which lasts, and their ends.
 
-    With four digits, in the largest of `units` that is not larger: no two measurements agree on
-    more.
+    With four digits: no two measurements agree on more.
     """
-
-    def rounded(value: float) -> float:
-        unit = max((unit for unit in units if unit <= value), default=1.0)
-        return float(f"{value / unit:.4g}") * unit
-
-    middle, *ends = map(rounded, (statistics.median(values), min(values), max(values)))
+    figures = statistics.median(values), min(values), max(values)
+    middle, *ends = (float(f"{value:.4g}") for value in figures)
     return Figure(middle, "measured", *ends)
 
 

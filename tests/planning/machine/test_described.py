@@ -93,7 +93,10 @@ def test_of_unified_memory_a_gpu_keeps_its_share() -> None:
     [
         ({}, "the amount of memory is unknown"),
         ({"memory": "64GiB", "drive_speed": "7"}, "drive_speed: not a bandwidth"),
-        ({"memory": "64GiB", "memory_bandwidth": "64GiB"}, "a length, not a bandwidth"),
+        (
+            {"memory": "64GiB", "memory_bandwidth": "64GiB"},
+            "memory_bandwidth: unknown unit",
+        ),
         ({"memory": "64GiB", "vram": "x"}, "vram: not a size"),
         ({"machine": HALO, "vram": ["64GiB", "8GiB"]}, "unified memory has one GPU"),
         ({"machine": HALO, "vram": "129GiB"}, "vram: more than the memory, expected up to 124.9"),
