@@ -1,7 +1,7 @@
 """Measured runs of an engine (receipts), from the JSON that it wrote itself.
 
-Of llama.cpp's llama-bench (`-o json` or `-o jsonl`, of any age: fields came and went) the tests
-that generate tokens and compute no prompt; and the output of `moepack run --json`.
+Of llama.cpp's llama-bench (`-o json` or `-o jsonl`) the tests that generate tokens and compute no
+prompt; and the output of `moepack run --json`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ _SPEEDS = (1e-4, 1e6)
 """The range of tokens a second of a run."""
 _MOST = 1e18
 _NO_GPU = frozenset({"CPU", "BLAS", "RPC", ""})
-_GPU_FLAGS = ("cuda", "hip", "metal", "vulkan", "sycl", "opencl", "kompute", "gpu_blas")
 _EXPECTED = "the output of `llama-bench -o json` or `moepack run --json`"
 
 
@@ -277,20 +276,12 @@ def _from_bench(entry: _Entry) -> MeasuredRun:
     exclusion = None
     if entry.count("moe_cache"):
         exclusion = "experts went through a cache, and its misses are not stated"
-    key = "avg_ns" if entry.get("avg_ts") is None else "avg_ts"
-    figure = entry.figure(key)
-    if figure is None:
-        entry.fail(key, "missing")
-    if figure <= 0:
-        entry.fail(key, "not more than 0", actual=figure)
-    if key == "avg_ns":
-        figure = (entry.count("n_gen") or entry.count("n_prompt")) / figure * 1e9
     return MeasuredRun(
         entry.path,
         entry.place,
         kind,
         length,
-        entry.speed(key, figure),
+        entry.speed("avg_ts", entry.amount("avg_ts")),
         entry.count("n_depth") + entry.count("n_gen") / 2,
         cpu_layers,
         None if gpu_layers is None or gpu_layers < 0 else int(gpu_layers),
@@ -301,12 +292,10 @@ def _from_bench(entry: _Entry) -> MeasuredRun:
 
 
 def _has_gpu(entry: _Entry) -> bool:
-    """Return whether a build used a GPU; older versions have a flag for each backend."""
+    """Return whether a build used a GPU."""
     backends = entry.get("backends")
-    if isinstance(backends, str):
-        return not set(re.split(r"[,+ ]+", backends.upper())) <= _NO_GPU
-    flags = [entry.get(flag) for flag in _GPU_FLAGS]
-    return any(flag is True for flag in flags) or all(flag is None for flag in flags)
+    names = re.split(r"[,+ ]+", backends.upper()) if isinstance(backends, str) else ["GPU"]
+    return not _NO_GPU.issuperset(names)
 
 
 def _overrides(entry: _Entry) -> Iterator[str]:
