@@ -30,8 +30,6 @@ from moepack.storage.folders import free_space
 LENGTHS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 DEPTHS = (1, 2, 4, 8, 16, 32)
 ORDERS = ("random", "sequential")
-_MAX_OVERRUN = 4
-"""Times as long as planned that the reads of a point in flight may take."""
 MAX_IN_FLIGHT = 256 << 20
 """Bytes: deeper queues of large reads gain nothing and need as much memory."""
 
@@ -88,21 +86,16 @@ def measure(
 ) -> tuple[SurfacePoint, ...]:
     """Measure each of the `points` on `files` (path, length) for `seconds`.
 
-    A point is left out if its reads would take a slow drive more than four times as long, by the
-    speed of shorter reads. `progress` is called after each.
+    `progress` is called after each.
     """
-    measured: dict[Point, SurfacePoint] = {}
-    speeds: dict[tuple[int, str], float] = {}
-    for point in sorted(points):
-        speed = speeds.get((point.depth, point.order))
-        if speed is None or point.length * point.depth <= speed * seconds * _MAX_OVERRUN:
-            reads = read_ranges(files, point.length, point.order)
-            usage = in_flight(backend, reads, point.depth, point.length, seconds)
-            speed = speeds[point.depth, point.order] = usage.bytes_per_second
-            cpu = usage.cpu_seconds_per_gib(usage.length)
-            measured[point] = SurfacePoint(*point, speed, cpu, usage.read_count)
+    measured = []
+    for point in points:
+        reads = read_ranges(files, point.length, point.order)
+        usage = in_flight(backend, reads, point.depth, point.length, seconds)
+        cpu = usage.cpu_seconds_per_gib(usage.length)
+        measured.append(SurfacePoint(*point, usage.bytes_per_second, cpu, usage.read_count))
         progress()
-    return tuple(measured[point] for point in points if point in measured)
+    return tuple(measured)
 
 
 def grid(files: Sequence[tuple[Path, int]]) -> list[Point]:

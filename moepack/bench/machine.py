@@ -57,7 +57,6 @@ _CPUS = Path("/sys/devices/system/cpu")
 _LEAST_LENGTH = 256 << 20
 _CACHES = 8
 """The buffer's length in lengths of all last-level caches: a walk over it hardly hits them."""
-_TRIALS = 3
 _LEAST_ROUNDS = 5
 _PIECES = 4
 """Pieces of the buffer for each thread, so that faster CPUs take more."""
@@ -65,9 +64,6 @@ _SPARE_LENGTH = 32 << 20
 """Memory for a thread: its stack and its first objects."""
 _MATRIX_SIZE = 1024
 """Rows of a square matrix: 4 MiB, and some 10 ms on two processors."""
-
-Clock = Callable[[], float]
-"""A clock in seconds, counted from anywhere."""
 
 
 class MeasuredMachine(NamedTuple):
@@ -251,56 +247,40 @@ def find_files(model: PathOrPaths) -> list[tuple[Path, int]]:
 
 
 def measure_bandwidth(
-    seconds: float, *, progress: Callable[[], None] = lambda: None, clock: Clock = time.perf_counter
+    seconds: float, *, progress: Callable[[], None] = lambda: None
 ) -> Figure | None:
     """Return the bytes a second that all CPUs together read of memory; None if it is too little.
 
-    The buffer takes up to a quarter of the memory that is available. Rounds over it are done with
-    1, 2, 4 and so on threads, then with the fastest number until the `seconds` end. The figure is
-    the median of these: it lasts, while the best round is luck. `progress` is called after each
-    round.
+    The buffer takes up to a quarter of the memory that is available. Each CPU has a thread, and
+    rounds over it are done until the `seconds` end. The figure is their median: it lasts, while the
+    best round is luck. `progress` is called after each round.
     """
     length = buffer_length(_last_cache_length(), available_memory())
     if length is None:
         return None
-    end = clock() + seconds
+    end = time.perf_counter() + seconds
     # Python waits forever for a thread that has no memory to begin with: this is left to them.
     spare = np.empty(_SPARE_LENGTH * cpu_count(), np.uint8)
     buffer = np.empty(length, np.uint8)
     del spare
-    # All CPUs touch it, so that it lies beside all of them if each has memory of its own.
+    pieces = np.array_split(buffer, _PIECES * cpu_count())
     with ThreadPoolExecutor(cpu_count()) as pool:
-        list(pool.map(lambda piece: piece.fill(1), np.array_split(buffer, _PIECES * cpu_count())))
-
-    def speeds(threads: int, least: int, end: float) -> list[float]:
-        pieces = np.array_split(buffer, _PIECES * threads)
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(np.max, pieces))  # which starts the threads
-            # Of all reductions that numpy does without the interpreter's lock, the fastest.
-            read = partial(pool.map, np.max, pieces)
-            return _speeds(lambda: list(read()), length, least, end, progress, clock)
-
-    most = cpu_count()
-    counts = [*(1 << power for power in range((most - 1).bit_length())), most]
-    trials = {threads: speeds(threads, _TRIALS, 0) for threads in counts}
-    fastest = max(trials, key=lambda threads: measured(trials[threads]).value)
-    return measured(speeds(fastest, _LEAST_ROUNDS, end))
+        # All CPUs touch it, so that it lies beside all of them if each has memory of its own.
+        list(pool.map(lambda piece: piece.fill(1), pieces))
+        # Of all reductions that numpy does without the interpreter's lock, the fastest.
+        read = partial(pool.map, np.max, pieces)
+        return measured(_speeds(lambda: list(read()), length, end, progress))
 
 
 def _speeds(
-    work: Callable[[], object],
-    amount: int,
-    least: int,
-    end: float,
-    progress: Callable[[], None],
-    clock: Clock = time.perf_counter,
+    work: Callable[[], object], amount: int, end: float, progress: Callable[[], None]
 ) -> list[float]:
-    """Do some work `least` times, and until the clock says `end`; return its amounts a second."""
+    """Do some work a few times, and until the clock says `end`; return its amounts a second."""
     speeds: list[float] = []
-    while len(speeds) < least or clock() < end:
-        start = clock()
+    while len(speeds) < _LEAST_ROUNDS or time.perf_counter() < end:
+        start = time.perf_counter()
         work()
-        speeds.append(amount / (clock() - start))
+        speeds.append(amount / (time.perf_counter() - start))
         progress()
     return speeds
 
@@ -337,4 +317,4 @@ def measure_compute(seconds: float, progress: Callable[[], None]) -> Figure:
     product = matrix @ matrix  # which starts the threads
     multiply = partial(np.matmul, matrix, matrix, out=product)
     end = time.perf_counter() + seconds
-    return measured(_speeds(multiply, 2 * _MATRIX_SIZE**3, _LEAST_ROUNDS, end, progress))
+    return measured(_speeds(multiply, 2 * _MATRIX_SIZE**3, end, progress))

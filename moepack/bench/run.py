@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from moepack.bench import drive, workload
 from moepack.bench.comparison import (
@@ -133,9 +132,10 @@ def bench_pack(
         raise RequestError("not a pack, and nothing to compare", path=path, hint=hint)
     with open_model(path) as pack, ExitStack() as stack:
         pack.require_files()
+        pack.require_complete()
         shards = None if source is None else stack.enter_context(open_shards(source))
-        reads = _local(pack, _choose_workload(pack, shards, trace, hotness, experts_used))
-        files = _whole_files(pack)
+        reads = _choose_workload(pack, shards, trace, hotness, experts_used)
+        files = [(path, path.stat().st_size) for path in pack.file_paths]
         sides = _sides(pack, shards, fit(pack, reads.layers, length))
         chosen, why = probe.choose(backend, pack.file_paths)
         grid = drive.grid(files) if point_seconds else []
@@ -188,23 +188,6 @@ def _check(depths: Sequence[int], seconds: float, length: int, point_seconds: fl
             raise RequestError(f"not a {name}", expected=f">= {lowest}", found=value)
 
 
-def _local(pack: Pack, reads: Workload) -> Workload:
-    """Return a workload without the experts that are not in a part of a pack.
-
-    Raises RequestError if none are left.
-    """
-    if pack.partial is None:
-        return reads
-    layers = [
-        one._replace(experts=tuple(n for n in one.experts if pack.is_local(one.layer, n)))
-        for one in reads.layers
-    ]
-    layers = [one for one in layers if one.experts]
-    if not layers:
-        pack.require_complete()
-    return reads._replace(layers=layers, origin=f"{reads.origin}, of those that are here")
-
-
 def _choose_workload(
     pack: Pack,
     shards: Pack | None,
@@ -251,13 +234,6 @@ def _sides(pack: Pack, shards: Pack | None, layers: Sequence[RoutedLayer]) -> di
         return {"blobs": experts, "slices": workload.slices(shards, pack, layers)}
     are_shards = any(file.is_shard for file in pack.index.files)
     return {"slices" if are_shards else "blobs": experts}
-
-
-def _whole_files(pack: Pack) -> list[tuple[Path, int]]:
-    """Return the data files with their lengths; without those with holes, which are on no drive."""
-    files = [(path, path.stat().st_size) for path in pack.file_paths]
-    partial = pack.partial
-    return [one for one in files if partial is None or partial.has_all_of(one[0].name, one[1])]
 
 
 def _routed_reads(

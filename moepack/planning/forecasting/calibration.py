@@ -31,7 +31,6 @@ _UNSTEADY = {True: 0.12, False: 0.22}
 """The same with one, by whether that was measured: others may be in phones, and grow hot."""
 _REPEATED = 0.045
 """The same of a steady run from the same one, done again."""
-_ENOUGH = 2
 
 
 def unsteadiness(drive: DriveSpeed | None) -> float:
@@ -114,34 +113,21 @@ def next_receipt(
 ) -> str | None:
     """Return the command of the run that would narrow a forecast most, given the used `runs`.
 
-    None if there are runs at both ends already, or none would help. llama-bench runs no pack: then
-    the model has no name. Engines that stream with a GPU do not say how much they read.
+    Of several `modes` it is one at an end. None if there is one already, or none would help.
+    llama-bench runs no pack: then the model has no name. Engines that stream with a GPU do not say
+    how much they read.
     """
     kinds = {mode.kind for mode in modes}
     if model.reads(modes[0], 0, 0) is None or "gpu-stream" in kinds:
         return None
     path = shell_word(model.footprint.path)
     if "stream" in kinds:
-        streamed = [run for run in runs if run.kind == "stream"]
-        if len(streamed) >= _ENOUGH:
-            return None
-        memory = "" if any(run.is_near_floor for run in streamed) else " --memory floor"
-        receipt = f"receipt-{len(streamed) + 1}.json"
-        return f'moepack run {path} -p "…" -n 100{memory} --json > {receipt}'
+        return None if runs else f'moepack run {path} -p "…" -n 100 --json > receipt.json'
     gguf = "MODEL.gguf" if model.footprint.is_pack else path
     bench = f"llama-bench -m {gguf} -p 512 -n 128 -o json"
     if kinds == {"cpu"}:
-        return None if any(run.kind == "cpu" for run in runs) else f"{bench} -ngl 0"
-    if kinds == {"gpu"}:
-        if any(run.kind == "gpu" for run in runs) or all(model.fits(one) is False for one in modes):
-            return None
-        return f"{bench} -ngl 99 -ncmoe 0"
-    fitting = [mode for mode in model.offloads() if model.fits(mode) is not False]
-    ends = {one.cpu_layer_count: model.reads(one, 0, 0) for one in (*fitting[:1], *fitting[-1:])}
-    memory_reads = {
-        reads.memory for run in runs if (reads := model.read_by(run)) and run.kind != "cpu"
-    }
-    for end, reads in reversed(ends.items()):
-        if len(memory_reads) < _ENOUGH and reads is not None and reads.memory not in memory_reads:
-            return f"{bench} -ngl 99 -ncmoe {end}"
-    return None
+        return None if runs else f"{bench} -ngl 0"
+    fitting = [mode.cpu_layer_count for mode in modes if model.fits(mode) is not False]
+    measured = {run.cpu_layer_count for run in runs}
+    missing = (count for count in (*fitting[-1:], *fitting[:1]) if count not in measured)
+    return next((f"{bench} -ngl 99 -ncmoe {count}" for count in missing), None)

@@ -30,10 +30,10 @@ class MeasuredRun(NamedTuple):
 
     `model_length` is the bytes of all tensors. `cpu_layer_count` is N of `--n-cpu-moe N`,
     `overrides` are patterns of tensors that are kept in memory. There were `depth` tokens before
-    the measured ones. `budget` is the bytes of a cache of experts, `floor` the least for one step.
-    A token read `read_length` bytes of the drive, and waited `read_seconds` for them. `fields` of
-    the file were used. `exclusion` says why the run can calibrate nothing. A token of the prompt
-    took `prompt_seconds` to compute, without waiting for the drive: None is unknown.
+    the measured ones. `budget` is the bytes of a cache of experts. A token read `read_length` bytes
+    of the drive, and waited `read_seconds` for them. `fields` of the file were used. `exclusion`
+    says why the run can calibrate nothing. A token of the prompt took `prompt_seconds` to compute,
+    without waiting for the drive: None is unknown.
     """
 
     path: str
@@ -46,17 +46,11 @@ class MeasuredRun(NamedTuple):
     gpu_layer_count: int | None = None
     overrides: tuple[str, ...] = ()
     budget: int | None = None
-    floor: int | None = None
     read_length: float = 0.0
     read_seconds: float = 0.0
     fields: tuple[str, ...] = ()
     exclusion: str | None = None
     prompt_seconds: float | None = None
-
-    @property
-    def is_near_floor(self) -> bool:
-        """Whether it had little more memory for experts than one step takes."""
-        return bool(self.budget and self.floor and self.budget <= 2 * self.floor)
 
     @property
     def setting(self) -> tuple[Kind, int, tuple[str, ...]]:
@@ -242,7 +236,6 @@ def _from_run(entry: _Entry) -> MeasuredRun:
         expected = f"up to {seconds:g} s, as `seconds` says"
         entry.fail("read_seconds", problem, expected, f"{read_seconds:g} s")
     depth = entry.count("prompt_count") + steps / 2
-    memory = entry.part("memory")
     prompt_seconds = None
     if isinstance(entry.get("prompt"), dict):
         prompt = entry.part("prompt")
@@ -256,8 +249,7 @@ def _from_run(entry: _Entry) -> MeasuredRun:
         length,
         entry.speed("seconds", steps / seconds),
         depth,
-        budget=memory.count("experts") or None,
-        floor=memory.count("floor") or None,
+        budget=entry.part("memory").count("experts") or None,
         read_length=entry.amount("read_length") / steps,
         read_seconds=read_seconds / steps,
         fields=tuple(entry.used),

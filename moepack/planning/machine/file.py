@@ -8,7 +8,7 @@ number.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple, get_args
 
@@ -50,8 +50,8 @@ def compute_text(speed: float) -> str:
     return _in_largest_unit(speed, _COMPUTES)
 
 
-def _in_largest_unit(value: float, units: Mapping[str, int]) -> str:
-    unit = next((one for one in reversed(units) if value >= units[one]), next(iter(units)))
+def _in_largest_unit(value: float, units: dict[str, int]) -> str:
+    unit = next((one for one in reversed(units) if value >= units[one]), "GFLOP/s")
     return f"{_plain(Decimal(repr(value)) / units[unit])} {unit}"
 
 

@@ -398,36 +398,16 @@ BENCH = f"llama-bench -m {MODEL} -p 512 -n 128 -o json"
 RUN = f'moepack run {MODEL} -p "…" -n 100'
 
 
-def test_the_next_run_for_experts_in_memory(tmp_path: Path) -> None:
-    none, part, most = (
-        bench_run(tmp_path, f"{n}.json", n_cpu_moe=n, avg_ts=3000 - 100 * n) for n in range(3)
-    )
-
-    def following(*runs: str, **options: Any) -> str | None:
-        return forecast_of(receipts=runs, **(options or {"cpu_layer_count": 1})).next_receipt
-
+def test_the_next_run_is_one_that_was_not_measured(tmp_path: Path) -> None:
+    none, most = (bench_run(tmp_path, f"{n}.json", n_cpu_moe=n, avg_ts=2800) for n in (0, 2))
     first, second = f"{BENCH} -ngl 99 -ncmoe 2", f"{BENCH} -ngl 99 -ncmoe 0"
-    assert following() == following(none) == following(part) == first
-    assert following(most) == following(most, most) == second
-    assert following(none, most) is following(part, most) is None
-    assert following(sweep=True) == following(none, sweep=True) == first
-    assert following(cpu_layer_count=0) == following(most, cpu_layer_count=0) == second
-    assert following(none, cpu_layer_count=0) is None
-
-
-def test_the_next_run_from_the_drive(tmp_path: Path) -> None:
-    one, two = (own_run(tmp_path, f"{n}.json", seconds=0.1 + n / 100) for n in range(2))
-    memory = {"experts": HALF // 2, "floor": HALF // 4}
-    floor = own_run(tmp_path, "floor.json", memory=memory)
-    more = own_run(tmp_path, "more.json", memory={**memory, "experts": HALF // 2 + 1})
-    for runs, command in (
-        ([], f"{RUN} --memory floor --json > receipt-1.json"),
-        ([one], f"{RUN} --memory floor --json > receipt-2.json"),  # the other end
-        ([floor], f"{RUN} --json > receipt-2.json"),
-        ([more], f"{RUN} --memory floor --json > receipt-2.json"),
-        ([one, two], None),
-    ):
-        assert forecast_of(**STREAMED, receipts=runs).next_receipt == command
+    for runs, command in (([], first), ([none], first), ([most], second), ([none, most], None)):
+        assert forecast_of(sweep=True, receipts=runs).next_receipt == command
+    assert forecast_of(cpu_layer_count=0).next_receipt == second
+    assert forecast_of(cpu_layer_count=0, receipts=[none]).next_receipt is None
+    assert forecast_of(WITHOUT_GPU).next_receipt == f"{BENCH} -ngl 0"
+    assert forecast_of(**STREAMED).next_receipt == f"{RUN} --json > receipt.json"
+    assert forecast_of(**STREAMED, receipts=[own_run(tmp_path, "run.json")]).next_receipt is None
     assert forecast_of(budget=HALF).next_receipt is None, "engines with a GPU say no reads"
 
 
