@@ -72,8 +72,8 @@ def _no_space(error: OSError) -> MachineError:
 class SpooledTrace(Closing):
     """The checked pieces of a trace: its tokens are in a temporary file. A context manager.
 
-    `paths` are the files. `shape` is that of the model they were checked against, else the one that
-    they state, None without either. `warnings` counts items left out, by problem.
+    `paths` are the files. `shape` is that of the model they were checked against, None without
+    one. `warnings` counts items left out, by problem.
     """
 
     def __init__(self, paths: Sequence[str], shape: ModelShape | None) -> None:

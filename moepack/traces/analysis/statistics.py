@@ -276,10 +276,10 @@ def trace_statistics(
     """Measure the working set and the reuse of traces, in one pass over them.
 
     `paths` are files, or what `read_trace` returned. `window` is in tokens. The working set also
-    has bytes with a `model` (a source, a pack, open or not, or a shape), or if the traces state its
-    shape. Raises TraceError for faults in a file, RequestError for traces of different shapes.
+    has bytes with a `model` (a source, a pack, open or not, or a shape). Raises TraceError for
+    faults in a file.
     """
-    trace = opened(paths, options, model, takes_stated=True)
+    trace = opened(paths, options, model)
     working_set, reuse = WorkingSetCounter(window, trace.shape), Reuse()
     warnings = trace.feed(working_set.add, reuse.add)
     return TraceStatistics(

@@ -17,10 +17,7 @@ from moepack.pack.opening.open_model import Model, pack_or_source
 from moepack.pack.reading.pack import Pack
 from moepack.source.experts import find_experts
 from moepack.source.experts import shape_of as shape_of_source
-from moepack.traces.compressed import TraceStream
 from moepack.traces.file_writer import Writer, check_target
-from moepack.traces.formats import tables
-from moepack.traces.formats.lines import FileHead
 from moepack.traces.formats.registry import ReadOptions, read
 from moepack.traces.model import Item, Items, Origin, Tokens
 from moepack.traces.spool import SpooledTrace
@@ -133,43 +130,17 @@ def read_file(path: str, options: ReadOptions, contents: Contents, warnings: Cou
 
 
 def opened(
-    trace: AnyTrace, options: ReadOptions, model: TracedModel | None, *, takes_stated: bool = False
+    trace: AnyTrace, options: ReadOptions, model: TracedModel | None
 ) -> TraceFiles | SpooledTrace:
     """Return a trace that a call was given, as what hands out its pieces.
 
-    If `takes_stated` and no model is given, the shape is the one that the files state. Raises
-    RequestError without a file, and for a trace that was read for another model.
+    Raises RequestError without a file, and for a trace that was read for another model.
     """
     options = options_of(options, model)
     if isinstance(trace, SpooledTrace):
         trace.require(options.shape)
         return trace
-    paths = path_texts(trace, "paths")
-    if takes_stated and options.shape is None:
-        options = options._replace(shape=_stated_shape(paths))
-    return TraceFiles(paths, options)
-
-
-def _stated_shape(paths: Sequence[str]) -> ModelShape | None:
-    """Return the shape that traces state themselves, with the bytes of experts; None if none does.
-
-    A pipe can be read only once, so it states nothing. Raises TraceError for a shape that no model
-    has, RequestError for traces of different shapes.
-    """
-    shapes: dict[ModelShape, str] = {}
-    for path in filter(os.path.isfile, paths):
-        with TraceStream(path) as stream:
-            try:
-                shape = tables.route_shape(FileHead(stream).text)
-            except TraceError as error:
-                error.path = path
-                raise
-        if shape is not None:
-            shapes.setdefault(shape, path)
-    if len(shapes) > 1:
-        first, other = list(shapes.values())[:2]
-        raise RequestError("traces of different models", path=other, expected=f"as {first}")
-    return next(iter(shapes), None)
+    return TraceFiles(path_texts(trace, "paths"), options)
 
 
 def read_trace(
@@ -182,7 +153,7 @@ def read_trace(
     refused. Raises TraceError for faults in a file, RequestError without a file, and for one with
     the same selections as another, MachineError for system errors.
     """
-    files = opened(paths, options, model, takes_stated=True)
+    files = opened(paths, options, model)
     trace = SpooledTrace(files.paths, files.shape)
     try:
         trace.warnings = files.feed(trace.add)

@@ -2,11 +2,9 @@
 
 import re
 
-from moepack.common.errors import TraceError
-from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats.lines import Assembler, FileHead, Lines
-from moepack.traces.model import MAX_NUMBER, Dimensions, Items, Origin, Phase, Unknown
+from moepack.traces.model import Dimensions, Items, Origin, Phase, Unknown
 from moepack.traces.validation import Checks
 
 ROUTE_HEADING = b"turn,phase,step,layer,slot,expert,"
@@ -17,8 +15,6 @@ _SELECTION = re.compile(b",".join([*[_DIGITS] * 4, rb"\d{1,18}", _DIGITS]) + b"(
 _PHASES = {0: Phase.PREFILL, 1: Phase.DECODE}
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _MODEL = re.compile(rb"^# model=([^\n]{0,1024})", re.M)
-_MAX_EXPERT_LENGTH = 1 << 40
-_LAYER = re.compile(rb"^# layer=(\d{1,5}) expert_bytes=(\d{1,15})\b", re.M)
 
 
 def read_calls(stream: TraceStream, checks: Checks) -> Items:
@@ -79,42 +75,6 @@ def read_route(stream: TraceStream, checks: Checks) -> Items:
             yield from assembler.begin_call(request, _PHASES.get(phase, Phase.UNKNOWN))
         assembler.add(step, layer, expert, lines.number)
     yield from assembler.end()
-
-
-def route_shape(head: bytes) -> ModelShape | None:
-    """Return the shape that the head of a `RouteTable`'s file states, if it does.
-
-    It does in the line for the model, and one for each layer: `# layer=N expert_bytes=N …`. Raises
-    TraceError for numbers that no model has, and for a layer that is stated twice, differently.
-    """
-    model = _MODEL.search(head)
-    if model is None:
-        return None
-    _, expert_count, used = _dimensions(model)
-    lengths: dict[int, int] = {}
-    for line in _LAYER.finditer(head):
-        layer, length = int(line[1]), int(line[2])
-        if lengths.setdefault(layer, length) != length:
-            problem, texts = "two lengths of an expert", (f"{lengths[layer]:,}", f"{length:,}")
-            raise TraceError(problem, place=f"layer {layer}", expected=texts[0], found=texts[1])
-    if expert_count is None or not any(lengths.values()):
-        return None
-    if (
-        not 0 < expert_count <= MAX_NUMBER + 1
-        or max(lengths) > MAX_NUMBER
-        or max(lengths.values()) > _MAX_EXPERT_LENGTH
-        or not 0 < (used or 1) <= expert_count
-    ):
-        dimensions = f"{expert_count:,} experts, {used} used, layers up to {max(lengths):,}"
-        dimensions += f", up to {max(lengths.values()):,} bytes"
-        raise TraceError("the stated numbers fit no model", found=dimensions)
-    return ModelShape(
-        tuple(
-            FamilyShape(layer, ROUTED_FAMILY, expert_count, length, used)
-            for layer, length in sorted(lengths.items())
-            if length
-        )
-    )
 
 
 def _dimensions(model: re.Match[bytes]) -> Dimensions:

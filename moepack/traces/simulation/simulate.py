@@ -44,13 +44,13 @@ def simulate(
     whole model. `policies` are some of POLICIES, by default all. Prompts are computed in batches of
     `batch_count` tokens, by default at once. With `layers` (numbers, or `0-3,7`) all others are
     left out. The bytes of experts are those of `model` (a source, a pack, open or not, or a shape),
-    else those that the traces state. `progress` is called with 1 after each cache, and the number
+    or of the shape in `options`. `progress` is called with 1 after each cache, and the number
     of all caches.
 
     Raises TraceError for faults in a file, and for counts without tokens; RequestError for invalid
     options, for budgets below the experts of one token in a layer, and if no bytes are known.
     """
-    trace = opened(paths, options, model, takes_stated=True)
+    trace = opened(paths, options, model)
     policies = list(dict.fromkeys(POLICIES if policies is None else as_list(policies)))
     _check_options(policies, batch_count)
     layers = None if layers is None else _layers(layers)
@@ -143,7 +143,7 @@ def _run_shape(shape: ModelShape | None, layers: Collection[int] | None) -> Mode
     """Return the shape of the layers that llama.cpp runs. Raises RequestError without any."""
     if shape is None:
         problem = "the bytes of an expert are not known"
-        hint = "`model` names the source or the pack that was traced; a pipe cannot state them"
+        hint = "`model` names the source or the pack that was traced"
         raise RequestError(problem, hint=hint)
     run = (shape if layers is None else shape.of_layers(layers)).without_mtp()
     if not run.routed:

@@ -326,15 +326,3 @@ def test_what_a_hotness_file_cannot_mean_tells_nothing(value: str, tmp_path: Pat
     path.write_text(f'# origin={{"expert_counts": {value}, "expert_count": {value}}}\n0,1,5\n')
     (origin,) = read(path)[0]
     assert (origin.expert_counts, origin.expert_count) == (None, None)
-
-
-def test_the_lengths_that_traces_state_are_those_of_the_working_set(tmp_path: Path) -> None:
-    path = tmp_path / "route.csv"
-    rows = "turn,phase,step,layer,slot,expert,x\n"
-    rows += "".join(f"0,1,{step},3,0,{step % 4},0\n" for step in range(20))
-    path.write_text(rows)
-    assert not moepack.trace_statistics([str(path)]).has_lengths
-    path.write_text(f"# model=m n_layer=4 n_expert=4\n# layer=3 expert_bytes=100\n{rows}")
-    facts = moepack.trace_statistics([str(path)], window=4)
-    assert facts.has_lengths
-    assert (facts.working_set[-1].length, facts.working_set[-1].new_length) == (400, 0)

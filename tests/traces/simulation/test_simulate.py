@@ -1,9 +1,7 @@
 """Simulations: options, errors, and the facts beside hit rates."""
 
 import json
-import os
 import re
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -22,6 +20,7 @@ from moepack.traces.model import Phase
 from moepack.traces.simulation.facts import CurvePoint, Simulation
 from moepack.traces.simulation.simulate import simulate
 from tests.support import warm_command
+from tests.support.models import FIXTURES, first_shard
 from tests.support.routing import EXPERTS, LAYERS, RoutedCall, items_of
 from tests.support.shapes import shape_of_counts
 
@@ -95,59 +94,14 @@ def test_where_no_lengths_are_known_the_model_is_asked_for(tmp_path: Path) -> No
     with pytest.raises(RequestError, match="bytes of an expert are not known") as refused:
         simulate([write_route(tmp_path / "t.csv")])
     assert "`model`" in (refused.value.hint or "")
-    lines = MODEL + SIZES.replace("layer=5 expert_bytes=0", "layer=5 expert_bytes=100")
-    path = write_route(tmp_path / "t.csv", lines)
-    facts = simulate([path], budgets=["100%", 200])
-    assert (facts.expert_length, facts.step_length) == (800, 200)
-    assert {one.budget_length for one in facts.results} == {200, 800}
-    other = write_route(tmp_path / "u.csv", lines.replace("=100", "=96"))
-    with pytest.raises(RequestError, match=r"u\.csv: traces of different models, expected as"):
-        simulate([path, other])
 
 
-def write_route(path: Path, lines: str = "", rows: Sequence[tuple[int, int, int]] = ()) -> str:
-    """Write a trace of BigMoeOnEdge: its preamble, and (step, layer, expert) as decoded."""
+def write_route(path: Path, rows: Sequence[tuple[int, int, int]] = ()) -> str:
+    """Write a trace of BigMoeOnEdge: (step, layer, expert) as decoded."""
     rows = rows or [(step, layer, step * 7 % 4) for step in range(20) for layer in (3, 5)]
     text = "".join(f"0,1,{step},{layer},0,{expert},0\n" for step, layer, expert in rows)
-    path.write_text(f"{lines}turn,phase,step,layer,slot,expert,x\n{text}")
+    path.write_text(f"turn,phase,step,layer,slot,expert,x\n{text}")
     return str(path)
-
-
-MODEL = "# model=m.gguf n_layer=6 n_expert=4 n_expert_used=1\n"
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        (
-            MODEL + "# layer=3 expert_bytes=9\n# layer=3 expert_bytes=8\n",
-            "two lengths of an expert",
-        ),
-        (MODEL.replace("n_expert=4", "n_expert=0") + "# layer=3 expert_bytes=9\n", "fit no model"),
-        (MODEL + "# layer=70000 expert_bytes=9\n", "fit no model"),
-        (MODEL + "# layer=3 expert_bytes=999999999999999\n", "fit no model"),
-        (MODEL.replace("used=1", "used=5") + "# layer=3 expert_bytes=9\n", "fit no model"),
-    ],
-)
-def test_what_a_trace_states_of_its_model_is_checked(
-    tmp_path: Path, lines: str, words: str
-) -> None:
-    with pytest.raises(TraceError, match=rf"t\.csv.*{words}"):
-        simulate([write_route(tmp_path / "t.csv", lines)])
-
-
-def test_a_pipe_states_nothing_and_is_left_whole(tmp_path: Path) -> None:
-    lines = MODEL + "# layer=3 expert_bytes=9\n# layer=5 expert_bytes=9\n"
-    data = Path(write_route(tmp_path / "t.csv", lines)).read_bytes()
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_bytes, args=(data,))
-    with pytest.raises(RequestError, match="bytes of an expert are not known"):
-        simulate([str(pipe)])
-    writer.start()
-    shape = shape_of_counts({3: 4, 5: 4}, 9)
-    assert simulate([str(pipe)], options=ReadOptions(shape=shape)).token_count == 20
-    writer.join()
 
 
 def test_layers_for_multi_token_prediction_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -195,26 +149,21 @@ def test_the_text_and_the_picture_say_what_was_found(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_what_the_call_returns(tmp_path: Path) -> None:
-    lines = MODEL + "# layer=3 expert_bytes=9\n# layer=5 expert_bytes=9\n"
-    path = write_route(tmp_path / "t.csv", lines)
-    words = ["--json", "--budgets", "18B,50%", "--policies", "lru,lrfu"]
+    path, model = str(FIXTURES / "qwen3moe-trace.csv"), first_shard("qwen3moe")
+    words = ["--json", "--model", str(model), "--budgets", "256KiB,50%", "--policies", "lru,lrfu"]
     printed = json.loads(warm_command.run(["simulate", path, *words]).stdout)
     pytest.importorskip("matplotlib")
     words += ["--plot", str(tmp_path / "t.svg")]
     assert warm_command.run(["simulate", path, *words]).returncode == 0
     drawn = (tmp_path / "t.svg").read_text()
-    assert "<!-- t.csv -->" in drawn, "the title"
-    assert tmp_path.name not in drawn
-    facts = simulate([path], budgets=["18B", "50%"], policies=["lru", "lrfu"])
+    assert "<!-- qwen3moe-trace.csv -->" in drawn, "the title"
+    facts = simulate([path], model=model, budgets=["256KiB", "50%"], policies=["lru", "lrfu"])
     assert printed["results"] == [asdict(one) for one in facts.results]
     assert len(printed["results"]) == 4
     for wrong in (["--batch", "9" * 5000], ["--budgets", "x"], ["--policies", "mru"]):
         refused = warm_command.run(["simulate", path, *wrong])
         assert refused.returncode == 2, refused.stderr
         assert "mistake" not in refused.stderr
-
-
-SIZES = "".join(f"# layer={layer} expert_bytes={100 * (layer == 3)}\n" for layer in range(6))
 
 
 def test_enough_is_the_least_that_hits_all_but_a_hundredth(tmp_path: Path) -> None:
@@ -224,6 +173,7 @@ def test_enough_is_the_least_that_hits_all_but_a_hundredth(tmp_path: Path) -> No
         for number in range(rare):
             experts[60 * number + 20 : 60 * number + 20] = [2, 3]
         rows = [(step, 3, expert) for step, expert in enumerate(experts)]
-        path = write_route(tmp_path / f"{rare}.csv", MODEL + SIZES, rows)
-        facts = simulate([path], policies=["lru"])
+        path = write_route(tmp_path / f"{rare}.csv", rows)
+        options = ReadOptions(shape=shape_of_counts({3: 4}, 100))
+        facts = simulate([path], policies=["lru"], options=options)
         assert facts.enough_length == enough
