@@ -5,7 +5,6 @@ import subprocess
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +92,19 @@ def test_all_ways_give_the_same_text_and_are_compared(
     assert text.splitlines()[-3].split()[-2:] == ["–", "–"]
 
 
+def run_of(text: str, speed: float) -> EngineRun:
+    """Return a run as fast as that, of a prompt that was twice as fast."""
+    return EngineRun(text, 20 / speed, PhaseRun(10, 2 * speed), PhaseRun(59, speed))
+
+
+@pytest.fixture
+def faked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each program give the same text at the same speed."""
+    monkeypatch.setattr(engine_speed, "run_moepack", lambda *_: run_of("text", 1.0))
+    monkeypatch.setattr(engine_speed, "run_alone", lambda *_: run_of("text", 1.0))
+    monkeypatch.setattr(engine_speed, "beginning_of", lambda text, count, pack: text)
+
+
 def least_limit(pack: Pack, context: int) -> int:
     """Return the least limit within which a pack may run."""
     limits = range(PROGRAM_LENGTH, 1 << 30)
@@ -107,18 +119,14 @@ def least_limit(pack: Pack, context: int) -> int:
     return limits[bisect_left(limits, True, key=fits)]
 
 
-@needs_llama
-def test_the_command_prints_it(packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        engine_speed, "bench_run", partial(bench_run, rounds=1, tokens=4, threads=1)
-    )
+def test_the_command_prints_it(packs: dict[str, Path], faked_runs: None) -> None:
     words = [str(packs["qwen3moe"]), "--run", "--memory", "320MiB", "--prompt-tokens", "30"]
     words += ["--prompt-file", "fixtures/prompt.txt", "--micro-batch", "16"]
     run = CliRunner().invoke(bench, words, catch_exceptions=False)
     assert run.exit_code == 0, run.output
     assert "320.0 MiB" in run.stdout or "no limit" in run.stdout
     assert "MiB of it for experts under moepack" in run.stdout
-    assert "a prompt of 30 tokens, 16 at once" in run.stdout
+    assert "a prompt of 10 tokens, 16 at once" in run.stdout
     assert "pack " in run.stdout
     with pytest.raises(RequestError, match="--memory is for --run"):
         CliRunner().invoke(bench, [words[0], *words[2:]], catch_exceptions=False)
@@ -199,11 +207,6 @@ def test_programs_that_the_limit_is_too_small_for_were_killed() -> None:
     assert not list(Path("/sys/fs/cgroup").rglob(f"moepack-bench-{os.getpid()}"))
 
 
-def run_of(text: str, speed: float) -> EngineRun:
-    """Return a run as fast as that, of a prompt that was twice as fast."""
-    return EngineRun(text, 20 / speed, PhaseRun(10, 2 * speed), PhaseRun(59, speed))
-
-
 @pytest.mark.parametrize(
     ("other", "is_same"), [(DEFAULTS, True), (MAPPED, False), (None, True), ("all", None)]
 )
@@ -236,11 +239,6 @@ def test_llama_cpp_may_round_otherwise_with_its_defaults_alone(
     assert (alone.decode.tokens_per_second is None) is (other in ("all", None))
 
 
-def test_a_model_that_is_not_packed_is_compared_with_llama_cpp_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(engine_speed, "run_moepack", lambda *_: run_of("text", 1.0))
-    monkeypatch.setattr(engine_speed, "run_alone", lambda *_: run_of("text", 1.0))
-    monkeypatch.setattr(engine_speed, "beginning_of", lambda text, count, pack: text)
+def test_a_model_that_is_not_packed_is_compared_with_llama_cpp_alone(faked_runs: None) -> None:
     speed = bench_run(first_shard("qwen3moe"), memory=512 * MIB)
     assert [side.name for side in speed.sides] == ["shards", *LOADINGS]

@@ -114,7 +114,7 @@ def test_progress_reaches_its_total(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_without_a_model_the_drive_of_a_folder_is_measured(tmp_path: Path) -> None:
     require_disk(tmp_path)
-    measured = measure_machine(directory=tmp_path, seconds=0, scratch_length=256 * MIB)
+    measured = measure_machine(directory=tmp_path, seconds=0, scratch_length=64 * MIB)
     drive = measured.machine.drive
     assert drive is not None
     assert drive.path == str(tmp_path)
@@ -138,6 +138,7 @@ def test_files_in_memory_are_no_drive_and_gpus_are_read(monkeypatch: pytest.Monk
         pytest.skip("there is no file system in memory")
     gpus = NvidiaGpu("A", 24, 9e11, 3e10), NvidiaGpu(None, 8, None, None)
     monkeypatch.setattr(measuring, "find_gpus", lambda: (gpus, None))
+    monkeypatch.setattr(measuring, "measure_bandwidth", lambda *_, **__: None)
     measured = measure_machine(directory=memory, seconds=0, scratch_length=MIB)
     assert measured.machine.drive is None
     assert measured.backend is None

@@ -1,11 +1,13 @@
 """All checks at once, on this machine."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import moepack
+from moepack.bench.diagnosis import doctor
 from moepack.report import plan_text
 
 NAMES = [
@@ -31,7 +33,11 @@ def test_every_check_has_a_line_and_what_to_do(
     assert "1000000.0 are busy" not in text
 
 
-def test_without_a_model_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+def test_without_a_model_a_folder_is_tried_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = partial(doctor.measure_machine, scratch_length=64 << 20)
+    monkeypatch.setattr(doctor, "measure_machine", measure)
     report = moepack.doctor(directory=tmp_path, seconds=0)
     assert (report.model, report.prognosis) == (None, None)
     assert not list(tmp_path.iterdir())

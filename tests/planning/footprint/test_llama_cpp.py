@@ -43,12 +43,10 @@ SEVERAL: list[Options] = [
     {"n_ctx": 4096, "n_seq_max": 9, "kv_unified": True, "n_ubatch": 64},
 ]
 LARGE: list[Options] = [
-    {"n_ctx": 32768, "n_ubatch": 2048},
-    {"n_ctx": 32768, "type_k": 8, "type_v": 8},
+    {"n_ctx": 32768, "n_ubatch": 2048, "type_k": 8, "type_v": 8},
     *(
         {"n_ctx": count, "n_ubatch": batch, "flash_attn_type": flash}
-        for count in (4096, 131072)
-        for batch in (128, 512)
+        for count, batch in ((4096, 128), (131072, 512))
         for flash in (0, 1)
     ),
 ]
