@@ -12,8 +12,6 @@ from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, TraceError, read_failure
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_OTHERS = {b"\xfd7zXZ": "xzcat", b"BZh": "bzcat"}
-"""Programs that unpack other compressions, by their first bytes."""
 _READ_LENGTH = 1 << 18
 PIECE_LENGTH = 512
 """Packed bytes that are unpacked at once: they become 16 MiB at most, zstd's 128 KiB for 4 bytes.
@@ -59,12 +57,6 @@ class TraceStream:
             return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
         if head.startswith(_ZSTD):
             return io.BufferedReader(_ZstdFile(file), _READ_LENGTH)
-        for start, tool in _OTHERS.items():
-            if head.startswith(start):
-                hint = (
-                    f"unpack it, by a pipe as well: `{tool} FILE`; gzip and zstd are unpacked here"
-                )
-                raise TraceError("compressed in another way", path=self.path, hint=hint)
         self.is_plain = self.is_file
         return file
 

@@ -1,8 +1,6 @@
 """Files that others compressed: joined streams, padding between them, cuts and damage."""
 
-import bz2
 import gzip
-import lzma
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -57,17 +55,6 @@ def test_every_cut_of_a_compressed_file_is_noticed(tmp_path: Path) -> None:
         data = compress(b"layer 1 expert 2\n")
         for length in range(6, len(data)):
             assert "cut short" in str(refused(tmp_path / "trace", data[:length]).hint)
-
-
-@pytest.mark.parametrize(("compress", "tool"), [(lzma.compress, "xzcat"), (bz2.compress, "bzcat")])
-def test_other_compressions_are_refused_with_what_unpacks_them(
-    compress: Callable[[bytes], bytes], tool: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(compress(TEXT))
-    with pytest.raises(TraceError, match="compressed in another way") as caught:
-        TraceStream(str(path))
-    assert f"`{tool} FILE`" in str(caught.value.hint)
 
 
 def test_a_window_that_takes_too_much_memory_has_a_hint(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 `llama-imatrix` counts, for each expert tensor, how many (token, slot) pairs were routed to each
 expert: the F32 tensor `<name>.counts` [1, experts] (tools/imatrix/imatrix.cpp, b11549). It is taken
-over a calibration text, in batches: prefill, and not its user's prompts. The older format (`.dat`)
-divides the counts out and is refused.
+over a calibration text, in batches: prefill, and not its user's prompts.
 """
 
 import re
-import struct
 import tempfile
 from collections.abc import Mapping
 from typing import IO
@@ -32,27 +30,8 @@ MAX_UNPACKED_LENGTH = 1 << 32
 """Of an imatrix that is compressed or comes through a pipe, in bytes."""
 
 
-def is_imatrix(head: bytes) -> bool:
-    """Return whether a file begins like an imatrix, or any other GGUF."""
-    return head.startswith(b"GGUF") or _is_legacy(head)
-
-
-def _is_legacy(head: bytes) -> bool:
-    """Return whether a file begins like the old format: a count, a length, a name."""
-    if len(head) < 12:
-        return False
-    count, length = struct.unpack_from("<ii", head)
-    name = head[8 : 8 + max(0, min(length, 64))]
-    is_name = re.match(rb"blk\.\d+\.|output|token_embd", name) is not None
-    return 0 < count < 1 << 20 and 0 < length < 256 and is_name
-
-
 def read(stream: TraceStream, checks: Checks) -> Items:
     """Read the counts of an imatrix. Raises TraceError for another GGUF, or a damaged one."""
-    if _is_legacy(stream.peek(1 << 10)):
-        problem = "an imatrix of the old format: it has no counts of experts"
-        hint = "run llama-imatrix of July 2025 or later, which writes a GGUF"
-        raise checks.error(problem, hint=hint)
     if stream.is_plain:
         yield from _read_file(stream.path, stream.name, checks)
         return

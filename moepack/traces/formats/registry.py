@@ -17,13 +17,6 @@ from moepack.traces.formats.lines import FileHead, refuse_utf16
 from moepack.traces.model import Counts, Items, Origin
 from moepack.traces.validation import Checks
 
-_ARRAYS = re.compile(rb"\x93NUMPY|PK\x03\x04|\x80[\x02-\x05]|\s*[\[{]")
-"""Of numpy, an archive of them or of torch, a pickle, JSON."""
-_CONVERTER = (
-    "write the experts of tokens as `call-csv`, one row for each token and layer: "
-    "docs/commands/trace-formats.md has the lines of Python"
-)
-
 
 class Format(NamedTuple):
     """A format: its name, how it is recognised, and its reader."""
@@ -90,9 +83,6 @@ def format_of(stream: TraceStream, name: str | None = None) -> Format:
     """
     if name is None:
         head = FileHead(stream)
-        if _ARRAYS.match(head.data):
-            problem = "an array, an archive, a pickle or JSON, and no format of traces"
-            raise TraceError(problem, path=stream.path, hint=_CONVERTER)
         refuse_utf16(stream)
         fitting = [one for one in FORMATS if one.recognise(head)]
     else:
@@ -106,7 +96,7 @@ def format_of(stream: TraceStream, name: str | None = None) -> Format:
     raise TraceError(
         f"its content fits {names}" if fitting else problem,
         path=stream.path,
-        hint="`format` says what it is: " + ", ".join(NAMES),
+        hint=f"`format` says what it is: {', '.join(NAMES)}; a script makes `call-csv` of others",
     )
 
 
@@ -137,6 +127,6 @@ FORMATS = (
     Format("route-csv", _first_row(re.escape(tables.ROUTE_HEADING)), tables.read_route),
     Format("call-csv", _first_row(re.escape(tables.CALL_HEADING)), tables.read_calls),
     Format("counts", _is_counts, counts.read),
-    Format("imatrix", lambda head: imatrix.is_imatrix(head.data), imatrix.read),
+    Format("imatrix", lambda head: head.data.startswith(b"GGUF"), imatrix.read),
 )
 NAMES = tuple(one.name for one in FORMATS)

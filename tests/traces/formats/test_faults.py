@@ -191,18 +191,6 @@ def test_text_that_is_none(tmp_path: Path) -> None:
     assert "zero bytes" in refused(path, form="expert-log", lenient=True).problem
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"PK\3\4", b"\x80\4}\x94.", b"\x93NUMPY\1\0", b"[[[1, 2]]]", b'\n{"routed_experts": []}'],
-)
-def test_arrays_are_refused_with_a_format_that_has_them(data: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "trace.npy"
-    path.write_bytes(data)
-    error = refused(path)
-    assert "no format of traces" in error.problem
-    assert "`call-csv`" in str(error.hint)
-
-
 def test_what_is_often_taken_for_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_bytes(first_shard("mixtral").read_bytes())

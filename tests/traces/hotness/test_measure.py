@@ -52,15 +52,6 @@ def test_an_imatrix_is_known_by_its_content(tmp_path: Path) -> None:
     assert sum(hotness.counts.values()) == hotness.token_count * 4 * len(SHAPE.layers), "4 used"
 
 
-def test_an_old_imatrix_is_refused_with_the_reason(tmp_path: Path) -> None:
-    path = tmp_path / "imatrix.dat"
-    name = b"blk.0.ffn_down_exps.weight"
-    path.write_bytes(struct.pack("<ii", 1, len(name)) + name + struct.pack("<iif", 4, 1, 1.0))
-    with pytest.raises(TraceError, match="no counts of experts") as caught:
-        measure.load(str(path))
-    assert "llama-imatrix" in str(caught.value.hint)
-
-
 def test_a_trace_gives_what_counting_its_lines_gives() -> None:
     expected: Counter[ExpertKey] = Counter()
     later: Counter[ExpertKey] = Counter()
