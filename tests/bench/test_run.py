@@ -15,7 +15,6 @@ from moepack.bench.drive import Usage, in_flight
 from moepack.bench.measuring import Meter
 from moepack.bench.workload import Groups, RoutedLayer
 from moepack.common.errors import MachineError, RequestError, TraceError
-from moepack.common.shape import ExpertKey
 from moepack.pack.opening.open_model import open_shards
 from moepack.pack.reading.expert_read import FileRead
 from moepack.report import measure_text
@@ -91,27 +90,6 @@ def test_both_sides_of_a_pair_read_the_same_and_begin_equally_often(
         assert (is_blob, other_is_blob) == (number % 4 < 2, number % 4 >= 2)
 
 
-def test_the_meter_tells_milliseconds_and_the_rest_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [100.0]
-    reports: list[tuple[int, int]] = []
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    meter = Meter(3, lambda *args: reports.append(args))
-    now[0] += 0.5
-    meter.advance()
-    meter.advance()
-    now[0] += 1
-    meter.begin(2)
-    now[0] += 1.9
-    assert not meter.is_over
-    now[0] += 0.1
-    assert meter.is_over
-    now[0] += 7
-    meter.finish()
-    assert reports == [(500, 3000), (3000, 3500)]
-
-
 def test_traces_are_read_token_by_token(tmp_path: Path) -> None:
     reads = workload.from_trace(str(TRACE), shape_of_counts({0: 16, 1: 16}), 3)
     lines = [line.split(",") for line in TRACE.read_text().splitlines()[1:]]
@@ -144,19 +122,6 @@ def test_a_trace_that_is_none_or_of_another_model_is_refused(
     path.write_text(text)
     with pytest.raises(TraceError, match=problem):
         workload.from_trace(str(path), shape_of_counts({0: 16, 1: 16}), 10)
-
-
-def test_drawn_experts_follow_the_counts_and_are_different() -> None:
-    counts = {ExpertKey(0, 0): 1000, ExpertKey(0, 1): 1000, ExpertKey(0, 2): 1}
-    drawn = workload.from_counts(counts, shape_of_counts({0: 8}), 2, 200, "")
-    assert all(len(set(routed.experts)) == 2 for routed in drawn.layers)
-    hot = sum(expert in (0, 1) for routed in drawn.layers for expert in routed.experts)
-    assert hot >= 390
-    assert all(expert <= 2 for routed in drawn.layers for expert in routed.experts)
-    assert workload.from_counts(counts, shape_of_counts({0: 8}), 2, 200, "") == drawn
-    alike = workload.from_counts({}, shape_of_counts({5: 4}), 2, 1000, "").layers
-    times = [sum(expert in routed.experts for routed in alike) for expert in range(4)]
-    assert all(430 <= count <= 570 for count in times), "without counts"
 
 
 def test_timed_reads_count_what_they_read_and_refuse_what_is_short(tmp_path: Path) -> None:

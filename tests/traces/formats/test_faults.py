@@ -172,12 +172,6 @@ def test_a_wrong_layer_between_others_does_not_cut_a_token(name: str, tmp_path: 
     assert warnings == {"the model has no such expert": 1}
 
 
-def test_requests_are_numbered_whatever_a_file_calls_them(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_text("turn,phase,step,layer,slot,expert,\n8589934592,1,0,1,0,2,\n")
-    assert read(path)[1].tokens == [(0, DECODE, [(1, 2)])]
-
-
 # Encodings, compression, pickles.
 
 

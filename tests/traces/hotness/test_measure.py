@@ -155,13 +155,6 @@ def test_an_imatrix_that_is_wrong_is_refused(
     assert caught.value.path == str(path)
 
 
-def test_an_imatrix_without_chunks_does_not_know_its_tokens(tmp_path: Path) -> None:
-    hotness = measure.load(str(imatrix_of(tmp_path / "x.gguf", GOOD)))
-    assert (hotness.counts, hotness.token_count) == ({(0, 0): 3, (0, 1): 1}, None)
-    path = imatrix_of(tmp_path / "y.gguf", GOOD, chunk_count=3, chunk_size=512)
-    assert measure.load(str(path)).token_count == 1536
-
-
 # What a pack says of it
 
 
