@@ -57,11 +57,6 @@ class Lines:
             hint="`lenient=True` leaves out and counts such lines",
         )
 
-    def fault_of_row(self, expected: str) -> None:
-        """Report the last line unless it is a comment (`#`) or empty."""
-        if self._line and not self._line.startswith(b"#"):
-            self.fault("not a line of this format", expected)
-
 
 class Assembler:
     """Makes whole, checked tokens of selections.

@@ -10,8 +10,10 @@ from moepack.traces.validation import Checks
 ROUTE_HEADING = b"turn,phase,step,layer,slot,expert,"
 CALL_HEADING = b"decode_call,token_in_call,layer,occurrence,experts"
 _DIGITS = rb"(\d{1,18})"
-_CALL = re.compile(b",".join([*[_DIGITS] * 4, rb"(\d{1,18}(?: \d{1,18})*)"])).fullmatch
-_SELECTION = re.compile(b",".join([*[_DIGITS] * 4, rb"\d{1,18}", _DIGITS]) + b"(?:,.*)?").fullmatch
+_FOUR = b",".join([_DIGITS] * 4)
+_CALL = re.compile(_FOUR + rb",(\d{1,18}(?: \d{1,18})*)").fullmatch
+_SELECTION = re.compile(_FOUR + rb",\d{1,18}," + _DIGITS + rb"(?:,.*)?").fullmatch
+_NO_ROW = "not a line of this format"
 _PHASES = {0: Phase.PREFILL, 1: Phase.DECODE}
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _MODEL = re.compile(rb"^# model=([^\n]{0,1024})", re.M)
@@ -28,8 +30,8 @@ def read_calls(stream: TraceStream, checks: Checks) -> Items:
     for line in lines:
         row = _CALL(line)
         if row is None:
-            if not line.startswith(CALL_HEADING):
-                lines.fault_of_row(CALL_HEADING.decode())
+            if line and not line.startswith((b"#", CALL_HEADING)):
+                lines.fault(_NO_ROW, CALL_HEADING.decode())
             continue
         call, token, layer, occurrence = map(int, row.groups()[:4])
         if occurrence:
@@ -62,8 +64,8 @@ def read_route(stream: TraceStream, checks: Checks) -> Items:
         if row is None:
             if model := _MODEL.match(line):
                 checks.state(_dimensions(model), f"line {lines.number}")
-            elif not line.startswith(ROUTE_HEADING):
-                lines.fault_of_row(ROUTE_HEADING.decode() + "…")
+            elif line and not line.startswith((b"#", ROUTE_HEADING)):
+                lines.fault(_NO_ROW, ROUTE_HEADING.decode() + "…")
             continue
         turn, phase, step, layer, expert = map(int, row.groups())
         if not checks.fits(layer, expert, lines.number):
