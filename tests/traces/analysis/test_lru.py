@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,20 +50,6 @@ def test_it_is_the_rate_of_caches_that_are_stepped_through(
         expected = stepped(calls, capacity).hit_rate if capacity >= used else None
         assert lru.hit_rate(of_all(capacity)) == expected
     assert lru.token_count == len(decoded)
-
-
-@pytest.mark.parametrize("piece_length", [1, 7, 100])
-def test_of_a_long_trace_as_many_decoded_tokens_are_looked_at(piece_length: int) -> None:
-    random = np.random.default_rng(0)
-
-    def token() -> list[list[int]]:
-        return [random.permutation(EXPERTS)[:2].tolist() for _ in range(LAYERS)]
-
-    calls = [RoutedCall(0, Phase.PREFILL, [token() for _ in range(5)])]
-    calls += [RoutedCall(0, Phase.DECODE, [token()]) for _ in range(60)]
-    lru = followed(calls, piece_length, most_tokens=20)
-    assert lru.token_count == 20
-    assert lru.hit_rate(of_all(3)) == stepped(calls[:21], 3).hit_rate
 
 
 @settings(max_examples=20)

@@ -173,11 +173,3 @@ def test_distances_are_what_looking_back_gives(requests: list[Request], cut: int
     counts = [entry.count for entry in facts.distances]
     assert counts == [*(powers[n] for n in range(max(powers, default=-1) + 1)), first]
     assert facts.repeat_share == (repeated / repeatable if repeatable else None)
-
-
-def test_a_long_trace_is_looked_at_as_far_as_the_bound() -> None:
-    again = statistics.Reuse()
-    for item in (ORIGIN, tokens_of([[(0, 1)]] * (statistics.MOST_TOKENS + 25))):
-        again.add(item)
-    assert again.steps.token_count == statistics.MOST_TOKENS
-    assert again.facts().distances[0].count == statistics.MOST_TOKENS - 1
