@@ -6,7 +6,7 @@ multi-token prediction, and leaves most of them on the drive (llama-model.cpp, `
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -26,28 +26,18 @@ from moepack.source.shards import Source
 from moepack.source.tensor_table import Tensor, split_rows
 
 
-class ExpertTensor(NamedTuple):
-    """A projection of all experts of a layer: its name without suffixes, and bytes."""
-
-    layer: int
-    name: str
-    length: int
-
-
 class LayerWeights(NamedTuple):
     """The weights of one layer, in bytes.
 
     `dense_length` is of all tensors but routed experts (attention, norms, router, shared experts);
     `expert_length` is of all experts of all families, of which a token uses `used_expert_length`.
-    None is unknown. `tensors` are of experts, each with its small parts: none for a
-    pack of experts alone.
+    None is unknown.
     """
 
     layer: int
     dense_length: int | None
     expert_length: int
     used_expert_length: int | None
-    tensors: tuple[ExpertTensor, ...] = ()
 
 
 class OuterWeights(NamedTuple):
@@ -139,14 +129,10 @@ def weights_of_source(source: Source, experts: Experts) -> Weights:
             outside[tensor.name] = tensor
         elif tensor.name not in experts.names:
             dense[layer] += tensor.length
-    tensors: dict[int, Counter[str]] = defaultdict(Counter)
-    staged_length = 0
-    for family in experts.families:
-        for part in family.parts:
-            length = part.length * family.expert_count
-            tensors[family.layer][part.name.partition(".")[0]] += length
-            staged_length = max(staged_length, length)
-    layers = _layers(shape, dense, tensors)
+    lengths = (
+        part.length * family.expert_count for family in experts.families for part in family.parts
+    )
+    layers = _layers(shape, dense)
     run = tuple(one for one in layers if first_mtp is None or one.layer < first_mtp)
     blocks = source.model_value("block_count")
     return Weights(
@@ -158,19 +144,17 @@ def weights_of_source(source: Source, experts: Experts) -> Weights:
         parameters=count_parameters(source, experts, shape),
         table_length=sum(table.length for table in tables),
         table_row_length=sum(map(_row_length, tables)),
-        staged_length=staged_length,
+        staged_length=max(lengths, default=0),
     )
 
 
 def weights_of_experts(pack: Pack) -> Weights:
     """Return the weights that a pack of experts alone tells of."""
-    layers = _layers(pack.shape.without_mtp(), None, {})
+    layers = _layers(pack.shape.without_mtp(), None)
     return Weights(None, layers, None, None, pack.shape, None)
 
 
-def _layers(
-    shape: ModelShape, dense: Mapping[int, int] | None, tensors: Mapping[int, Mapping[str, int]]
-) -> tuple[LayerWeights, ...]:
+def _layers(shape: ModelShape, dense: Mapping[int, int] | None) -> tuple[LayerWeights, ...]:
     """Return the weights of all layers; `dense` are the bytes of each, None if not known."""
     layers = []
     for number in sorted({*shape.layers, *(dense or ())}):
@@ -183,8 +167,7 @@ def _layers(
         )
         length = sum(family.expert_count * family.expert_length for family in families)
         dense_length = None if dense is None else dense.get(number, 0)
-        of_experts = tuple(ExpertTensor(number, *one) for one in tensors.get(number, {}).items())
-        layers.append(LayerWeights(number, dense_length, length, used, of_experts))
+        layers.append(LayerWeights(number, dense_length, length, used))
     return tuple(layers)
 
 

@@ -1,6 +1,6 @@
 """Placements for engines: llama.cpp and its descendants, and `moepack run`.
 
-Stock engines have whole layers of experts, or tensors by a pattern, in VRAM and in memory.
+Stock engines have whole layers of experts in VRAM and in memory.
 `moepack run` has as many in memory as fit, and reads the others from the drive. With a GPU there
 are three tiers: experts that llama.cpp keeps in VRAM for good are not kept in memory too, so that
 all of memory is for the other layers.
@@ -18,10 +18,8 @@ from moepack.planning.placing.facts import DeviceFacts, OptionFacts, PinFacts, P
 from moepack.planning.placing.offload import (
     Offload,
     PlacementRequest,
-    filled,
     missing_length,
     offload,
-    pattern,
 )
 from moepack.planning.placing.pins import pins_by_hotness, pins_by_trace
 from moepack.traces.analysis.concentration import Concentration
@@ -40,8 +38,6 @@ _CACHE_NOTE = "`llama-server --moe-cache-mib` takes llama.cpp b11480 or later"
 _ON_GPU = ("-ngl", "999")
 _BATCH, _MICRO_BATCH = 2048, 512
 """llama-server's defaults of `-b` and `-ub`."""
-_LEAST_GAIN = 0.01
-"""The share of experts that a pattern has to bring into VRAM to be worth its length."""
 
 
 def place_stock(request: PlacementRequest) -> PlacementFacts:
@@ -53,7 +49,8 @@ def place_stock(request: PlacementRequest) -> PlacementFacts:
     _check_memory(request, request.embedding_length + length, request.memory_beside(placed))
     command = _command(request, [*_ON_GPU, *_layer_words(placed)])
     option = request.option(command, placed.cpu_layer_count, length)
-    return _placement(request, placed, option, list(_alternatives(request, placed)))
+    cached = _cached(request, placed, request.expert_length) if request.engine == LLAMA else ()
+    return _placement(request, placed, option, list(cached))
 
 
 def _in_memory(request: PlacementRequest) -> PlacementFacts:
@@ -92,18 +89,6 @@ def _check_memory(request: PlacementRequest, needed: int, capacity: int) -> None
             found=size_text(capacity),
             hint=f"{size_text(needed - capacity)} are missing; {_DRIVE}",
         )
-
-
-def _alternatives(request: PlacementRequest, placed: Offload) -> Iterator[OptionFacts]:
-    """Yield an option with more experts in VRAM, and one that caches them there."""
-    in_memory = filled(request, placed)
-    length = sum(tensor.length for tensor in in_memory)
-    if placed.memory_length - length >= _LEAST_GAIN * request.expert_length:
-        words = ["-ot", pattern(in_memory)] if in_memory else []
-        command = _command(request, [*_ON_GPU, *_split(placed), *words])
-        yield request.option(command, None, length)
-    if request.engine == LLAMA:
-        yield from _cached(request, placed, request.expert_length)
 
 
 def place_streamed(

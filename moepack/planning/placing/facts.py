@@ -23,7 +23,7 @@ class DeviceFacts:
 class OptionFacts:
     """A command line, and where it puts experts: bytes in VRAM, in memory, and read as needed.
 
-    `cpu_layer_count` is N of `--n-cpu-moe N`, all with `--cpu-moe`, None without either. Of the
+    `cpu_layer_count` is N of `--n-cpu-moe N`, all with `--cpu-moe`, None without a GPU. Of the
     bytes in VRAM, `vram_cache_length` are a cache of experts that are in memory or on the drive as
     well. `micro_batch` is how many tokens of a prompt it computes at once. `forecast` is None
     without a machine to forecast for.
@@ -59,8 +59,8 @@ class PinFacts:
 class PlacementFacts:
     """A placement of everything, as command lines to paste.
 
-    `alternatives` to `option` hold more experts in VRAM, or cache them. `notes` are of both. Row
-    tables of `table_length` bytes stay on the drive.
+    `alternatives` to `option` cache experts in VRAM, or leave the GPU alone. `notes` are of both.
+    Row tables of `table_length` bytes stay on the drive.
     """
 
     model: str

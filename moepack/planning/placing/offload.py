@@ -1,22 +1,21 @@
 """The bytes of a placement, and experts in memory, as few as the VRAM of GPUs allows.
 
-Facts of b11549: `--n-cpu-moe N` keeps the experts of the first N blocks in memory, `-ot` those that
-match a pattern (common/arg.cpp). `-ts` deals out layers, and the output behind the last of them, in
-proportion to its numbers, one GPU after the other (llama-model.cpp, `load_tensors`): counts of
-layers give just these. Embeddings stay in memory.
+Facts of b11549: `--n-cpu-moe N` keeps the experts of the first N blocks in memory (common/arg.cpp).
+`-ts` deals out layers, and the output behind the last of them, in proportion to its numbers, one
+GPU after the other (llama-model.cpp, `load_tensors`): counts of layers give just these. Embeddings
+stay in memory.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from moepack.common.errors import RequestError
 from moepack.planning.footprint.context import ContextOptions
 from moepack.planning.footprint.model import Footprint
-from moepack.planning.footprint.weights import ExpertTensor, LayerWeights
+from moepack.planning.footprint.weights import LayerWeights
 from moepack.planning.machine.model import Machine
 from moepack.planning.placing.facts import OptionFacts
 
@@ -117,21 +116,16 @@ class PlacementRequest:
 
 
 class Offload(NamedTuple):
-    """A placement: the expert tensors in memory, and the layers of each GPU.
+    """A placement: the bytes of the experts in memory, and the layers of each GPU.
 
     `cpu_layer_count` is N. `layer_counts` are by GPU, the output counts as a layer of the last;
     `used_lengths` are the bytes on each.
     """
 
     cpu_layer_count: int
-    in_memory: tuple[ExpertTensor, ...]
+    memory_length: int
     layer_counts: tuple[int, ...]
     used_lengths: tuple[int, ...]
-
-    @property
-    def memory_length(self) -> int:
-        """The bytes of the experts in memory."""
-        return sum(tensor.length for tensor in self.in_memory)
 
 
 def offload(request: PlacementRequest) -> Offload | None:
@@ -166,36 +160,6 @@ def missing_length(request: PlacementRequest) -> int:
     return sum(_deal(request, capacities, request.layers[-1].layer + 1)[1])
 
 
-def filled(request: PlacementRequest, placed: Offload) -> tuple[ExpertTensor, ...]:
-    """Return what stays in memory if VRAM is filled, tensor by tensor, from the last layer on.
-
-    It takes a pattern (`-ot`) to say so, as N counts whole layers.
-    """
-    used_lengths = zip(request.gpu_capacities, placed.used_lengths, strict=True)
-    left = [capacity - used for capacity, used in used_lengths]
-    order = [gpu for gpu, count in enumerate(placed.layer_counts) for _ in range(count)]
-    gpus = {layer.layer: gpu for layer, gpu in zip(request.layers, order, strict=False)}
-    moved: set[ExpertTensor] = set()
-    for tensor in sorted(placed.in_memory, key=lambda tensor: (-tensor.layer, -tensor.length)):
-        gpu = gpus[tensor.layer]
-        if tensor.length <= left[gpu]:
-            left[gpu] -= tensor.length
-            moved.add(tensor)
-    return tuple(tensor for tensor in placed.in_memory if tensor not in moved)
-
-
-def pattern(tensors: Sequence[ExpertTensor]) -> str:
-    """Return the values of `-ot` that keep just these tensors in memory."""
-    by_layer: dict[int, list[str]] = {}
-    for tensor in tensors:
-        by_layer.setdefault(tensor.layer, []).append(tensor.name)
-    alike = sorted((sorted(names), layer) for layer, names in by_layer.items())
-    return ",".join(
-        rf"blk\.({'|'.join(str(layer) for _, layer in group)})\.({'|'.join(names)})\.=CPU"
-        for names, group in groupby(alike, key=lambda item: item[0])
-    )
-
-
 def _deal(
     request: PlacementRequest, capacities: Sequence[int], end: int
 ) -> tuple[Offload, list[int]]:
@@ -221,5 +185,5 @@ def _deal(
             count += 1
         counts.append(count)
         used.append(length if count else 0)
-    in_memory = tuple(one for layer in request.layers if layer.layer < end for one in layer.tensors)
+    in_memory = sum(layer.expert_length for layer in request.layers if layer.layer < end)
     return Offload(end, in_memory, tuple(counts), tuple(used)), items

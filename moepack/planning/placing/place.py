@@ -134,11 +134,9 @@ def _fits(request: PlacementRequest, *, is_offloaded: bool) -> bool:
 
 def _forecast(
     request: PlacementRequest, option: OptionFacts, trace: SpooledTrace | None, prompt: int
-) -> SpeedFacts | None:
-    """Forecast an option; None for a placement that forecasts cannot express."""
+) -> SpeedFacts:
+    """Forecast an option."""
     has_gpu = option.cpu_layer_count is not None
-    if not has_gpu and option.vram_expert_length:
-        return None
     machine, is_pack_run = request.machine, request.streams
     streams = is_pack_run and (option.streamed_length or not has_gpu)
     return forecast(

@@ -49,7 +49,7 @@ def test_of_a_pack_of_experts_alone_no_more_than_these_is_known(tmp_path: Path) 
     assert footprint.compute_length(options) is None
     assert weights == Weights(
         block_count=None,
-        layers=tuple(one._replace(dense_length=None, tensors=()) for one in whole.layers),
+        layers=tuple(one._replace(dense_length=None) for one in whole.layers),
         outer=None,
         loaded_mtp_length=None,
         shape=whole.shape._replace(dense_length=None),

@@ -1,6 +1,5 @@
 """Placements: sums, the smallest N, the options of engines, floors."""
 
-import re
 import shlex
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -16,9 +15,7 @@ from moepack.common.sizes import size_text
 from moepack.planning.footprint.context import LLAMA_SERVER, MOEPACK_RUN, ContextOptions
 from moepack.planning.footprint.model import footprint_of
 from moepack.planning.placing.facts import DeviceFacts, OptionFacts, PlacementFacts
-from moepack.planning.placing.offload import PlacementRequest, filled, offload, pattern
-from moepack.source.experts import find_experts
-from moepack.source.shards import open_source
+from moepack.planning.placing.offload import PlacementRequest
 from tests.support import large_models, llama_cpp_memory
 from tests.support.gguf_builder import F32, moe
 from tests.support.machines import GB, machine
@@ -165,6 +162,17 @@ def test_n_is_the_smallest_that_fits(gpt_oss: Path) -> None:
     assert not any("-ts" in note for note in facts.notes), "of one GPU there is no order"
 
 
+def test_blocks_without_experts_are_counted(deepseek: Path) -> None:
+    whole = lengths(deepseek)
+    sparse = [layer for layer in whole.layers if layer.expert_length]
+    assert [layer.layer for layer in sparse][:1] == [3]
+    facts = place(deepseek, vram=[40 * GIB])
+    count = some(facts.option.cpu_layer_count)
+    in_memory = sum(layer.expert_length for layer in whole.layers if layer.layer < count)
+    assert facts.option.memory_expert_length == in_memory
+    assert facts.option.vram_expert_length == whole.expert_length - in_memory > 0
+
+
 def llama_cpp_deals(shares: Sequence[int], layer_count: int) -> list[int]:
     """Return the GPU of each layer and of the output, by llama.cpp's rule for `-ts`."""
     total, ends = 0.0, []
@@ -187,36 +195,6 @@ def test_several_gpus_get_what_they_hold(gpt_oss: Path, vram: list[int]) -> None
         assert device.context_length == sum(whole.context_lengths[one.layer] for one in layers)
         output = whole.output_length if gpus[-1] == number else 0
         assert device.dense_length == sum(some(one.dense_length) for one in layers) + output
-
-
-def test_a_pattern_names_just_what_is_in_memory(deepseek: Path) -> None:
-    whole = lengths(deepseek, vram=40 * GIB)
-    placed = some(offload(whole))
-    in_memory = filled(whole, placed)
-    assert 0 < len(in_memory) < len(placed.in_memory), "there is room for a projection"
-    moved = placed.memory_length - sum(tensor.length for tensor in in_memory)
-    assert placed.used_lengths[0] + moved <= 40 * GIB
-    patterns = [item.removesuffix("=CPU") for item in pattern(in_memory).split(",")]
-    names = find_experts(open_source([deepseek])).names
-    matched = {name for name in names if any(re.search(one, name) for one in patterns)}
-    assert matched == {f"blk.{one.layer}.{one.name}.weight" for one in in_memory}
-
-
-def test_a_pattern_is_offered_where_it_brings_enough(gpt_oss: Path) -> None:
-    whole = lengths(gpt_oss)
-    first = whole.layers[0]
-    fixed = whole.fixed_length + whole.compute_length + whole.weights.staged_length + GIB
-    up, down = first.tensors[0].length, first.tensors[-1].length
-    for extra, is_offered in ((up + down, True), (up, False)):
-        facts = place(gpt_oss, vram=[fixed + first.expert_length + extra])
-        assert facts.option.cpu_layer_count == 35
-        offered = [one for one in facts.alternatives if value(one, "-ot") is not None]
-        assert len(offered) == is_offered
-        for option in offered:
-            brought = option.vram_expert_length - facts.option.vram_expert_length
-            assert brought >= 0.01 * whole.expert_length
-            assert option.cpu_layer_count is None
-            assert "--n-cpu-moe" not in option.command
 
 
 def test_latest_experts_may_be_cached_in_vram(gpt_oss: Path) -> None:
