@@ -65,8 +65,7 @@ class RunMemory(NamedTuple):
 class RunRequest(NamedTuple):
     """A prompt to continue by `token_count` tokens, with the server's context and threads.
 
-    `context` is tokens; None for `threads` is llama.cpp's default. Under moepack `pinned` bytes of
-    experts are loaded at the start.
+    `context` is tokens; None for `threads` is llama.cpp's default.
     """
 
     prompt: str
@@ -74,7 +73,6 @@ class RunRequest(NamedTuple):
     context: int
     threads: int | None
     memory: RunMemory
-    pinned: int = 0
 
 
 class PhaseRun(NamedTuple):
@@ -102,14 +100,13 @@ class EngineRun(NamedTuple):
 
 
 def divide_memory(
-    pack: Pack, limit: int, context: int, pinned: int, micro_batch: int | None = None
+    pack: Pack, limit: int, context: int, micro_batch: int | None = None
 ) -> RunMemory:
     """Divide a `limit` on all bytes that `moepack run` takes.
 
     Dense tensors count, which lie in the page cache, and `context` tokens; tables that are looked
-    up by row do not. `pinned` bytes of the hottest experts stay in memory. Without a
-    `micro_batch` the longest that fits is chosen. Raises RequestError if the experts of one
-    micro-batch do not fit, and what reading metadata raises.
+    up by row do not. Without a `micro_batch` the longest that fits is chosen. Raises RequestError
+    if the experts of one micro-batch do not fit, and what reading metadata raises.
     """
     dense = dense_length(pack)
     footprint = footprint_of(pack)
@@ -119,7 +116,7 @@ def divide_memory(
         cells = footprint.context(options)
         computing = (cells.length if cells else 0) + (footprint.compute_length(options) or 0)
         experts = limit - PROGRAM_LENGTH - dense - computing
-        least = floor_length(pack, count, pinned)
+        least = floor_length(pack, count, 0)
         if experts >= least:
             return RunMemory(experts, count)
     raise RequestError(
@@ -143,7 +140,6 @@ def run_moepack(
         "--context": request.context,
         "--micro-batch": request.memory.micro_batch,
         "--memory": request.memory.experts,
-        "--pin": request.pinned,
         "--temperature": 0,
     }
     if request.threads is not None:

@@ -103,7 +103,6 @@ def bench_run(
     source: PathOrPaths | None = None,
     memory: Size | None = None,
     read_limit: Size | None = None,
-    pinned: int = 0,
     prompt: str | None = None,
     prompt_tokens: int = PROMPT_TOKENS,
     tokens: int = 60,
@@ -115,13 +114,12 @@ def bench_run(
     """Run the model of a pack in programs of their own, in turns, each within `memory` bytes.
 
     The page cache counts to the limit, and holds nothing of the model at the start: experts get
-    the rest after programs, dense part and context. `pinned` bytes of them are loaded at the start,
-    and stay. With `source`, or if `pack` is a GGUF, the shards are run as well, by `moepack run`
-    and by llama.cpp's server alone: mapped, read, and with its defaults, which may repack weights.
-    All get the same prompt, threads (by default as many as llama.cpp takes) and micro-batches (by
-    default up to 2,048 tokens, as memory allows). `read_limit` is bytes a second for each program,
-    as on a slower drive. The prompt is the first `prompt_tokens` tokens of a text, by default
-    Python's reference; `tokens` follow.
+    the rest after programs, dense part and context. With `source`, or if `pack` is a GGUF, the
+    shards are run as well, by `moepack run` and by llama.cpp's server alone: mapped, read, and with
+    its defaults, which may repack weights. All get the same prompt, threads (by default as many as
+    llama.cpp takes) and micro-batches (by default up to 2,048 tokens, as memory allows).
+    `read_limit` is bytes a second for each program, as on a slower drive. The prompt is the first
+    `prompt_tokens` tokens of a text, by default Python's reference; `tokens` follow.
 
     Raises RequestError for a limit that is too small, MachineError if a program fails or reads
     cannot be limited, and what opening raises.
@@ -135,9 +133,9 @@ def bench_run(
         shape, files = opened.shape, [*opened.file_paths, *map(Path, shards)]
         model_length = (shape.dense_length or 0) + shape.expert_length
         limit = _memory_limit(memory, model_length)
-        division = divide_memory(opened, limit, context, pinned, micro_batch)
+        division = divide_memory(opened, limit, context, micro_batch)
         text = beginning_of(prompt or reference_text(), prompt_tokens, opened)
-    request = RunRequest(text, tokens, context, threads, division, pinned)
+    request = RunRequest(text, tokens, context, threads, division)
     programs = _programs(None if named is pack else pack, shards, request)
     advance = progress or (lambda count, total: None)
     if read_limit is not None:

@@ -111,7 +111,7 @@ def least_limit(pack: Pack, context: int) -> int:
 
     def fits(limit: int) -> bool:
         try:
-            divide_memory(pack, limit, context=context, pinned=0)
+            divide_memory(pack, limit, context=context)
         except RequestError:
             return False
         return True
@@ -132,15 +132,14 @@ def test_the_command_prints_it(packs: dict[str, Path], faked_runs: None) -> None
         CliRunner().invoke(bench, [words[0], *words[2:]], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("pinned", [0, 100_000])
-def test_smaller_micro_batches_are_taken_where_others_do_not_fit(pack: Pack, pinned: int) -> None:
-    """The supervisor takes what it is given, and pins within it."""
-    start = least_limit(pack, 64) + 2 * pinned
+def test_smaller_micro_batches_are_taken_where_others_do_not_fit(pack: Pack) -> None:
+    """The supervisor takes what it is given."""
+    start = least_limit(pack, 64)
     micro_batches = set()
     for limit in range(start, start + (4 << 20), 1 << 17):
-        memory = divide_memory(pack, limit, context=64, pinned=pinned)
+        memory = divide_memory(pack, limit, context=64)
         micro_batches.add(memory.micro_batch)
-        options = StreamingOptions(memory.experts, pinned=pinned, micro_batch=memory.micro_batch)
+        options = StreamingOptions(memory.experts, micro_batch=memory.micro_batch)
         with Supervisor(pack, options, lambda error: None):
             pass
     assert min(micro_batches) < 16

@@ -173,8 +173,6 @@ def _heading(body: bytes) -> bytes:
     return f"# moepack's learned counts 1, {digest.to_text(digest.xxh3(body))}\n".encode()
 
 
-MOST_MODELS = 64
-"""Of more, the files that were written longest ago are removed."""
 _SUFFIX = ".csv"
 _FILE_NAME = re.compile(rf"[0-9a-f]{{32}}{re.escape(_SUFFIX)}(?:\.partial)?")
 _MODEL = re.compile(rb"^# origin=(.*)$", re.MULTILINE)
@@ -231,7 +229,6 @@ class LearnedStore:
                 if learned.token_count < LEAST_TOKENS:
                     return False
                 write_whole(self.path, encode(learned, self._model), mode=0o600)
-                self._remove_oldest()
         except OSError as error:
             raise write_failure(error, self.path, "`learn=False` goes without it") from None
         return True
@@ -239,13 +236,6 @@ class LearnedStore:
     def forget(self) -> bool:
         """Remove the counts; return whether there were any. Raises MachineError."""
         return remove_learned(self.path)
-
-    def _remove_oldest(self) -> None:
-        """Keep the files of MOST_MODELS models, this one's among them."""
-        times = {path: path.stat().st_mtime_ns for path in self.path.parent.glob(f"*{_SUFFIX}")}
-        oldest = sorted(times.keys() - {self.path}, key=times.__getitem__)
-        for path in oldest[: max(0, len(times) - MOST_MODELS)]:
-            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

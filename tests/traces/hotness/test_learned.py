@@ -19,7 +19,6 @@ from moepack.storage.folders import lock
 from moepack.traces.hotness import file, measure
 from moepack.traces.hotness.learned import (
     LEAST_TOKENS,
-    MOST_MODELS,
     MOST_WINDOWS,
     Learned,
     LearnedStore,
@@ -236,15 +235,6 @@ def test_it_is_forgotten_once(store: LearnedStore) -> None:
     assert store.forget()
     assert not os.listdir(store.path.parent)
     assert not store.forget()
-
-
-def test_of_many_models_those_are_forgotten_that_were_used_longest_ago(store: LearnedStore) -> None:
-    others = [store.path.with_name(f"{number:032}.csv") for number in range(MOST_MODELS + 3)]
-    for number, path in enumerate(others):
-        path.touch()
-        os.utime(path, (number, number))
-    store.add(windows(store, 40))
-    assert set(store.path.parent.iterdir()) == {store.path, *others[4:]}
 
 
 def test_without_a_folder_that_is_the_users_alone_nothing_is_kept(
