@@ -25,21 +25,21 @@ from moepack.traces.model import (
 )
 from moepack.traces.steps import ALL_PHASES, Steps, StepStream, Truths
 
-MOST_CELLS, FEWEST_CELLS = 32, 8
-"""There are at least half as many, so the middle is found to 1/32 of all tokens, or 1/8 with very
-many places."""
+MOST_STRETCHES, FEWEST_STRETCHES = 64, 16
+"""So the middle is found to 1/32 of all tokens, or 1/8 with very many places."""
 _MOST_NUMBERS = 1 << 22
-"""Of all cells together: enough for 32 cells of a model of 131,072 experts."""
+"""Of all stretches together: enough for those of a model of 65,536 experts."""
 LEAST_SHARE = 0.3
 """Of all tokens: rather than leave one side with less, a request is cut."""
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """Part of a cell: the tokens before it, whether it begins a request, and its counts."""
+    """Consecutive tokens: those before them, whether they begin a request, and their counts."""
 
     start: int
     begins_request: bool
+    token_count: int = 0
     counts: PlaceCounts = field(default_factory=PlaceCounts)
 
 
@@ -47,16 +47,13 @@ class Timeline:
     """Counts selections by place along a trace's time, to be cut near the middle at its end.
 
     A trace may be longer than memory and come through a pipe, so its middle is known only at its
-    end. Until then its counts are in cells of equally many tokens; when there are too many cells,
-    each two neighbours become one. A cell is cut once more where the first request in it begins: it
-    is best to cut between two requests, since one uses much the same experts from beginning to end.
+    end. Until then its counts are in stretches: when there are too many, the shortest neighbours
+    are joined, rather within a request than over its border. It is best to cut between two
+    requests, since one uses much the same experts from beginning to end.
     """
 
     def __init__(self) -> None:
         self._stretches: list[_Stretch] = []
-        self._cell_length = 1
-        self._cell_has_request = False
-        """Whether a request begins in the last cell."""
         self.token_count = 0
 
     def add(self, is_first: Truths, starts: Ints, places: Ints) -> None:
@@ -69,41 +66,33 @@ class Timeline:
         begins = np.append(np.flatnonzero(is_first), count)
         first = 0
         while first < count:
-            self._enter(bool(is_first[first]))
-            room = self._cell_length - self.token_count % self._cell_length
-            last = min(count, first + room)
-            if not self._cell_has_request:
-                last = min(last, int(begins[np.searchsorted(begins, first, "right")]))
-            selected = places[int(starts[first]) : int(starts[last])]
-            counts = self._stretches[-1].counts
-            counts.count(selected)
-            self.token_count += last - first
-            first = last
-            most = min(MOST_CELLS, max(FEWEST_CELLS, _MOST_NUMBERS // max(1, len(counts.values))))
-            while self.token_count >= most * self._cell_length:
-                self._join_cells()
+            most = max(1, self.token_count // MOST_STRETCHES)
+            last = self._stretches[-1] if self._stretches else None
+            if last is None or is_first[first] or last.token_count >= most:
+                last = _Stretch(self.token_count, bool(is_first[first]))
+                self._stretches.append(last)
+            end = min(
+                first + most - last.token_count,
+                int(begins[np.searchsorted(begins, first, "right")]),
+            )
+            last.counts.count(places[int(starts[first]) : int(starts[end])])
+            last.token_count += end - first
+            self.token_count += end - first
+            first = end
+            self._join(len(last.counts.values))
 
-    def _enter(self, begins_request: bool) -> None:
-        """Begin a new stretch where the next token has to."""
-        is_cell = self.token_count % self._cell_length == 0
-        if is_cell or (begins_request and not self._cell_has_request):
-            self._cell_has_request = begins_request
-            self._stretches.append(_Stretch(self.token_count, begins_request))
-
-    def _join_cells(self) -> None:
-        """Make one cell of each two, and keep only the first request that begins in it."""
-        self._cell_length *= 2
-        joined: list[_Stretch] = []
-        has_request = False
-        for stretch in self._stretches:
-            is_cell = stretch.start % self._cell_length == 0
-            if is_cell or (stretch.begins_request and not has_request):
-                has_request = stretch.begins_request
-                joined.append(stretch)
-            else:
-                joined[-1].counts.add(stretch.counts.values)
-        self._stretches = joined
-        self._cell_has_request = has_request
+    def _join(self, place_count: int) -> None:
+        most = min(MOST_STRETCHES, max(FEWEST_STRETCHES, _MOST_NUMBERS // max(1, place_count)))
+        while len(self._stretches) > most:
+            pairs = zip(self._stretches, self._stretches[1:], strict=False)
+            costs = [
+                (one.token_count + other.token_count) * (2 if other.begins_request else 1)
+                for one, other in pairs
+            ]
+            shortest = costs.index(min(costs))
+            joined = self._stretches.pop(shortest + 1)
+            self._stretches[shortest].counts.add(joined.counts.values)
+            self._stretches[shortest].token_count += joined.token_count
 
     def total(self, start: int = 0, end: int | None = None) -> PlaceCounts:
         """Return the counts of all stretches that begin from `start` on, and before `end`."""

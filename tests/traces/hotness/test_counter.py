@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moepack.common.errors import TraceError
 from moepack.common.shape import ExpertKey
 from moepack.traces.expert_places import MAX_PLACES, PAGE, ExpertPlaces
-from moepack.traces.hotness.counter import LEAST_SHARE, MOST_CELLS, Halves, SelectionCounter
+from moepack.traces.hotness.counter import LEAST_SHARE, MOST_STRETCHES, Halves, SelectionCounter
 from moepack.traces.hotness.model import Hotness
 from moepack.traces.model import Counts, Origin, Phase, Tokens, Unknown
 
@@ -35,7 +35,7 @@ def halved(lengths: Sequence[int], piece_length: int = 1 << 30) -> Halves:
     """Return halves of which the learned one has all tokens that come before the others."""
     counter = counted(lengths, piece_length)
     halves = counter.halves() or pytest.fail("there are two")
-    assert len(counter._timeline._stretches) <= 2 * MOST_CELLS, "in little memory"
+    assert len(counter._timeline._stretches) <= MOST_STRETCHES, "in little memory"
     cut, total = halves.learned.token_count, sum(lengths)
     assert cut + halves.measured.token_count == total
     first = counter.places.row(halves.learned.counts, 0, 2 * total)
@@ -76,7 +76,7 @@ def test_halves_are_halves_however_a_trace_comes(lengths: list[int], piece_lengt
         return
     # A request is cut only where no border that is near enough was left: each cell keeps one.
     best = min((abs(2 * int(border) - sum(lengths)) for border in borders), default=sum(lengths))
-    cell = -(-sum(lengths) // (MOST_CELLS // 2))
+    cell = -(-sum(lengths) // (MOST_STRETCHES // 2))
     assert best + 2 * cell > (1 - 2 * LEAST_SHARE) * sum(lengths)
 
 
