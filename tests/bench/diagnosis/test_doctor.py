@@ -8,6 +8,7 @@ import pytest
 
 import moepack
 from moepack.bench.diagnosis import doctor
+from moepack.bench.machine import measure_machine
 from moepack.report import plan_text
 
 NAMES = [
@@ -36,7 +37,7 @@ def test_every_check_has_a_line_and_what_to_do(
 def test_without_a_model_a_folder_is_tried_and_left_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = partial(doctor.measure_machine, scratch_length=64 << 20)
+    measure = partial(measure_machine, scratch_length=64 << 20)
     monkeypatch.setattr(doctor, "measure_machine", measure)
     report = moepack.doctor(directory=tmp_path, seconds=0)
     assert (report.model, report.prognosis) == (None, None)
