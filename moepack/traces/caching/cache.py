@@ -86,7 +86,6 @@ _POLICIES: Mapping[str, Callable[[], Policy]] = {
 }
 POLICIES = tuple(_POLICIES)
 DEFAULT_POLICY = POLICIES[0]
-_RETIRED = ("lfu", "layer", "layer+lfu", "s3fifo", "least-stale", "random")
 
 
 def make(policy: str, budget: int, lengths: Mapping[ExpertKey, int]) -> SimulatedCache:
@@ -98,5 +97,4 @@ def make(policy: str, budget: int, lengths: Mapping[ExpertKey, int]) -> Simulate
 def check_policy(policy: str, names: Sequence[str]) -> None:
     """Raise RequestError for a policy that is not one of `names`."""
     if policy not in names:
-        hint = f"{DEFAULT_POLICY} replaces {policy}" if policy in _RETIRED else None
-        raise RequestError("no such policy", expected=", ".join(names), found=policy, hint=hint)
+        raise RequestError("no such policy", expected=", ".join(names), found=policy)

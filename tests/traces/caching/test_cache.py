@@ -31,12 +31,6 @@ def test_another_policy_is_refused_by_name() -> None:
         make("mru", 1, LENGTHS)
 
 
-def test_a_retired_policy_is_refused_with_what_replaces_it() -> None:
-    with pytest.raises(RequestError) as caught:
-        make("layer+lfu", 1, LENGTHS)
-    assert caught.value.hint == "lrfu replaces layer+lfu"
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @given(choices=CHOICES, budget=st.integers(0, 400))
 def test_a_cache_holds_what_it_says_and_no_more_than_it_may(
