@@ -26,7 +26,7 @@ _CURVE_SHAPE = (48, 128)
 _ROOMS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 1.0)
 _MISSES = (0.621, 0.423, 0.31, 0.231, 0.169, 0.121, 0.09, 0.05, 0.032, 0.0)
 _FACTOR = 1.15
-"""What others published of LRU on five models is 0.93 to 1.4 times LRU's on that trace."""
+"""Published misses of LRU on five models are 0.93 to 1.4 times LRU's on that trace."""
 
 
 class HitCurve(NamedTuple):

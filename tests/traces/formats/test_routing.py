@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import moepack
 from moepack.common.errors import TraceError
+from moepack.traces.file_writer import Writer
 from moepack.traces.formats.routing import Token
-from moepack.traces.model import Phase
+from moepack.traces.model import Origin, Phase, Tokens
 from tests.support.children import run_child
 from tests.support.models import FIXTURES, first_shard
 from tests.support.trace_samples import ALL, SMALL, Selections, pieces_of, seen
@@ -96,16 +98,23 @@ def test_what_is_left_out_is_counted_anew_by_each_reading(tmp_path: Path) -> Non
 
 
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
-    rows = [f"layer {layer} expert {expert}\n" for layer in range(24) for expert in range(8)]
-    path = tmp_path / "log"
-    path.write_text("".join([*rows, "---token\n"]) * 5_000)
+    count, layers, used = 1000, 24, 8
+    layer = np.tile(np.repeat(np.arange(layers), used), count).astype(np.uint16)
+    expert = np.tile(np.arange(used), count * layers).astype(np.uint16)
+    columns = np.arange(count + 1) * (layers * used), layer, expert
+    path = tmp_path / "trace"
+    with Writer(path) as writer:
+        writer.add(Origin("test", "test"))
+        for number in range(30):
+            request = np.full(count, number, np.int64)
+            writer.add(Tokens(request, np.full(count, Phase.DECODE, np.uint8), *columns))
     code = f"""
 import resource, moepack
 trace = moepack.open_trace({str(path)!r})
 next(trace.batches())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 count = sum(len(batch.starts) - 1 for batch in trace.batches())
-assert count == 5_000
+assert count == 30_000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     assert int(run_child(code)) < 12_000, "KiB more than after the first batch"
