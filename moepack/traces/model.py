@@ -114,24 +114,6 @@ Items = Iterator[Item]
 """An origin, then its pieces, then perhaps another origin."""
 
 
-class Dimensions(NamedTuple):
-    """The dimensions of a model that a file states; None if it does not.
-
-    Layers are below `layer_count` and experts below `expert_count`; a token uses up to
-    `experts_used` experts in a layer.
-    """
-
-    layer_count: int | None = None
-    expert_count: int | None = None
-    experts_used: int | None = None
-
-    def __str__(self) -> str:
-        """List the stated dimensions."""
-        words = ("layers below {}", "experts below {}", "{} experts used")
-        pairs = zip(words, self, strict=True)
-        return ", ".join(word.format(count) for word, count in pairs if count is not None)
-
-
 def selected(tokens: Tokens, kept: NDArray[np.bool_]) -> Tokens:
     """Keep some of the selections, and only tokens with any."""
     starts = np.concatenate(([0], np.cumsum(kept)))[tokens.starts]

@@ -12,7 +12,6 @@ from moepack.common.shape import ModelShape
 from moepack.traces.model import (
     MAX_NUMBER,
     Counts,
-    Dimensions,
     Ints,
     Origin,
     Phase,
@@ -25,6 +24,7 @@ from moepack.traces.model import (
 )
 
 _ANOTHER_MODEL = "was it taken on another model?"
+_NO_MODEL = "experts that no model has"
 _FEW = 32
 """Experts in one layer of a token: more are compared by sorting."""
 _ANY = f"layers and experts from 0 to {MAX_NUMBER}"
@@ -41,10 +41,11 @@ class Checks:
         self.shape = shape
         self.lenient = lenient
         self.warnings: Counter[str] = Counter()
-        self.stated: Dimensions | None = None
-        """The model that the file stated so far."""
         self.expert_counts = {} if shape is None else shape.expert_counts
-        self._layer_bound = self._expert_bound = MAX_NUMBER + 1
+        self._is_stated = False
+        """Whether the file states numbers of experts."""
+        self._used = MAX_NUMBER + 1
+        """The most experts of a layer that a token uses, as the file states."""
         self._shape_limits = np.full(MAX_NUMBER + 1, MAX_NUMBER + 1)
         """By layer, the bound of its experts."""
         if shape is not None:
@@ -75,35 +76,23 @@ class Checks:
         if count:
             self.warnings[problem] += count
 
-    def state(self, dimensions: Dimensions, place: str | None) -> None:
-        """Check all further selections against a model that the file states.
-
-        Raises TraceError, lenient or not, if no model is like that, or if the shape or an earlier
-        statement differs.
-        """
-        numbers = [number for number in dimensions if number is not None]
-        if not all(1 <= number <= MAX_NUMBER + 1 for number in numbers):
-            problem, expected = "dimensions that no model has", f"1 to {MAX_NUMBER + 1}"
-            raise self.error(problem, place, expected, dimensions)
-        if self.stated is not None and dimensions != self.stated:
-            problem = "the file states another model than those before"
-            hint = "only files of one model can be read together"
-            raise self.error(problem, place, self.stated, dimensions, hint)
-        self._set_bounds(dimensions)
-        self._expect_shape(dimensions, place)
-
-    def state_origin(self, origin: Origin, place: str) -> None:
+    def state_origin(self, origin: Origin, place: str | None) -> None:
         """Check all further selections against the model that an origin states.
 
-        Raises TraceError, lenient or not, if the shape differs.
+        Raises TraceError, lenient or not, if no model is like that, or if the shape differs; users
+        let engines use fewer experts than the model does.
         """
-        self._set_bounds(Dimensions(None, origin.expert_count, origin.experts_used))
-        self._expect_shape(Dimensions(expert_count=origin.expert_count), place)
-        counts = origin.expert_counts
-        if counts is not None:
-            self.expect_experts(counts, place)
-            self.stated = Dimensions(max(counts) + 1, max(counts.values()), origin.experts_used)
-            self._limits = np.minimum(_limits(counts), self._expert_bound)
+        counts, count = origin.expert_counts or {}, origin.expert_count
+        self.expect_experts(counts, place)
+        most = max(self.expert_counts.values(), default=0)
+        if count is not None and not 1 <= count <= MAX_NUMBER + 1:
+            raise self.error(_NO_MODEL, place, f"1 to {MAX_NUMBER + 1}", count)
+        if count is not None and self.shape is not None and count != most:
+            raise self._another_model("experts a layer", place, most, count)
+        self._is_stated = bool(counts or count)
+        self._used = origin.experts_used or MAX_NUMBER + 1
+        limits = _limits(counts) if counts else self._shape_limits
+        self._limits = np.minimum(limits, count or MAX_NUMBER + 1)
 
     def expect_experts(self, expert_counts: Mapping[int, int], place: str | None) -> None:
         """Compare the experts of layers with the shape.
@@ -113,30 +102,10 @@ class Checks:
         """
         for layer, count in expert_counts.items():
             if not 1 <= count <= MAX_NUMBER + 1:
-                problem, expected = "experts that no model has", f"1 to {MAX_NUMBER + 1}"
-                raise self.error(problem, f"layer {layer}", expected, count)
+                raise self.error(_NO_MODEL, f"layer {layer}", f"1 to {MAX_NUMBER + 1}", count)
             right = self.expert_counts.get(layer, 0)
             if self.shape is not None and right != count:
                 raise self._another_model(f"experts in layer {layer}", place, right, count)
-
-    def _set_bounds(self, dimensions: Dimensions) -> None:
-        self.stated = dimensions
-        self._layer_bound = dimensions.layer_count or MAX_NUMBER + 1
-        self._expert_bound = dimensions.expert_count or MAX_NUMBER + 1
-        self._limits = np.minimum(self._shape_limits, self._expert_bound)
-        self._limits[self._layer_bound :] = 0
-
-    def _expect_shape(self, dimensions: Dimensions, place: str | None) -> None:
-        """Compare layers and experts; users let engines use fewer experts than the model does."""
-        if self.shape is None:
-            return
-        counts = self.expert_counts
-        most, last = max(counts.values(), default=0), max(counts, default=-1)
-        if dimensions.expert_count not in (None, most):
-            raise self._another_model("experts a layer", place, most, dimensions.expert_count)
-        layer_count = dimensions.layer_count
-        if layer_count is not None and layer_count < len(counts):
-            raise self._another_model("layers", place, f"up to layer {last}", layer_count)
 
     def _another_model(
         self, name: str, place: str | None, expected: object, actual: object
@@ -168,17 +137,15 @@ class Checks:
         return False
 
     def _report_misfit(self, layer: int, expert: int, place: str, count: int) -> None:
-        is_beyond = not (layer < self._layer_bound and expert < self._expert_bound)
         expected: object
-        if self.shape is not None and not (is_beyond and self.stated):
+        if self.shape is not None:
             problem, expected, hint = "the model has no such expert", self.shape, _ANOTHER_MODEL
-        elif self.stated is None or max(layer, expert) > MAX_NUMBER:
-            problem, expected, hint = "out of bounds", _ANY, None
-        else:
-            problem, expected = "not of the model that the file says it is of", self.stated
-            if not is_beyond:
-                expected = f"{self._limits[layer]} experts in layer {layer}"
+        elif self._is_stated and max(layer, expert) <= MAX_NUMBER:
+            problem = "not of the model that the file says it is of"
+            expected = f"{self._limits[layer]} experts in layer {layer}"
             hint = "is it damaged, or were files of several models joined?"
+        else:
+            problem, expected, hint = "out of bounds", _ANY, None
         pair = f"layer {layer} expert {expert}"
         self.fault(problem, place, count, expected=expected, found=pair, hint=hint)
 
@@ -188,8 +155,7 @@ class Checks:
         A router selects each expert of a layer once for a token, and no more of them than the file
         states.
         """
-        used = self.stated.experts_used if self.stated else None
-        if _is_plain(tokens, used or MAX_NUMBER + 1):
+        if _is_plain(tokens, self._used):
             return tokens
         keys = np.repeat(np.arange(len(tokens.request)), np.diff(tokens.starts)) << 16
         keys |= tokens.layer
@@ -199,10 +165,10 @@ class Checks:
             hint = "were the borders of tokens lost? `lenient=True` counts such experts once"
             kept = self._without(tokens, again, place_of, problem, expected=expected, hint=hint)
             return self.tokens(kept, place_of)  # lenient: no place will be asked for again
-        more = repeated(keys, used or MAX_NUMBER + 1)
+        more = repeated(keys, self._used)
         if len(more):
             problem = "more experts in one layer of a token than the file says"
-            tokens = self._without(tokens, more, place_of, problem, expected=f"<= {used}")
+            tokens = self._without(tokens, more, place_of, problem, expected=f"<= {self._used}")
         return in_layer_order(tokens)
 
     def _without(

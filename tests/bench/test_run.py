@@ -109,8 +109,7 @@ def test_traces_are_read_token_by_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,1,0,16"), "line 6.*not of the model.*expert 16"),
-        (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,2,0,15"), "line 6.*not of the model.*layer 2"),
+        (BIG_MOE.replace("0,1,0,1,0,15", "0,1,0,1,0,16"), "line 6.*no such expert.*expert 16"),
         ("layer,expert,count\n0,1,5\n", "no tokens"),
         (BIG_MOE[: BIG_MOE.index("0,1,0,0,0")], "no selections"),
     ],

@@ -5,7 +5,6 @@ Traces, counts, importance matrices and moepack's own files alike. A new format 
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 from moepack.common.errors import RequestError, TraceError
@@ -52,28 +51,15 @@ def read_as(trace_format: Format, stream: TraceStream, checks: Checks) -> Items:
     """Read an open file in a format. Raises TraceError for faults, and if it has no selections."""
     has_selections = False
     for item in trace_format.read(stream, checks) if stream.peek(1) else ():
-        if isinstance(item, Origin):
-            yield _with_stated(item, checks)
-            continue
-        has_selections |= bool(item.counts.any() if isinstance(item, Counts) else len(item.layer))
+        if not isinstance(item, Origin):
+            numbers = item.counts if isinstance(item, Counts) else item.starts
+            has_selections |= bool(numbers.any())
         yield item
     if not has_selections:
         left_out = sum(checks.warnings.values())
         actual = f"none, and {left_out} left out" if left_out else "none"
         hint = f"it was read as {trace_format.name}: did its writer run to its end?"
         raise checks.error("no selections in it", None, "at least one", actual, hint)
-
-
-def _with_stated(origin: Origin, checks: Checks) -> Origin:
-    """Add to an origin the model that its file stated before."""
-    if checks.stated is None:
-        return origin
-    _, expert_count, experts_used = checks.stated
-    return replace(
-        origin,
-        expert_count=expert_count if origin.expert_counts is None else None,
-        experts_used=origin.experts_used or experts_used,
-    )
 
 
 def format_of(stream: TraceStream, name: str | None = None) -> Format:

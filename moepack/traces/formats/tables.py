@@ -1,10 +1,11 @@
 """Traces as CSV: a line a selection (`route-csv`), or a line a layer of a token (`call-csv`)."""
 
 import re
+from dataclasses import replace
 
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats.lines import Assembler, FileHead, Lines
-from moepack.traces.model import Dimensions, Items, Origin, Phase, Unknown
+from moepack.traces.model import Items, Origin, Phase, Unknown
 from moepack.traces.validation import Checks
 
 ROUTE_HEADING = b"turn,phase,step,layer,slot,expert,"
@@ -15,7 +16,8 @@ _CALL = re.compile(_FOUR + rb",(\d{1,18}(?: \d{1,18})*)").fullmatch
 _SELECTION = re.compile(_FOUR + rb",\d{1,18}," + _DIGITS + rb"(?:,.*)?").fullmatch
 _NO_ROW = "not a line of this format"
 _PHASES = {0: Phase.PREFILL, 1: Phase.DECODE}
-_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+_EXPERTS = re.compile(rb"\bn_expert=(\d{1,9})\b")
+_USED = re.compile(rb"\bn_expert_used=(\d{1,9})\b")
 _MODEL = re.compile(rb"^# model=([^\n]{0,1024})", re.M)
 
 
@@ -50,21 +52,26 @@ def read_route(stream: TraceStream, checks: Checks) -> Items:
     """Read CSV `turn,phase,step,layer,slot,expert,…` of BigMoeOnEdge, a row a selection.
 
     A turn is a request; phase 0 is prefill, which is written layer by layer, 1 is decode, others
-    are unknown. A line `# model=… n_layer=… n_expert=… n_expert_used=…` describes the model.
+    are unknown. A line `# model=… n_expert=… n_expert_used=…` ahead of them describes the model.
     """
-    head, name = FileHead(stream).text, None
-    if match := _MODEL.search(head, 0, head.rfind(b"\n") + 1):
-        checks.state(_dimensions(match), f"line {head.count(10, 0, match.start()) + 1}")
-        word = re.match(rb"\S+", match[1])
-        name = word and word[0].decode(errors="replace")
-    yield Origin("route-csv", stream.name, frozenset(), name)
+    head = FileHead(stream).text
+    model = _MODEL.search(head, 0, head.rfind(b"\n") + 1)
+    origin = Origin("route-csv", stream.name)
+    if model is not None:
+        name = re.match(rb"\S*", model[1])
+        origin = replace(
+            origin,
+            model=name and name[0].decode(errors="replace"),
+            expert_count=_number(_EXPERTS, model[1]),
+            experts_used=_number(_USED, model[1]) or None,
+        )
+        checks.state_origin(origin, f"line {head.count(10, 0, model.start()) + 1}")
+    yield origin
     lines, assembler, last_call, request = Lines(stream, checks), Assembler(checks), (-1, 0, 0), -1
     for line in lines:
         row = _SELECTION(line)
         if row is None:
-            if model := _MODEL.match(line):
-                checks.state(_dimensions(model), f"line {lines.number}")
-            elif line and not line.startswith((b"#", ROUTE_HEADING)):
+            if line and not line.startswith((b"#", ROUTE_HEADING)):
                 lines.fault(_NO_ROW, ROUTE_HEADING.decode() + "…")
             continue
         turn, phase, step, layer, expert = map(int, row.groups())
@@ -79,9 +86,6 @@ def read_route(stream: TraceStream, checks: Checks) -> Items:
     yield from assembler.end()
 
 
-def _dimensions(model: re.Match[bytes]) -> Dimensions:
-    """Read `n_layer=N n_expert=N n_expert_used=N`, in any order, among other words."""
-    words = model[1].decode(errors="replace").split()
-    values = dict(word.partition("=")[::2] for word in words)
-    texts = (values.get(name, "") for name in ("n_layer", "n_expert", "n_expert_used"))
-    return Dimensions(*(int(text) if _NUMBER.fullmatch(text) else None for text in texts))
+def _number(pattern: re.Pattern[bytes], text: bytes) -> int | None:
+    match = pattern.search(text)
+    return None if match is None else int(match[1])

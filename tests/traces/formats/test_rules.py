@@ -213,33 +213,19 @@ BEYOND = "not of the model that the file says it is of"
 WRITTEN = {name: ALL[name].write(SMALL) for name in ALL}
 
 
-# SMALL has layers 3 to 5, and experts up to 1023, up to 3 of them in a layer of a token.
-@pytest.mark.parametrize(
-    ("right", "less", "expected"),
-    [
-        (b"n_layer=6", b"n_layer=5", "layers below 5"),
-        (b"n_expert=1024", b"n_expert=9", "experts below 9"),
-    ],
-)
-def test_what_a_file_says_of_its_model_is_held_against_its_selections(
-    right: bytes, less: bytes, expected: str, tmp_path: Path
-) -> None:
+def test_what_a_file_says_of_its_model_is_held_against_its_selections(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    data = WRITTEN["route-csv"].replace(right, less, 1)
+    data = WRITTEN["route-csv"].replace(b"n_expert=1024", b"n_expert=9", 1)
     path.write_bytes(data)
     error = refused(path)
-    assert error.problem == BEYOND
-    assert expected in str(error.expected)
+    assert (error.problem, error.expected) == (BEYOND, "9 experts in layer 3")
     line = data.splitlines()[int(str(error.place).split()[1]) - 1].decode()
     assert all(number in line for number in str(error.found).split()[1::2])
-    for length in (3, 60, 1 << 19):
-        with pieces_of(length):
-            assert refused(path).place == error.place
-            _, content, warnings = read(path, lenient=True)
+    with pieces_of(60):
+        _, content, warnings = read(path, lenient=True)
     assert warnings.keys() == {BEYOND}
-    side, limit = "layers" not in expected, int(expected.split()[-1])
     pairs = {pair for one in content.tokens for pair in one[2]}
-    assert pairs == {key[1:] for key in counted(SMALL) if key[1:][side] < limit}
+    assert pairs == {key[1:] for key in counted(SMALL) if key[2] < 9}
 
 
 def test_it_is_held_against_the_model_that_is_given(tmp_path: Path) -> None:
@@ -251,8 +237,6 @@ def test_it_is_held_against_the_model_that_is_given(tmp_path: Path) -> None:
     assert error.problem == "the file is of a model with other experts a layer"
     assert (error.expected, error.found) == (2000, 1024)
     assert error.place is not None
-    error = refused(path, shape=dict.fromkeys(range(40), 1024))
-    assert error.problem == "the file is of a model with other layers"
 
 
 def test_a_route_may_use_as_many_experts_as_it_says(tmp_path: Path) -> None:
@@ -270,20 +254,10 @@ def test_a_route_may_use_as_many_experts_as_it_says(tmp_path: Path) -> None:
     assert warnings == {error.problem: 1}
 
 
-def test_joined_files_are_of_one_model(tmp_path: Path) -> None:
+def test_joined_files_are_more_requests(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    written = WRITTEN["route-csv"]
-    path.write_bytes(written * 2)
-    assert read(path)[1] == seen(SMALL * 2), "as more requests"
-    path.write_bytes(written + written.replace(b"1024", b"2048"))
-    for length in (7, 1 << 19):
-        with pieces_of(length):
-            error = refused(path, lenient=True)
-            assert error.problem == "the file states another model than those before"
-            assert "experts below 1024" in str(error.expected)
-            assert "experts below 2048" in str(error.found)
-            at = written.count(b"\n") + written[: written.index(b"1024")].count(b"\n") + 1
-            assert error.place == f"line {at}"
+    path.write_bytes(WRITTEN["route-csv"] * 2)
+    assert read(path)[1] == seen(SMALL * 2)
 
 
 # What a file says goes with its selections, to whoever judges them and into other files.
