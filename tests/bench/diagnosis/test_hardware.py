@@ -77,11 +77,8 @@ def test_gpus_are_named_and_why_there_is_none() -> None:
     [
         ("LLAMA_ARG_LOAD_MODE", "mlock", "problem"),
         ("LLAMA_ARG_LOAD_MODE", "mmap", "fine"),
-        ("LLAMA_ARG_NO_MMAP", "1", "problem"),
         ("GGML_CUDA_REGISTER_HOST", "1", "problem"),
         ("OMP_WAIT_POLICY", "active", "limit"),
-        ("OMP_WAIT_POLICY", "passive", "fine"),
-        ("OMP_NUM_THREADS", str(cpu_count()), "fine"),
         ("HOME", "/root", "fine"),
     ],
 )
@@ -96,7 +93,6 @@ def test_variables_that_get_in_the_way_are_named(name: str, value: str, verdict:
     ("low", "high", "sequential", "verdict", "word"),
     [
         (3, 3.2, 3.3, "fine", ""),
-        (3, 3.2, None, "fine", ""),
         (1, 1.2, 3.3, "limit", "longer reads"),
         (0.1, 0.12, 0.15, "limit", "NVMe"),
         (1, 3, 3.3, "limit", "throttled"),

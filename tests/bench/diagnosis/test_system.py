@@ -81,7 +81,6 @@ def test_files_in_memory_are_no_drive() -> None:
         ("6.1.0-13-amd64", True, "fine"),
         ("6.0.12", True, "limit"),
         ("7.0", False, "limit"),
-        ("4.4.0", True, "limit"),
         ("gVisor", True, "unknown"),
     ],
 )
