@@ -30,7 +30,8 @@ _NO_CLAIM = re.compile(
     r"|\b(?:Python|version|versions) \d[\d.]*",
     re.MULTILINE | re.DOTALL,
 )
-_UNIT = "|".join(sorted(map(re.escape, {*UNITS.values(), "times"}), key=len, reverse=True))
+_OTHER_UNITS = {"times", "KiB", "GiB", "TB", "MiB/s", "GiB/s", "min", "layers", "tokens", "experts"}
+_UNIT = "|".join(sorted(map(re.escape, {*UNITS.values(), *_OTHER_UNITS}), key=len, reverse=True))
 _UNIT_AFTER = re.compile(rf"(?:(?:,| \(| to| and| or)? ?{_NUMBER})*\)? ?(?P<unit>{_UNIT})(?![\w/])")
 _UNIT_BEFORE = re.compile(rf"(?P<unit>{_UNIT}) \((?:{_NUMBER} to )?$")
 _CONNECTING = {"to", "and", "or", "of", "at", "in", "with", "from", "is", "are", "was", "were"}
@@ -64,6 +65,7 @@ def is_measured(number: Number, records: Sequence[Record]) -> bool:
     return any(
         f"{value:.{decimals}f}" == digits
         for known in records
+        if not known.thrown_away
         for row in known.rows
         for value, unit in _values(row)
         if unit == number.unit or (not unit and number.unit == "times")

@@ -82,7 +82,9 @@ def command(program: str, words: list[str]) -> str:
 
 
 def _ending(result: Record) -> str:
-    lines = [f"load {result.load[0]:.1f} before, {result.load[1]:.1f} after"]
+    lines = []
+    if result.load is not None:
+        lines.append(f"load {result.load[0]:.1f} before, {result.load[1]:.1f} after")
     if result.other_load is not None:
         lines.append(f"other processes took {result.other_load:.0%} of the CPUs meanwhile")
     lines.append(f"limits met: {sum(row.met is True for row in result.rows)}")

@@ -1,8 +1,8 @@
 """A record: everything that a benchmark measured, where, when and by which command; kept as JSON.
 
 Records in `benchmarks/records/` are what README.md and docs/numbers.md claim their numbers by
-(`benchmarks/claims.py`). They are kept as they were written, but for rounds that somebody throws
-away: those stay, and are `excluded` with a reason.
+(`benchmarks/claims.py`). They are kept as they were written, but for rounds, and whole runs, that
+somebody throws away: those stay, and are `excluded` or `thrown_away` with a reason.
 """
 
 import json
@@ -38,7 +38,8 @@ class Record:
     """One run of a benchmark.
 
     `has_changes` is whether its files differed from those of the commit. `load` is that before and
-    after; `other_load` is the share of the CPUs that other processes took.
+    after, None if it was not read; `other_load` is the share of the CPUs that other processes took.
+    A run that is `thrown_away`, for the reason given, stays, and nothing can be claimed by it.
     """
 
     command: str
@@ -47,9 +48,10 @@ class Record:
     began: str
     seconds: float
     machine: Machine
-    load: tuple[float, float]
+    load: tuple[float, float] | None
     other_load: float | None
     rows: tuple[Row, ...]
+    thrown_away: str = ""
 
     @property
     def missed(self) -> tuple[Row, ...]:

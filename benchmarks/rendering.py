@@ -51,6 +51,7 @@ class _Column(NamedTuple):
 
 def render(document: Path, text: str) -> str:
     """Return the text of a document with all blocks written anew from their records."""
+    shown: set[str] = set()
 
     def block(match: re.Match[str]) -> str:
         kind, name, columns, _ = match.groups()
@@ -61,7 +62,9 @@ def render(document: Path, text: str) -> str:
             lines = _published(path, words[0], link)
         else:
             known = record.read(path)
-            lines = [*_table(known, words), *_origin(known, link)]
+            origin = [f"{link}, as above."] if name in shown else _origin(known, link)
+            lines = [*_table(known, words), *origin]
+            shown.add(name)
         body = "\n".join(lines)
         return f"<!-- {kind} {name}{columns} -->\n{body}\n<!-- end -->"
 
@@ -71,6 +74,8 @@ def render(document: Path, text: str) -> str:
 def _table(known: Record, words: list[str]) -> list[str]:
     if not words:
         return []
+    if known.thrown_away:
+        raise ValueError(f"nothing can be claimed by a run that was thrown away: {words}")
     columns = [_column(word) for word in words[1:]]
     by_name = {(row.case, row.what): row for row in known.rows if row.ours}
     shown = {column.what for column in columns}
@@ -96,9 +101,10 @@ def _cell(row: Row | None, column: _Column) -> str:
     if row is None:
         return "–"
     spread, unit = _of_a_side(row, column.side)
+    is_one = len(row.ours) - len(row.excluded) == 1
     if unit and not re.search(rf"(?<!\w){re.escape(UNITS[unit])}(?!\w)", column.header):
         raise ValueError(f"the header {column.header!r} does not name {UNITS[unit]}")
-    if column.has_spread:
+    if column.has_spread and not is_one:
         return spread_text(spread, unit)
     return number_text(spread.median) if unit else f"{spread.median:.2f}"
 
@@ -114,17 +120,23 @@ def _of_a_side(row: Row, side: str) -> tuple[Spread, str]:
 
 
 def _origin(known: Record, link: str) -> list[str]:
-    """Write where a record is from: command, rounds, day, commit, load."""
+    """Write where a record is from: command, rounds, day, commit, machine, load."""
     counts = sorted({len(row.ours) for row in known.rows if row.ours})
     rounds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     thrown = sum(len(row.excluded) for row in known.rows)
     words = [
         f"{link}: `{known.command}`, {rounds} {'round' if counts[-1] == 1 else 'rounds'}",
         f"{known.began[:10]}, commit {known.commit[:8]}" + " with changes" * known.has_changes,
-        f"load {known.load[0]:.1f} before and {known.load[1]:.1f} after",
+        known.machine.machine,
     ]
+    if known.load is not None:
+        words.append(f"load {known.load[0]:.1f} before and {known.load[1]:.1f} after")
+    if known.other_load is not None:
+        words.append(f"other processes took {known.other_load:.0%} of the CPUs")
     if thrown:
         words.append(f"figures that were thrown away, with reasons in the record: {thrown}")
+    if known.thrown_away:
+        words.insert(1, f"thrown away, since {known.thrown_away}")
     if known.machine.note:
         words.append(known.machine.note)
     return _wrap("; ".join(words) + ".")

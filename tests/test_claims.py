@@ -20,6 +20,7 @@ ROWS = (
     Row("pack", "cp", "s", [3, 2, 4], [4, 4, 4], limit=1),
     Row("restore", "cp", "s", [1.234, 9, 2], [4, 4, 4], excluded={2: "another program ran"}),
     Row("pack", "memory", "MiB", [31, 32, 34]),
+    Row("verify", "dd", "s", [1], [2]),
 )
 TABLE = "<!-- record one.json | what | s of a run = cp.ours.median | against `cp` = cp -->\n"
 TEXT = f"# Numbers\n\nPacking 2.2 GB takes 0.75 of copying.\n\n{TABLE}<!-- end -->\n"
@@ -34,11 +35,13 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     return lambda text: list(problems(tmp_path / "numbers.md", text))
 
 
-def write(folder: Path, command: str = "python -m benchmarks --parts packing") -> None:
+def write(
+    folder: Path, command: str = "python -m benchmarks --parts packing", thrown_away: str = ""
+) -> None:
     """Write a record into a folder."""
     machine = Machine("a processor, 2 CPUs", "Linux", "ext4", "madvise", "3.11", "nothing else ran")
     facts = (command, "0123456789abcdef", False, "2026-11-27T03:00:00Z", 60.0, machine)
-    record.write(Record(*facts, (0.1, 1.9), 0.01, ROWS), folder / "one.json")
+    record.write(Record(*facts, (0.1, 1.9), 0.01, ROWS, thrown_away), folder / "one.json")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -78,12 +81,24 @@ def test_a_table_is_written_from_the_record(check: Check, tmp_path: Path) -> Non
     written = render(tmp_path / "numbers.md", TEXT)
     assert "| pack | 3 | 0.75 (0.50 to 1.00) |\n| restore | 1.62 | 0.40 (0.31 to 0.50) |" in written
     assert "with reasons in the record: 1" in written.replace("\n", " ")
-    assert "commit 01234567; load 0.1 before and 1.9 after" in written.replace("\n", " ")
+    assert (
+        "a processor, 2 CPUs; load 0.1 before and 1.9 after; other processes took 1%"
+        in written.replace("\n", " ")
+    )
     assert check(written) == []
     for found in re.finditer(r"\d", written):
         digit = str((int(found[0]) + 1) % 10)
         changed = written[: found.start()] + digit + written[found.end() :]
         assert check(changed), changed
+
+
+def test_another_table_of_a_record_does_not_repeat_where_it_is_from(
+    check: Check, tmp_path: Path
+) -> None:
+    block = "<!-- record one.json | what | of the time of `dd` = dd -->\n<!-- end -->\n"
+    text = render(tmp_path / "numbers.md", f"{TEXT}{block}")
+    assert "| verify | 0.50 |\n\n[one.json](one.json), as above.\n" in text, "of a single round"
+    assert check(text) == []
 
 
 @pytest.mark.parametrize(
@@ -98,6 +113,7 @@ def test_a_table_is_written_from_the_record(check: Check, tmp_path: Path) -> Non
         ("It takes 34 MiB (31 to 34).", True),
         ("The 4 shards have 2.2 GB.", True),
         ("The 5 shards have 2.2 GB.", False),
+        ("Copying takes 0.75 GiB.", False),
         ("With Python 3.11 and `-n 5`, of Qwen3-30B.", True),
         ("## The 17th\n\nOf another section it is 3 s.", False),
     ],
@@ -113,7 +129,7 @@ def test_a_number_of_the_text_is_in_the_record_of_its_section(
     ("marker", "problem"),
     [
         ("<!-- record one.json | what | time = cp.ours -->", "does not name s"),
-        ("<!-- record one.json | what | s = dd -->", "no row has 'dd'"),
+        ("<!-- record one.json | what | s = mv -->", "no row has 'mv'"),
         ("<!-- record two.json -->", "two.json"),
         ("<!-- record one.json ->", "a block does not begin or end"),
     ],
@@ -137,6 +153,15 @@ def test_a_record_whose_command_is_gone_is_named(tmp_path: Path, command: str) -
     assert list(record_problems(tmp_path, [TEXT])) == []
     write(tmp_path, command)
     assert list(record_problems(tmp_path, [TEXT])) == [f"one.json: its command is gone: {command}"]
+
+
+def test_nothing_can_be_claimed_by_a_run_that_was_thrown_away(check: Check, tmp_path: Path) -> None:
+    write(tmp_path, thrown_away="another program ran")
+    text = render(tmp_path / "numbers.md", "<!-- record one.json -->\n<!-- end -->\n")
+    assert "thrown away, since another program ran" in text
+    assert check(text) == []
+    assert check(f"{text}\nIt takes 0.75 of copying.\n")
+    assert "nothing can be claimed" in check(TEXT)[0]
 
 
 def test_a_record_that_no_claim_names_is_named(tmp_path: Path) -> None:
