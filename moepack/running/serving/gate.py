@@ -11,10 +11,10 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import h11
@@ -32,7 +32,8 @@ _QUEUE_LENGTH = 1024
 _HOP_FIELDS = {b"connection", b"keep-alive", b"transfer-encoding"}
 _REQUEST_FIELDS = _HOP_FIELDS | {b"upgrade", b"expect", b"content-length", b"origin"}
 """Fields that are not forwarded: those of one connection, and those that the gate answers."""
-_TEXT_PATHS = (b"/completion", b"/completions", b"/messages", b"/responses", b"/infill")
+_MESSAGES = b"/messages"
+_TEXT_PATHS = (b"/completion", b"/completions", _MESSAGES, b"/responses", b"/infill")
 """The ends of llama.cpp's paths whose answers are texts."""
 _METRICS_PATH = b"/metrics"
 _METRICS_STATUSES = (HTTPStatus.OK, HTTPStatus.NOT_IMPLEMENTED)
@@ -148,6 +149,7 @@ class Gate:
                 if request is None:
                     return False
                 await self._read_body(request, client, body)
+                _check_messages(request, body)
                 if self._open_count >= self._limits.open_count:
                     raise RefusedError("too many requests at once", 503)
                 self._open_count += 1
@@ -373,10 +375,21 @@ def _path(request: h11.Request) -> bytes:
     return unquote_to_bytes(re.split(b"[?#]", request.target, maxsplit=1)[0])
 
 
+def _check_messages(request: h11.Request, body: bytearray) -> None:
+    """Refuse messages that are no list, which llama.cpp takes for none in Anthropic's API."""
+    if _MESSAGES in _path(request) and not isinstance(_fields(body).get("messages", []), list):
+        raise RefusedError("Expected 'messages' to be an array", 400)
+
+
 def _is_stream(body: bytearray) -> bool:
     """Return whether a request's JSON asks for an answer piece by piece."""
+    return _fields(body).get("stream") is True
+
+
+def _fields(body: bytearray) -> Mapping[str, Any]:
+    """Return the fields of a request's JSON, none if it is something else."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and fields.get("stream") is True
+        return {}
+    return fields if isinstance(fields, dict) else {}

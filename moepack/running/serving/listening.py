@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
@@ -12,16 +14,20 @@ from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError
 from moepack.running.serving.server import ENDS_WITH_INPUT
 
-_LISTENING = "listening on "
+_LISTENING = re.compile(
+    rb'^listening on (http\S+)$|^.*"event": "listening", "url": "([^"]+)"', re.MULTILINE
+)
 _SECONDS_TO_END = 5.0
+_SECONDS_BETWEEN = 0.01
 _MAX_LOG_LENGTH = 1 << 20
 
 
 class ListeningProcess(Closing):
     """A command that prints its address when it answers. A context manager, which ends it.
 
-    `environment` is added to this process's. Standard error goes to `log`, which is closed with it.
-    The server ends with this process, even if that is killed, and Ctrl-C does not reach it.
+    `environment` is added to this process's. Its output and errors go to `log`, a file that is
+    closed with it. The server ends with this process, even if that is killed, and Ctrl-C does not
+    reach it.
     """
 
     def __init__(
@@ -29,11 +35,12 @@ class ListeningProcess(Closing):
     ) -> None:
         self._url: str | None = None
         self._log = log
+        self._searched_length = 0
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=log,
                 stderr=log,
                 env={**os.environ, **environment, ENDS_WITH_INPUT: "1"},
                 start_new_session=True,
@@ -53,14 +60,17 @@ class ListeningProcess(Closing):
 
         Raises the error of `failure` if the server ends instead.
         """
-        if self._url is None:
-            assert self._process.stdout is not None
-            lines = map(bytes.decode, self._process.stdout)
-            address = next((line for line in lines if line.startswith(_LISTENING)), None)
-            if address is None:
-                self._process.wait()
+        while self._url is None:
+            has_ended = not self.is_running
+            text = os.pread(self._log.fileno(), _MAX_LOG_LENGTH, self._searched_length)
+            if (match := _LISTENING.search(text)) is not None:
+                self._url = (match[1] or match[2]).decode()
+            elif has_ended and len(text) < _MAX_LOG_LENGTH:
                 raise self.failure()
-            self._url = address.removeprefix(_LISTENING).rstrip()
+            elif (length := text.rfind(b"\n") + 1) > 0:
+                self._searched_length += length
+            else:
+                time.sleep(_SECONDS_BETWEEN)
         return self._url
 
     @property
@@ -78,14 +88,13 @@ class ListeningProcess(Closing):
         return MachineError(f"the server ended with code {self.returncode}")
 
     def log(self, start: int = 0) -> str:
-        """Return the end of its standard error, at most from the byte `start` on."""
+        """Return the end of its log, at most from the byte `start` on."""
         start = max(start, os.fstat(self._log.fileno()).st_size - _MAX_LOG_LENGTH)
         return os.pread(self._log.fileno(), _MAX_LOG_LENGTH, start).decode(errors="replace")
 
     def close(self) -> None:
         """End the server, without waiting for its answers."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.terminate()  # while it loads, it does not look at its input
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -93,5 +102,4 @@ class ListeningProcess(Closing):
         if self.is_running:
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
         self._log.close()

@@ -35,12 +35,14 @@ class ServerFile(Closing):
         if (folder := _folder()) is None:
             return
         path = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            os.rename(path, path.with_suffix(_SUFFIX))  # now it is locked
-            self._path = path.with_suffix(_SUFFIX)
+            stack.callback(os.close, self._descriptor)
+            stack.callback(path.unlink)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # which not every file system has
+            self._path = path.rename(path.with_suffix(_SUFFIX))
+            stack.pop_all()
 
     def write(self, facts: Mapping[str, Any]) -> None:
         """Write facts, if they are new."""

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from moepack.running.serving.exchange import Exchange, TextFigures
@@ -66,6 +67,10 @@ class Watch:
         self._open.add(exchange)
         try:
             yield exchange
+        except Exception as error:
+            if not isinstance(error, OSError):  # ours, not a client's that has left
+                exchange.status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR
+            raise
         finally:
             self._open.remove(exchange)
             if exchange.method or exchange.status is not None:

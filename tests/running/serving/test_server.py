@@ -110,6 +110,22 @@ def test_the_longest_request_follows_from_the_context(server: ServerProcess) -> 
         assert (f"more than {most:,} bytes" in message) == (body is prompt)
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_messages_that_are_no_list_are_refused(server: ServerProcess, path: str) -> None:
+    """llama.cpp itself answers them in Anthropic's API, as if there were none."""
+    for messages, expected in (
+        (7, 400),
+        ("x", 400),
+        (None, 400),
+        ({"role": "user"}, 400),
+        ([], 200),
+    ):
+        body = json.dumps({"messages": messages, "max_tokens": 1}).encode()
+        status, answer = ask(server.url, "Host: localhost", body=body, path=path)
+        assert status == expected
+        assert status == 200 or "'messages'" in answer["error"]["message"]
+
+
 def test_a_refusal_is_noted_once_with_what_to_give(chat_path: Path) -> None:
     with serving(chat_path) as server:
         for _ in range(2):
