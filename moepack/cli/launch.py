@@ -179,7 +179,7 @@ def _run(
     arguments: Sequence[str],
 ) -> int:
     """Run a client to its end; return its exit code, or -N if signal N killed it."""
-    from moepack.running.programs.process import run_in_foreground
+    from moepack.running.programs.process import in_foreground
     from moepack.running.serving.client import ServerClient
 
     facts = ServerClient(server.url, key).request("/props")
@@ -195,9 +195,10 @@ def _run(
         for name, text in settings.files.items():
             Path(folder, name).write_text(text)
         words = [client.program, *settings.arguments, *arguments]
-        returncode = run_in_foreground(
-            executable, words, _environment(settings.variables, server.url)
-        )
+        environment = _environment(settings.variables, server.url)
+        with in_foreground(executable, words, environment) as process:
+            returncode = process.wait()
+    assert returncode is not None
     if not server.is_running:
         complain("error", f"the server has ended, with code {server.returncode}: {log_path}")
     return returncode

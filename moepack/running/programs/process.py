@@ -3,11 +3,10 @@
 import os
 import resource
 import signal
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from select import poll
-from threading import Thread, current_thread, main_thread
 from typing import Any, Self
 
 from moepack.common.errors import MachineError
@@ -18,10 +17,9 @@ PARENT_VARIABLE = "MOEPACK_PARENT"
 """The variable with this process's id: the preloaded library of a child asks the system by it to
 end the child when this process ends."""
 _GRACE = 2.0
-_OF_TERMINALS = {signal.SIGINT, signal.SIGQUIT}
-_HANDLED = _OF_TERMINALS | {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-_WATCHED = _HANDLED | {signal.SIGCONT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGCHLD}
-_ALARM = signal.SIGURG  # otherwise unused, and ignored by default
+_OF_TERMINALS = {signal.SIGINT, signal.SIGQUIT, signal.SIGCONT}
+"""Signals that a terminal or its shell sends to all processes of a job."""
+_FORWARDED = _OF_TERMINALS | {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 _JOB_CONTROL = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 
 
@@ -37,22 +35,19 @@ class Process:
         executable: Path,
         arguments: Sequence[str],
         environment: Mapping[str, str],
-        signal_mask: Iterable[int],
     ) -> None:
         """Start `executable`; the first of `arguments` is its name.
 
-        `signal_mask` are the signals that are blocked in it. The calling thread must live as long
-        as the program, which PARENT_VARIABLE binds to it. Raises CommandError if the system starts
-        no such file.
+        The calling thread must live as long as the program, which PARENT_VARIABLE binds to it.
+        Raises CommandError if the system starts no such file.
         """
         names = {**environment, PARENT_VARIABLE: str(os.getpid())}
-        # Unlike `subprocess` it can give the mask, and copies no page tables of a large process.
+        # Unlike `subprocess` it copies no page tables of a large process.
         try:
             self.pid = os.posix_spawn(
                 executable,
                 tuple(arguments),
                 names,
-                setsigmask=signal_mask,
                 setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # which Python ignores
             )
         except OSError as error:
@@ -117,104 +112,43 @@ class Process:
         os.close(self.descriptor)
 
 
-class SignalRelay:
-    """Forwards signals to a program, and stops when it stops, in a thread of its own.
-
-    Enter it in the main thread before others are started: then they leave signals to it. Until a
-    program is attached, signals act on this process as always. `inherited_mask` are the signals
-    that were blocked before, for the program.
-
-    The terminal signals the whole process group (Ctrl-C, Ctrl-Z, a new size), so the program has
-    these already; signals that others send to this process are forwarded. One that is sent to the
-    process group or the control group as a whole reaches the program twice: in a unit of systemd,
-    `KillMode=mixed` avoids that.
-
-    Threads that a library started earlier, as numpy's does, block nothing: a signal that reaches
-    one of them comes by a handler of Python's.
-
-    A stopped program stops this process as well, for which the shell waits. Both continue together.
-    """
-
-    def __init__(self) -> None:
-        self._process: Process | None = None
-        self._is_closed = False
-        self._handlers: dict[int, Any] = {}
-        self._thread = Thread(target=self._relay, name="signals", daemon=True)
-
-    def __enter__(self) -> Self:
-        assert current_thread() is main_thread()
-        # A process that ignores the ends of children, which is inherited, gets no signal of them.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._on_alarm = signal.signal(_ALARM, lambda *_: None)
-        self.inherited_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-        self._thread.start()
-        return self
-
-    def attach(self, process: Process) -> None:
-        """Forward signals to `process` from now on."""
-        self._process = process
-        for number in _HANDLED:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._handlers[number] = signal.signal(number, self._handle)
-        self._wake()  # it may have stopped already
-
-    def __exit__(self, *exception: object) -> None:
-        self._is_closed = True
-        self._wake()
-        self._thread.join()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self.inherited_mask)
-        signal.signal(_ALARM, self._on_alarm)
-
-    def _handle(self, number: int, frame: object) -> None:
-        # Python does not tell whether it is the terminal's.
-        if self._process is not None and not (number in _OF_TERMINALS and _is_in_foreground()):
-            self._process.send(number)
-
-    def _wake(self) -> None:
-        signal.pthread_kill(self._thread.ident or 0, signal.SIGCHLD)
-
-    def _relay(self) -> None:
-        while not self._is_closed:
-            received = signal.sigwaitinfo(_WATCHED)
-            is_from_kernel = received.si_code > 0  # the terminal's, or about a child
-            if received.si_signo == signal.SIGCHLD:
-                # Stop if the program was stopped as a shell would have stopped it.
-                number = None if self._process is None else self._process.find_stop()
-                if number in _JOB_CONTROL or (number is not None and _is_in_foreground()):
-                    _deliver(number)
-            elif self._process is None:
-                _deliver(received.si_signo)
-            elif not is_from_kernel:
-                self._process.send(received.si_signo)
-
-
-def run_in_foreground(
+@contextmanager
+def in_foreground(
     executable: Path, arguments: Sequence[str], environment: Mapping[str, str]
-) -> int:
-    """Run a program to its end, with this process's terminal and signals; return `Process.poll`.
+) -> Iterator[Process]:
+    """Start a program in the foreground, and forward signals to it until the block ends.
 
-    Call it in the main thread. Raises CommandError if the system starts no such file.
+    Call it in the main thread, which has to run Python now and then. The terminal signals the whole
+    process group (Ctrl-C, Ctrl-Z, a new size), so the program has these already; signals that
+    others send to this process are forwarded. One that is sent to the process group or the control
+    group as a whole reaches the program twice: in a unit of systemd, `KillMode=mixed` avoids that.
+    A stopped program stops this process as well, for which the shell waits. Raises what `Process`
+    raises.
     """
-    with (
-        SignalRelay() as relay,
-        Process(executable, arguments, environment, relay.inherited_mask) as process,
-    ):
-        relay.attach(process)
-        returncode = process.wait()
-    assert returncode is not None
-    return returncode
+    # A process that ignores the ends of children, which is inherited, would not learn how they end.
+    handlers: dict[int, Any] = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, signal.SIG_DFL)}
+    try:
+        with Process(executable, arguments, environment) as process:
 
+            def forward(number: int, frame: object) -> None:
+                # Python does not tell whether it is the terminal's.
+                if not (number in _OF_TERMINALS and _is_in_foreground()):
+                    process.send(number)
 
-def _deliver(number: int) -> None:
-    """Deliver a signal to this process as ever: a handler of Python's runs in the main thread."""
-    signal.sigtimedwait({number}, 0)  # one from the terminal may wait, which would be another
-    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    os.kill(os.getpid(), number)
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    # A handler of Python's waits for the main thread, which may wait for something else.
-    signal.pthread_kill(main_thread().ident or 0, _ALARM)
+            def follow(number: int, frame: object) -> None:
+                stop = process.find_stop()
+                if stop is not None and (stop in _JOB_CONTROL or _is_in_foreground()):
+                    os.kill(os.getpid(), stop)
+
+            for number in _FORWARDED:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    handlers[number] = signal.signal(number, forward)
+            signal.signal(signal.SIGCHLD, follow)
+            follow(signal.SIGCHLD, None)  # it may have stopped already
+            yield process
+    finally:
+        for handled, handler in handlers.items():
+            signal.signal(handled, handler)
 
 
 def _is_in_foreground() -> bool:

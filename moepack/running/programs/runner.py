@@ -20,7 +20,7 @@ from moepack.running.programs.command import (
 from moepack.running.programs.executable import check_executable, find_executable
 from moepack.running.programs.learned import Learner
 from moepack.running.programs.library import find_library
-from moepack.running.programs.process import Process, SignalRelay, is_out_of_memory
+from moepack.running.programs.process import in_foreground, is_out_of_memory
 from moepack.running.programs.trace_writer import TraceWriter
 from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from moepack.running.streaming.usage import ExpertUsage
@@ -68,10 +68,7 @@ def run_program(
             hint="leave it out, or use --load-mode mmap: experts are read when they are selected",
         )
     library = preloaded_library()
-    with (
-        SignalRelay() as relay,
-        open_supervisor(pack, options, command, failed, trace, learner) as supervisor,
-    ):
+    with open_supervisor(pack, options, command, failed, trace, learner) as supervisor:
 
         def write_and_tick() -> None:
             tick(supervisor)
@@ -81,8 +78,7 @@ def run_program(
         environment = program_environment(supervisor, library, variables)
         begun(supervisor)
         kills = kill_count()
-        with Process(executable, arguments, environment, relay.inherited_mask) as process:
-            relay.attach(process)
+        with in_foreground(executable, arguments, environment) as process:
             supervisor.serve(process.descriptor, write_and_tick)
             returncode = process.wait()
         write_selections(supervisor, trace, learner, is_last=True)

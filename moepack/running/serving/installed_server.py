@@ -109,7 +109,7 @@ class InstalledServer:
         start = [str(program), "--host", self._socket, "--no-warmup"]
         others = [one for one in without(words, _OF_THE_GATE) if one not in _REUSE_PORT.words]
         try:
-            self._process = Process(program, [*start, *others], _environment(words), ())
+            self._process = Process(program, [*start, *others], _environment(words))
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise

@@ -72,9 +72,6 @@ def test_a_script_that_is_interrupted_ends_with_its_program(shell: Shell) -> Non
 
 
 def test_a_freeze_in_the_foreground_gives_the_prompt_back(shell: Shell) -> None:
-    written = shell.say(
-        f"{' '.join(MODULE)} /bin/sh -c 'kill -STOP $$; exit 9'\n", "Stopped", PROMPT
-    )
-    assert "pid " in written
+    shell.say(f"{' '.join(MODULE)} /bin/sh -c 'kill -STOP $$; exit 9'\n", "Stopped", PROMPT)
     shell.say("fg\n", PROMPT)
     shell.say("echo code $?\n", "code 9")
