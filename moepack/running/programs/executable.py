@@ -7,8 +7,8 @@ import os
 import platform
 import re
 import shlex
-import stat
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,9 +18,7 @@ from moepack.running.programs.compiling import MACHINES
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """The exit codes that shells give."""
 _CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl", "docker-compose", "podman-compose"}
-_DEPTH = 5  # of scripts that scripts are interpreted by, as in Linux
-_LINE_LENGTH = 256  # of a script's first line, likewise
-_INTERPRETER_LENGTH = 4096  # likewise
+_INTERPRETER_LENGTH = 4096  # as in Linux
 _PT_INTERP = 3
 _NAMES = {3: "x86", 8: "MIPS", 21: "PowerPC", 22: "s390", 40: "ARM", 243: "RISC-V"}
 _NAMES |= {258: "LoongArch"} | {number: name for name, number in MACHINES.items()}
@@ -67,66 +65,24 @@ def find_executable(command: str) -> Path:
 def check_executable(path: Path) -> None:
     """Raise CommandError if no library can be loaded into the program at `path`.
 
-    A script's interpreter is checked in its place, `env` and what it starts included.
+    A script passes: what it starts is not known.
     """
     if path.name in _CONTAINER_PROGRAMS:
         problem = "it starts programs in containers, which moepack's library does not reach"
         hint = "run moepack in the container, before the program: … moepack run MODEL -- PROGRAM"
         raise CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint)
-    for _ in range(_DEPTH):
-        try:
-            with path.open("rb") as file:
-                start = file.read(_LINE_LENGTH)
-                if not start.startswith(b"#!"):
-                    _check_binary(path, file)
-                    return
-        except OSError:  # a program may be executable and not readable
-            return
-        interpreter = _interpreter(start, path)
-        if interpreter is None:
-            return
-        path = interpreter
-
-
-def _interpreter(start: bytes, script: Path) -> Path | None:
-    name, _, rest = os.fsdecode(start[2:].split(b"\n")[0]).strip(" \t\r\0").partition(" ")
-    if not name:
-        return None
-    try:
-        interpreter = find_executable(name if "/" in name else f"./{name}")
-        if interpreter.name != "env":
-            return interpreter
-        with interpreter.open("rb") as file:
-            _check_binary(interpreter, file)
-        word = _started_by_env(rest.strip())
-        return find_executable(word) if word else None
-    except CommandError as error:
-        problem = f"its first line names a missing interpreter: {error}"
-        raise CommandError(
-            problem, path=script, exit_code=error.exit_code, hint=error.hint
-        ) from None
-
-
-def _started_by_env(argument: str) -> str | None:
-    """Return the command among the words for `env` in a script's first line."""
-    if not argument.startswith("-"):
-        return argument  # Linux gives it as one word
-    option = re.match(r"(-v?S|--split-string=?)\s*", argument)
-    try:
-        words = shlex.split(argument[option.end() :]) if option else []
-    except ValueError:
-        return None
-    return next((word for word in words if not word.startswith("-") and "=" not in word), None)
+    elf = None
+    with suppress(OSError), path.open("rb") as file:  # it may be executable and not readable
+        elf = _read_elf(file)
+    if elf is not None:
+        _check_binary(path, elf)
 
 
 _Elf = tuple[int, int, str | None]
 """An ELF header: bits, the machine's number, and the dynamic linker's path."""
 
 
-def _check_binary(path: Path, file: BinaryIO) -> None:
-    elf = _read_elf(file)
-    if elf is None:
-        return
+def _check_binary(path: Path, elf: _Elf) -> None:
     (bits, machine, interpreter), ours = elf, platform.machine()
     problem = None
     if (bits, machine) != (64, MACHINES.get(ours, machine)):
@@ -141,9 +97,6 @@ def _check_binary(path: Path, file: BinaryIO) -> None:
         theirs, other = ("musl", "glibc") if _is_musl(interpreter) else ("glibc", "musl")
         problem = f"linked with {theirs}, while moepack's library is with {other}"
         hint = f"use a build for {other}, or run moepack where the program was built"
-    if problem is None and (privilege := _privilege(path)):
-        problem = f"it runs with {privilege}: the system loads no library of a user into it"
-        hint = f"use a copy without these: cp {shlex.quote(str(path))} ."
     if problem is not None:
         raise CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint)
 
@@ -192,20 +145,3 @@ def _our_interpreter() -> str:
     except OSError:
         elf = None
     return (elf and elf[2]) or ""
-
-
-def _privilege(path: Path) -> str | None:
-    """Return rights with which the dynamic linker ignores LD_PRELOAD: those its user lacks."""
-    status = path.stat()
-    if os.statvfs(path).f_flag & os.ST_NOSUID:
-        return None
-    if status.st_mode & stat.S_ISUID and status.st_uid != os.getuid():
-        return "the rights of its owner (setuid)"
-    is_setgid = status.st_mode & stat.S_ISGID and status.st_mode & stat.S_IXGRP
-    if is_setgid and status.st_gid != os.getgid():
-        return "the rights of its group (setgid)"
-    try:
-        os.getxattr(path, "security.capability")
-    except OSError:
-        return None
-    return "capabilities of its file" if os.getuid() != 0 else None
