@@ -34,12 +34,11 @@ def served(model: str | Path, *options: str) -> Iterator[tuple[Piped, str]]:
 
 
 def exchange(url: str, request: bytes) -> bytes:
-    """Send bytes to a server, end sending, and return all that comes back."""
+    """Send bytes to a server, and return all that comes back until it closes the connection."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     with socket.create_connection((parts.hostname, parts.port or 80), 20) as connection:
         connection.sendall(request)
-        connection.shutdown(socket.SHUT_WR)
         answer = b""
         while data := connection.recv(1 << 16):
             answer += data

@@ -23,7 +23,6 @@ from moepack.running.serving.access import Access
 from moepack.running.serving.exchange import Exchange
 from moepack.running.serving.metrics import CONTENT_TYPE
 from moepack.running.serving.peer import PING, Connection, Peer, RefusedError, send_request
-from moepack.running.serving.prompt_progress import PromptProgress
 from moepack.running.serving.watch import Watch
 
 Turn = Callable[[bytes, bytes], AbstractAsyncContextManager[object]]
@@ -49,9 +48,7 @@ class GateLimits(NamedTuple):
     and take `body_seconds`, and another second for each `body_speed` bytes; as long, a client may
     leave its answer unread when the buffers of the system are full. At a time memory has
     `held_length` bytes of bodies, and there are `connection_count` clients with `open_count`
-    requests. A client that ends its sending side is probed after `probe_seconds`, then less often.
-    A stream that waits for its turn gets a comment every `ping_seconds`; None for never. A client
-    that asked for progress is told it every `progress_seconds`.
+    requests. A stream that waits for its turn gets a comment every `ping_seconds`; None for never.
     """
 
     head_length: int = 1 << 16
@@ -62,9 +59,7 @@ class GateLimits(NamedTuple):
     held_length: int = 64 << 20
     connection_count: int = 1024
     open_count: int = 512
-    probe_seconds: float = 0.05
     ping_seconds: float | None = 10.0
-    progress_seconds: float = 1.0
 
 
 class Gate:
@@ -72,9 +67,8 @@ class Gate:
 
     `watch` learns of each request and its end. `counted` is called with the number of requests that
     the server has when it changes. Requests for texts wait until `turn` is entered, and leave it
-    when they are answered. `routed_count` returns the tokens of prompts that were computed so far,
-    layer by layer; None if unknown. If it `hides_slots`, clients may not save and restore texts:
-    the server's folder is not theirs.
+    when they are answered. If it `hides_slots`, clients may not save and restore texts: the
+    server's folder is not theirs.
     """
 
     def __init__(
@@ -85,12 +79,11 @@ class Gate:
         watch: Watch,
         counted: Callable[[int], object] = lambda count: None,
         turn: Turn = lambda path, body: contextlib.nullcontext(),
-        routed_count: Callable[[], int | None] = lambda: None,
         *,
         hides_slots: bool = False,
     ) -> None:
         self._hides_slots = hides_slots
-        self._counted, self._turn, self._routed_count = counted, turn, routed_count
+        self._counted, self._turn = counted, turn
         self._connect, self._access = connect, access
         self._limits, self._watch = limits, watch
         self._places = asyncio.Semaphore(limits.connection_count)
@@ -213,9 +206,7 @@ class Gate:
     ) -> None:
         """Answer a request by the server, unless the client leaves before."""
         answering = asyncio.create_task(self._answer_in_turn(request, body, client, exchange))
-        watching = asyncio.create_task(
-            client.wait_until_gone(self._limits.head_length, self._limits.probe_seconds)
-        )
+        watching = asyncio.create_task(client.wait_until_gone(self._limits.head_length))
         try:
             await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
             exchange.has_left = not answering.done()
@@ -288,7 +279,6 @@ class Gate:
                 if client.http.our_state is h11.SEND_RESPONSE and _is_stream(body):
                     fields = [_STREAM, *_fields_for(request)]
                     client.send(h11.Response(status_code=200, headers=fields, reason=b"OK"))
-                    client.takes_comments = True
                 if client.http.our_state is h11.SEND_BODY:
                     client.send(h11.Data(data=PING))
             await entering
@@ -305,12 +295,12 @@ class Gate:
         exchange: Exchange,
     ) -> None:
         """Forward an answer, piece by piece."""
+        exchange.is_stream = _STREAM in event.headers
         is_late_error = (
             client.http.our_state is h11.SEND_BODY and event.status_code != HTTPStatus.OK
         )
         if client.http.our_state is h11.SEND_RESPONSE:
             fields = [field for field in event.headers if field[0] not in _HOP_FIELDS]
-            client.takes_comments = _STREAM in fields
             fields += _fields_for(request)
             if self._places.locked():
                 fields.append((b"connection", b"close"))
@@ -318,21 +308,12 @@ class Gate:
                 h11.Response(status_code=event.status_code, headers=fields, reason=event.reason)
             )
         if is_late_error:
-            client.takes_comments = False
             client.send(h11.Data(data=b"event: error\ndata: "))
-        is_stream, progress = client.takes_comments, PromptProgress(self._count_routed)
-        exchange.is_stream = is_stream
-        telling = asyncio.create_task(self._tell(progress, client))
-        try:
-            while isinstance(data := await server.next_event(), h11.Data):
-                client.send(data)
-                client.takes_comments = is_stream and data.data.endswith(b"\n\n")
-                progress.note(data.data)
-                exchange.passing.note(data.data)
-                async with asyncio.timeout(self._limits.body_seconds):  # others wait for this turn
-                    await client.writer.drain()
-        finally:
-            telling.cancel()
+        while isinstance(data := await server.next_event(), h11.Data):
+            client.send(data)
+            exchange.passing.note(data.data)
+            async with asyncio.timeout(self._limits.body_seconds):  # others wait for this turn
+                await client.writer.drain()
         if is_late_error:
             client.send(h11.Data(data=b"\n\n"))
         client.send(h11.EndOfMessage())
@@ -341,16 +322,6 @@ class Gate:
     def _count_forwarded(self, step: int) -> None:
         self._forwarded_count += step
         self._counted(self._forwarded_count)
-
-    def _count_routed(self) -> int | None:
-        return self._routed_count() if self._forwarded_count == 1 else None
-
-    async def _tell(self, progress: PromptProgress, client: Peer) -> None:
-        """Tell a client the progress of its prompt, between the events of the server."""
-        while True:
-            await asyncio.sleep(self._limits.progress_seconds)
-            if client.takes_comments and (event := progress.next_event()) is not None:
-                client.send(h11.Data(data=event))
 
 
 def _fields_for(request: h11.Request) -> list[tuple[bytes, bytes]]:

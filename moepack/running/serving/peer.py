@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import select
 from http import HTTPStatus
 
 import h11
@@ -12,7 +11,6 @@ PING = b":\n\n"
 """A comment in a stream, as llama.cpp sends them."""
 _PIECE_LENGTH = 1 << 16
 _SECONDS_TO_LEAVE = 10.0
-_MOST_SECONDS_TO_PROBE = 30.0
 _KINDS = {403: "permission_error", 503: "unavailable_error"}
 
 
@@ -26,8 +24,6 @@ class Peer:
     def __init__(self, http: h11.Connection, connection: Connection) -> None:
         self.http = http
         self.reader, self.writer = connection
-        self.takes_comments = False
-        """Whether a comment may be sent: between the events of a stream."""
 
     async def next_event(self) -> object:
         """Return what h11 reads next. Raises h11.RemoteProtocolError, OSError."""
@@ -60,28 +56,15 @@ class Peer:
         fields = [(b"content-type", b"application/json"), (b"connection", b"close")]
         self.send_whole(status, fields, json.dumps(facts).encode())
 
-    async def wait_until_gone(self, most: int, pause: float) -> None:
-        """Wait until a client that has sent a request closes the connection.
+    async def wait_until_gone(self, most: int) -> None:
+        """Wait until a client that has sent a request closes the connection, or ends its sending.
 
-        One that ends only its sending side still reads its answer. The two differ once something
-        is sent to them, after a `pause`; to a client of HTTP/1.0 that is the answer alone, and in
-        answers only streams have room for it. More than `most` bytes that are sent in advance
-        count as the end.
+        More than `most` bytes that are sent in advance count as the end.
         """
         while data := await self.reader.read(_PIECE_LENGTH):
             self.http.receive_data(data)
             if len(self.http.trailing_data[0]) > most:
                 return
-        self.http.receive_data(b"")
-        poll = select.poll()
-        poll.register(self.writer.get_extra_info("socket"), 0)
-        while not self.writer.is_closing() and not poll.poll(0):
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _MOST_SECONDS_TO_PROBE)
-            if self.http.our_state is h11.SEND_BODY and self.takes_comments:
-                self.send(h11.Data(data=PING))
-            if self.http.their_http_version != b"1.0" and self.http.our_state is h11.SEND_RESPONSE:
-                self.send_continue()
 
     async def leave(self) -> None:
         """Close the connection when the other side has, or is too slow.

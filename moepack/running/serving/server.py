@@ -121,16 +121,14 @@ def _serve(params: Any, log: ServerLog) -> None:
     async def connect() -> Connection:
         return await asyncio.open_unix_connection(inner)
 
-    # The preloaded library has both; without that library nobody has to know.
-    program = ctypes.CDLL(None)
-    counted = getattr(program, "moepack_set_request_count", lambda count: None)
-    routed_count = getattr(program, "moepack_routed_count", lambda: None)
+    # The preloaded library has it; without that library nobody has to know.
+    counted = getattr(ctypes.CDLL(None), "moepack_set_request_count", lambda count: None)
     watch = Watch(log.request, _statistics, Watched.here().model)
     states = None
     if files is not None:
         ask = make_asker(connect, params.api_prefix, params.api_keys[:1])
         states = PromptStates(files, ask, log.note)
-    gate = _gate(connect, options, log, watch, counted, routed_count, states)
+    gate = _gate(connect, options, log, watch, counted, states)
     asyncio.run(_answer(gate, listeners, tls, _announcement(options, log), watch, states=states))
     del server
 
@@ -170,7 +168,6 @@ def _gate(
     log: ServerLog,
     watch: Watch,
     counted: Callable[[int], object] = lambda count: None,
-    routed_count: Callable[[], int | None] = lambda: None,
     states: PromptStates | None = None,
 ) -> Gate:
     access = Access(options.origins, options.hosts, options.has_key)
@@ -190,7 +187,6 @@ def _gate(
         watch,
         counted,
         turn,
-        routed_count,
         hides_slots=states is not None,
     )
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import Mock
 
-import h11
 import httpx
 import pytest
 
@@ -36,7 +35,6 @@ LIMITS = GateLimits(
     held_length=500_000,
     connection_count=7,
     open_count=5,
-    probe_seconds=0.05,
     ping_seconds=0.1,
 )
 HEAD = b"POST /x HTTP/1.1\r\nHost: localhost\r\n"
@@ -60,10 +58,8 @@ class Behind(NamedTuple):
     counts: list[int]
     watch: Watch
 
-    async def ask(
-        self, *pieces: bytes, pause: float = 0.0, ends: bool = True, leaves: bool = False
-    ) -> bytes:
-        """Send pieces, end sending, and return the answers; or leave after the last piece."""
+    async def ask(self, *pieces: bytes, pause: float = 0.0, leaves: bool = False) -> bytes:
+        """Send pieces, and return the answers; or leave after the last piece."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             for piece in pieces:
@@ -72,8 +68,6 @@ class Behind(NamedTuple):
                 await asyncio.sleep(pause)
             if leaves:
                 return b""
-            if ends:
-                writer.write_eof()
             return await asyncio.wait_for(reader.read(), 5)
         finally:
             writer.close()
@@ -248,16 +242,15 @@ def test_an_answer_that_ends_with_the_connection_ends_at_once_with_tls(tmp_path:
 
 
 @through_a_gate
-async def test_a_client_that_leaves_is_told_from_one_that_ended_its_sending(
-    behind: Behind,
-) -> None:
+async def test_a_client_that_leaves_has_its_request_ended_and_others_not(behind: Behind) -> None:
     asking = asyncio.create_task(behind.ask(WAITING))
     await asyncio.sleep(0.02)
-    await behind.ask(WAITING, leaves=True)
-    await asyncio.sleep(0.4)
+    silent = HEAD + b"Content-Length: 10\r\n\r\nsilent-end"
+    await behind.ask(silent, pause=0.1, leaves=True)
+    await asyncio.sleep(0.1)
     assert behind.left == [1]
     asking.cancel()
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(0.1)
     assert behind.left == [1, 0]
 
 
@@ -300,34 +293,6 @@ async def test_texts_that_wait_for_their_turn_are_counted_and_their_wait_is_logg
     assert wait is not None
     assert 0.2 < wait < PATIENCE
     assert "moepack_requests_waiting 0" in behind.watch.metrics().splitlines()
-
-
-@through_a_gate
-async def test_a_client_that_leaves_a_stream_is_told_from_one_that_reads_on(
-    behind: Behind,
-) -> None:
-    """By comments, which are none of its events, and stand between them alone."""
-    stream = HEAD + b"Content-Length: 10\r\n\r\nstream-end"
-    silent = HEAD + b"Content-Length: 10\r\n\r\nsilent-end"
-    await behind.ask(silent, pause=0.1, leaves=True)
-    await asyncio.sleep(0.4)
-    assert behind.left == [0]
-    answer = body_of(await behind.ask(stream))
-    assert answer.replace(b":\n\n", b"") == b"data: 1\n\ndata: 2\n\n"
-    assert answer.startswith(b"data: 1\n\n:\n\n")
-
-
-def body_of(answer: bytes) -> bytes:
-    """Return the body of an answer in chunks."""
-    connection = h11.Connection(h11.CLIENT)
-    connection.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
-    connection.send(h11.EndOfMessage())
-    connection.receive_data(answer)
-    connection.receive_data(b"")
-    body = b""
-    while not isinstance(event := connection.next_event(), h11.EndOfMessage):
-        body += bytes(event.data) if isinstance(event, h11.Data) else b""
-    return body
 
 
 @through_a_gate
@@ -379,7 +344,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 async def test_others_are_told_why_and_nothing_passes(
     behind: Behind, pieces: list[bytes], status: int
 ) -> None:
-    answer = await behind.ask(*pieces, pause=0.015, ends=False)
+    answer = await behind.ask(*pieces, pause=0.015)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert b'"message": "' in answer
     assert not behind.came
@@ -428,7 +393,7 @@ def stream(word: bytes) -> bytes:
 @contextlib.asynccontextmanager
 async def busy(behind: Behind) -> AsyncIterator[None]:
     """Have a text computed that does not end before the block."""
-    first = asyncio.create_task(behind.ask(text_request(b"never"), ends=False))
+    first = asyncio.create_task(behind.ask(text_request(b"never")))
     await asyncio.sleep(0.02)
     yield
     first.cancel()
@@ -439,7 +404,7 @@ async def test_a_stream_that_waits_gets_comments_and_then_its_answer(behind: Beh
     page = b"Origin: http://localhost:3000\r\n"
     async with busy(behind):
         waiting = [
-            asyncio.create_task(behind.ask(text_request(body, path, page), ends=False))
+            asyncio.create_task(behind.ask(text_request(body, path, page)))
             for path in (b"/completion?a=b", b"/v1/messages#a")
             for body in (stream(b"slow-end"), b"slow-end")
         ]
@@ -471,7 +436,7 @@ async def test_a_body_that_python_does_not_parse_waits_too(behind: Behind) -> No
 async def test_an_error_after_comments_is_an_event(behind: Behind) -> None:
     async with busy(behind):
         waiting = [
-            asyncio.create_task(behind.ask(text_request(body), ends=False))
+            asyncio.create_task(behind.ask(text_request(body)))
             for body in (stream(b"wrong-end"), b"wrong-end")
         ]
         await asyncio.sleep(0.15)
@@ -489,7 +454,7 @@ async def test_texts_wait_in_their_order_and_others_pass(behind: Behind) -> None
         waiting = []
         for number in range(3):
             request = text_request(b"%d-late-end" % number)
-            waiting.append(asyncio.create_task(behind.ask(request, ends=False)))
+            waiting.append(asyncio.create_task(behind.ask(request)))
             await asyncio.sleep(0.02)
         assert len(behind.came) == 1
     for number, answer in enumerate(waiting):
@@ -508,7 +473,7 @@ async def test_a_client_that_does_not_read_its_answer_holds_nobody_up(behind: Be
     reader, writer = await asyncio.open_connection("127.0.0.1", behind.port)
     writer.write(text_request(b"endless-end"))
     assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-    answer = await asyncio.wait_for(behind.ask(text_request(b"end"), ends=False), 3)
+    answer = await asyncio.wait_for(behind.ask(text_request(b"end")), 3)
     assert answer.endswith(b"fine")
     writer.close()
 
@@ -532,10 +497,7 @@ async def test_more_clients_than_there_are_places_wait_until_one_is_free(
     behind: Behind, piece: bytes
 ) -> None:
     """Those that send nothing, or not enough, lose theirs soon."""
-    holders = [
-        asyncio.create_task(behind.ask(piece, ends=False))
-        for _ in range(2 * LIMITS.connection_count)
-    ]
+    holders = [asyncio.create_task(behind.ask(piece)) for _ in range(2 * LIMITS.connection_count)]
     await asyncio.sleep(0.05)
     assert (await behind.ask(REQUEST)).endswith(b"fine")
     assert sum(holder.done() for holder in holders) > LIMITS.connection_count
