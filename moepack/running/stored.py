@@ -112,7 +112,7 @@ def _kept(owners: Mapping[str, FetchedModel]) -> Iterator[StoredItem]:
     with contextlib.suppress(MachineError):  # without a folder there are none
         files = learned_files()
     rows = [(path, "learned", model, is_whole) for path, model, is_whole in files]
-    rows += [(one.folder, "prompts", None, True) for one in stored_prompts()]
+    rows += [(folder, "prompts", None, True) for folder in sorted(stored_prompts())]
     for path, kind, model, is_whole in rows:
         item = _item(
             model or path.name.partition(".")[0], kind, path, None if is_whole else "not whole"
@@ -239,7 +239,7 @@ def remove_stored(items: Iterable[StoredItem]) -> None:
         elif item.kind == "learned":
             remove_learned(path)
         elif item.kind == "prompts":
-            remove_prompts(path.name)
+            remove_prompts(path)
         else:
             try:
                 path.unlink(missing_ok=True)

@@ -63,7 +63,7 @@ def prompt_cache_variables(pack: Pack, length: Size | None) -> dict[str, str]:
     if length is not None:
         limit = parse_size(length, "prompt_cache")
     elif (folder := model_folder(model_id(pack))) is not None:
-        length_on_disk = sum(one.length for one in stored_prompts())
+        length_on_disk = sum(stored_prompts().values())
         limit = min(DEFAULT_LENGTH, (free_space(folder) + length_on_disk) // _SHARE)
     else:
         limit = 0

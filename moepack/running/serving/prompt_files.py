@@ -12,6 +12,7 @@ import secrets
 import struct
 import time
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -40,15 +41,6 @@ class PromptFile(NamedTuple):
 
     path: Path
     tokens: bytes
-
-
-class StoredPrompts(NamedTuple):
-    """The states of the texts of one model; `last_used` is a time since 1970."""
-
-    folder: Path
-    text_count: int
-    length: int
-    last_used: float
 
 
 def common_count(one: bytes, other: bytes) -> int:
@@ -93,31 +85,20 @@ def _private(folder: Path) -> Path | None:
         return None
 
 
-def stored_prompts() -> list[StoredPrompts]:
-    """Return the states of all models, by folder."""
-    by_folder: dict[Path, list[os.stat_result]] = {}
+def stored_prompts() -> dict[Path, int]:
+    """Return the bytes of the states of all models, by their folders."""
+    lengths: Counter[Path] = Counter()
     for path, status in _files(prompts_folder()):
-        by_folder.setdefault(path.parent, []).append(status)
-    return [
-        StoredPrompts(
-            folder,
-            len(files),
-            sum(one.st_size for one in files),
-            max(one.st_mtime for one in files),
-        )
-        for folder, files in sorted(by_folder.items())
-    ]
+        lengths[path.parent] += status.st_size
+    return lengths
 
 
-def remove_prompts(model: str | None = None) -> int:
-    """Remove the states of a model by its id, by default of all; return the freed bytes."""
-    freed = 0
-    for path, status in list(_files(prompts_folder())):
-        if model in (None, path.parent.name):
+def remove_prompts(folder: Path) -> None:
+    """Remove the states in a model's folder."""
+    for path, _ in list(_files(prompts_folder())):
+        if path.parent == folder:
             with contextlib.suppress(OSError):
                 path.unlink()
-                freed += status.st_size
-    return freed
 
 
 def _files(folder: Path | None) -> Iterator[tuple[Path, os.stat_result]]:

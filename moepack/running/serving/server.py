@@ -101,7 +101,7 @@ def _serve(params: Any, log: ServerLog) -> None:
 
     # Until the model is loaded there is nothing to clean up, and xllamacpp lets no Python run.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    options = _gate_options(params)
+    options = read_gate_options(sys.argv[1:])
     params.ssl_file_key = params.ssl_file_cert = ""
     params.cors_origins = THIS_MACHINE  # the gate decides, and hides origins
     tls, listeners = _tls(options), _listeners(options)
@@ -188,24 +188,6 @@ def _gate(
         counted,
         turn,
         hides_slots=states is not None,
-    )
-
-
-def _gate_options(params: Any) -> GateOptions:
-    return GateOptions(
-        hosts=params.hostnames,
-        port=params.port,
-        shares_port=params.reuse_port,
-        origins=params.cors_origins,
-        has_key=bool(params.api_keys),
-        tls_key=params.ssl_file_key,
-        tls_certificate=params.ssl_file_cert,
-        slot_count=params.n_parallel,
-        context=params.n_ctx,
-        has_media=bool(params.mmproj.path),
-        ping_seconds=params.sse_ping_interval,
-        prefix=params.api_prefix,
-        has_page=bool(params.ui),
     )
 
 
