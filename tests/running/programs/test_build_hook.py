@@ -77,14 +77,10 @@ def compiled_in(native: Path, machine: str = MACHINE) -> list[Path]:
     return sorted(one for one in found if one is not None)
 
 
-@pytest.mark.parametrize("is_installed", [False, True])
-def test_a_wheel_brings_the_libraries_and_is_of_one_machine(
-    is_installed: bool, project: Path, tmp_path: Path
-) -> None:
+def test_a_wheel_brings_the_libraries_and_is_of_one_machine(project: Path, tmp_path: Path) -> None:
     """Old libraries of a checkout stay there."""
-    if is_installed:
-        install(project)
-        (project / "native" / "slots.c").write_text("int another;\n")
+    install(project)
+    (project / "native" / "slots.c").write_text("int another;\n")
     before = list((project / "native").glob("*.so"))
     wheel = build(project)
     assert wheel.name.endswith(f"-py3-none-linux_{MACHINE}.whl")
@@ -94,12 +90,7 @@ def test_a_wheel_brings_the_libraries_and_is_of_one_machine(
     assert list((project / "native").glob("*.so")) == before
 
 
-@pytest.mark.parametrize("is_installed", [False, True])
-def test_without_a_compiler_a_wheel_is_for_all_machines(
-    is_installed: bool, project: Path, tmp_path: Path
-) -> None:
-    if is_installed:
-        install(project)
+def test_without_a_compiler_a_wheel_is_for_all_machines(project: Path, tmp_path: Path) -> None:
     wheel = build(project, PATH="/nothing")
     assert wheel.name.endswith("-py3-none-any.whl")
     assert not libraries(wheel, tmp_path / "unpacked")

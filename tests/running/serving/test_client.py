@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -214,18 +212,6 @@ def test_a_request_is_cancelled_before_it_begins_and_while_it_is_answered(
         list(pieces)
     assert answer.facts.end == "left"
     late.cancel()  # when it has ended
-
-
-def test_a_request_that_waits_for_its_first_token_is_cancelled(client: ServerClient) -> None:
-    cancellation = Cancellation()
-    timer = threading.Timer(0.05, cancellation.cancel)
-    timer.start()
-    began = time.monotonic()
-    with client.complete("hello " * 450, sampling=GREEDY, cancellation=cancellation) as answer:
-        list(answer)
-    timer.join()
-    assert answer.facts.end == "left"
-    assert time.monotonic() - began < 5
 
 
 def test_an_answer_that_does_not_come_again_is_kept(client: ServerClient) -> None:

@@ -81,31 +81,6 @@ def test_opencode_has_a_provider_without_time_limits() -> None:
     assert options["timeout"] is options["headerTimeout"] is options["chunkTimeout"] is False
 
 
-def test_aider_knows_the_context_of_the_model() -> None:
-    found = settings("aider")
-    variables = found.variables
-    assert variables["AIDER_OPENAI_API_BASE"] == f"{URL}/v1"
-    assert variables["AIDER_OPENAI_API_KEY"] == KEY
-    facts = json.loads(found.files[Path(variables["AIDER_MODEL_METADATA_FILE"]).name])
-    assert facts[variables["AIDER_MODEL"]]["max_input_tokens"] == CONTEXT
-    assert variables["AIDER_WEAK_MODEL"] == variables["AIDER_MODEL"] == f"openai/{MODEL}"
-
-
-def test_llm_has_a_folder_of_its_own_with_the_model() -> None:
-    found = settings("llm")
-    assert found.variables["LLM_USER_PATH"] == str(FOLDER)
-    (model,) = json.loads(found.files["extra-openai-models.yaml"])
-    assert model["model_id"] == found.variables["LLM_MODEL"]
-    assert model["api_base"] == f"{URL}/v1"
-
-
-def test_open_webui_listens_on_this_machine_alone() -> None:
-    found = settings("open-webui")
-    assert found.arguments == ["serve", "--host", "127.0.0.1"]
-    assert found.variables["OPENAI_API_BASE_URLS"] == f"{URL}/v1"
-    assert found.variables["ENABLE_PERSISTENT_CONFIG"] == "False"
-
-
 def test_an_answer_leaves_most_of_a_context_to_the_prompt() -> None:
     answers = [ENDPOINT._replace(context=length).answer for length in (2048, 1 << 16, 1 << 20)]
     assert answers == [1024, 8192, 32_000]

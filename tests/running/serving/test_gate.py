@@ -3,15 +3,12 @@
 import asyncio
 import contextlib
 import inspect
-import os
-import resource
 import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -502,27 +499,3 @@ async def test_more_clients_than_there_are_places_wait_until_one_is_free(
     assert (await behind.ask(REQUEST)).endswith(b"fine")
     assert sum(holder.done() for holder in holders) > LIMITS.connection_count
     await asyncio.gather(*holders)
-
-
-@through_a_gate
-async def test_a_client_that_there_is_no_descriptor_for_is_answered_later(
-    behind: Behind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until then nothing spins."""
-    loop = asyncio.get_running_loop()
-    accept = Mock(side_effect=loop.sock_accept)
-    monkeypatch.setattr(loop, "sock_accept", accept)
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as client:
-        client.setblocking(False)
-        next_descriptor = os.dup(client.fileno())
-        os.close(next_descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (next_descriptor, most))
-        try:
-            await loop.sock_connect(client, ("127.0.0.1", behind.port))
-            await asyncio.sleep(0.5)
-            assert accept.call_count < 5
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-        await loop.sock_sendall(client, REQUEST)
-        assert await loop.sock_recv(client, 1000) == ANSWER

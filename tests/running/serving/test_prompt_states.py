@@ -79,8 +79,8 @@ def begin(path: Path, *options: str) -> tuple[AnswerFacts, str, AnswerFacts]:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, ("-np", "1")) for name in ("qwen3moe", "granite", "gpt-oss", "deepseek2")),
-        *((name, ()) for name in ("mixtral", "qwen3moe", "granite")),
+        *((name, ("-np", "1")) for name in ("gpt-oss", "deepseek2")),
+        *((name, ()) for name in ("qwen3moe", "granite")),
     ],
 )
 def test_a_text_goes_on_after_a_restart_as_without_one(
@@ -161,7 +161,7 @@ def test_nothing_but_the_state_of_the_same_model_and_settings_is_used(
         assert go_on(server.client, prompt).kept_count == 0
 
 
-@pytest.mark.parametrize("share", [0.0, 0.002, 0.5, 0.97, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_damaged_state_is_removed_and_the_text_computed(
     share: float, packs: dict[str, Path], cache: Path
 ) -> None:
@@ -268,5 +268,3 @@ def test_the_command_keeps_states_unless_it_is_told_not_to(
     assert not cache.exists()
     assert ask() == 0
     assert ask() > 200
-    assert ask("--no-prompt-cache") == 0
-    assert ask("--prompt-cache", "0") == 0

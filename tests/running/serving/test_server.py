@@ -10,12 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
-import httpx
 import pytest
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
@@ -144,68 +141,6 @@ def test_what_clients_are_told_is_the_servers_own(chat_path: Path) -> None:
         assert ask(server.url, "Host: chat.example", "Origin: http://localhost", key)[0] == 403
         assert server.client.request("/props")["total_slots"] == 2
         assert server.client.request("/props")["model_alias"] == "tiny"
-
-
-ONE_SLOT = ("-np", "1", "--sse-ping-interval", "1", "--context-shift")
-"""With these a text ends with its client alone."""
-
-
-@contextlib.contextmanager
-def endless_text(url: str) -> Iterator[None]:
-    """Have a text computed until the block ends."""
-    fields = {"prompt": "x", "n_predict": -1, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{url}/completion", json=fields, timeout=PATIENCE) as answer:
-        lines = answer.iter_lines()
-        next(lines)
-
-        def read() -> None:
-            with contextlib.suppress(httpx.StreamError, httpx.TransportError):
-                for _ in lines:
-                    pass
-
-        Thread(target=read, daemon=True).start()
-        yield
-        answer.extensions["network_stream"].get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-
-
-def test_twelve_texts_at_once_are_answered_where_one_is_computed_at_a_time(
-    chat_path: Path,
-) -> None:
-    def ask_at(url: str) -> int:
-        answer = httpx.post(f"{url}/completion", content=BODY, timeout=PATIENCE)
-        return int(answer.json()["tokens_predicted"])
-
-    with serving(chat_path, *ONE_SLOT) as one, ThreadPoolExecutor(12) as pool:
-        with endless_text(one.url):
-            answers = [pool.submit(ask_at, one.url) for _ in range(12)]
-            time.sleep(0.5)
-            assert httpx.get(f"{one.url}/health").status_code == 200
-            assert not any(answer.done() for answer in answers)
-        assert [answer.result(PATIENCE) for answer in answers] == [2] * 12
-
-
-def test_a_stream_that_waits_for_its_turn_gets_its_head_and_comments(chat_path: Path) -> None:
-    fields = {"prompt": "x", "n_predict": 2, "stream": True}
-    with serving(chat_path, *ONE_SLOT) as server, contextlib.ExitStack() as stack:
-        stack.enter_context(endless_text(server.url))
-        request: Any = {"json": fields, "timeout": PATIENCE}
-        with httpx.stream("POST", f"{server.url}/completion", **request) as answer:
-            assert answer.headers["content-type"] == "text/event-stream"
-            lines = answer.iter_lines()
-            assert [next(lines) for _ in range(4)] == [":", "", ":", ""]
-            stack.close()
-            *_, last = (line for line in lines if line.startswith("data: "))
-    assert json.loads(last.removeprefix("data: "))["tokens_predicted"] == 2
-
-
-def test_a_text_whose_client_leaves_before_its_turn_is_not_computed(chat_path: Path) -> None:
-    with serving(chat_path, *ONE_SLOT) as server:
-        with endless_text(server.url):
-            fields = {"prompt": "x", "n_predict": -1, "ignore_eos": True}
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{server.url}/completion", json=fields, timeout=0.3)
-        answer = httpx.post(f"{server.url}/completion", content=BODY, timeout=PATIENCE)
-        assert answer.status_code == 200
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

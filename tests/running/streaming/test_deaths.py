@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from moepack.running.streaming.control import _STATISTICS_END
 from tests.support.children import wait_until
 from tests.support.needs import needs_llama
 from tests.support.supervised import (
@@ -142,24 +141,3 @@ def test_a_ring_of_noise_harms_nobody(run: Supervised, expected: Answers, words:
         run.settle()
         assert program.ask(*PROMPTS[1]) == expected
     assert not run.failures
-
-
-def test_an_error_of_noise_is_one_of_the_program(run: Supervised, expected: Answers) -> None:
-    with run.program(*SLOTS) as program:
-        assert program.ask(*PROMPTS[1]) == expected
-
-        def write(supervisor: object) -> None:
-            control = run.supervisor._control
-            (number,) = control.live()
-            start = (4096 + number * 3 * 4096) // 4
-            control._words[start + 1] = 77  # the kind of reads
-            errors = start + _STATISTICS_END // 4
-            control._words[errors + 1] += 1
-            for word in range(8):
-                control._words[errors + 2 + word] = 0x7FFFFFF0 + word
-
-        run.do(write)
-        run.settle()
-        assert run.supervisor.backend == "auto"
-        assert program.ask(*PROMPTS[1]) == expected
-    assert len(run.failures) == 1

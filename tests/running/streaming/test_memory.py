@@ -1,6 +1,5 @@
 """Memory for experts: as much as was given or is free, and given back when it is not needed."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -144,23 +143,6 @@ def test_memory_and_pins_are_texts_too(form: Form, ggml: Path) -> None:
                 assert run.supervisor.usage.miss_count == before
     with open_model([model]) as pack, pytest.raises(RequestError, match="pin: not a size"):
         Supervisor(pack, StreamingOptions(pinned="much", micro_batch=1), lambda error: None)
-
-
-def test_long_experts_are_in_huge_pages_where_the_system_has_them(
-    tmp_path: Path, ggml: Path
-) -> None:
-    model = moe((0,), 8, ne=(512, 512), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
-    with (
-        supervised(model, memory=64 * MIB, micro_batch=1) as run,
-        run.chooser(ggml, model) as program,
-    ):
-        assert program.call([(0, 0, [list(range(8))], 8)]) == [[0]]
-        maps = Path(f"/proc/{program.process.pid}/smaps").read_text().split("moepack-experts")
-        assert run.supervisor.usage.resident_length == 8 * slot_lengths(model)[ExpertKey(0, 0)]
-    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1):
-        pytest.skip("this kernel collapses no shared memory into huge pages")
-    huge = sum(int(one.split("ShmemPmdMapped:")[1].split()[0]) for one in maps[1:])
-    assert huge >= 16 * 1024, "KiB"
 
 
 def test_pages_made_ready_for_experts_of_other_lengths_are_given_back(

@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from moepack.common.shape import ExpertKey
-from moepack.traces.caching import cache as caching
-from moepack.traces.caching.cache import Tally
-from tests.support.gguf_builder import moe
 from tests.support.models import first_shard
 from tests.support.supervised import Program, Supervised, supervised
 
@@ -63,36 +60,6 @@ def random_graphs(count: int, most: int) -> list[Graph]:
         for number in range(count)
     ]
     return [*graphs, LAST]
-
-
-@pytest.mark.parametrize("policy", caching.POLICIES)
-@pytest.mark.parametrize("share", [0.5, 0.65, 0.8])
-def test_hits_and_misses_are_those_of_a_simulated_cache(
-    ggml: Path, tmp_path: Path, policy: str, share: float
-) -> None:
-    """Of a model whose experts have one length; a token's experts are set aside."""
-    model = moe((0, 1, 2), EXPERT_COUNT).write(tmp_path / "m.gguf")
-    order = random.Random(3)
-    graphs: list[Graph] = [
-        (0, number % 3, rows_of(order, order.choice((1, 1, 1, 2))), 4) for number in range(400)
-    ]
-    room = 3 * 8192
-    count = int(share * 3 * EXPERT_COUNT)
-    with supervised(model, memory="floor", micro_batch=1) as run:
-        reserve = run.supervisor.floor // 2
-    memory = count * room + reserve
-    with (
-        supervised(model, memory=memory, micro_batch=1, policy=policy, prefetch=False) as run,
-        run.chooser(ggml, model) as program,
-    ):
-        assert program.call(graphs) == [[0] * len(graphs)]
-        usage = run.supervisor.usage
-    keys = [ExpertKey(layer, expert) for layer in range(3) for expert in range(EXPERT_COUNT)]
-    cache, expected = caching.make(policy, count * room, dict.fromkeys(keys, room)), Tally()
-    for _, layer, rows, _ in graphs:
-        cache.step([ExpertKey(layer, expert) for row in rows for expert in row], expected)
-    assert (usage.hit_count, usage.miss_count) == (expected.hit_count, expected.miss_count)
-    assert min(usage.hit_count, usage.miss_count) > 100
 
 
 def test_each_selection_is_counted_once_however_fast_they_come(
