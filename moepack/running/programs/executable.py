@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -40,26 +41,16 @@ def find_executable(command: str) -> Path:
 
     Raises CommandError.
     """
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep) if command else []
-    is_path = "/" in command
-    candidates = [Path(command)] if is_path else [Path(one or ".", command) for one in folders]
-    existing = [path for path in candidates if os.path.lexists(path)]
-    for path in existing:
-        if path.is_file() and os.access(path, os.X_OK):
-            return path
-    if not existing:
-        hint = None if is_path else "it is in none of the folders of PATH"
-        if hint and command.startswith("llama-"):
-            hint += "; llama.cpp's programs are at https://github.com/ggml-org/llama.cpp/releases"
-        raise CommandError("no such program", path=command, exit_code=NOT_FOUND, hint=hint)
-    path, hint = existing[0], None
-    if path.is_dir():
-        problem = "a folder, not a program"
-    elif not path.exists():
-        problem = "a link to nothing"
-    else:
-        problem, hint = "not an executable file", f"chmod +x {shlex.quote(str(path))}"
-    raise CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint)
+    if (path := shutil.which(command)) is not None:
+        return Path(path)
+    if os.path.lexists(command) and "/" in command:
+        hint = f"chmod +x {shlex.quote(command)}" if os.path.isfile(command) else None
+        problem = "not an executable file"
+        raise CommandError(problem, path=command, exit_code=NOT_EXECUTABLE, hint=hint)
+    hint = None if "/" in command else "it is in none of the folders of PATH"
+    if hint and command.startswith("llama-"):
+        hint += "; llama.cpp's programs are at https://github.com/ggml-org/llama.cpp/releases"
+    raise CommandError("no such program", path=command, exit_code=NOT_FOUND, hint=hint)
 
 
 def check_executable(path: Path) -> None:

@@ -57,10 +57,7 @@ _USUAL_SLOTS = 4
 """llama.cpp's, if no option sets them."""
 _SECONDS_BETWEEN = 1.0
 """Between figures for `moepack ps`."""
-_SECONDS_OF_END = 1.0
-"""In which signals count as one: parents, terminals and units of systemd send several."""
-_SECONDS_TO_SAVE = 3.0
-"""After these."""
+_SECONDS_TO_SAVE = 4.0
 _SPARE_DESCRIPTORS = 8
 """For what llama.cpp opens besides connections."""
 _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
@@ -261,7 +258,7 @@ async def _answer(
             with contextlib.suppress(OSError):
                 os.unlink(listener.getsockname())
     if states is not None:
-        await _save(states, ended)
+        await asyncio.wait([asyncio.create_task(states.save())], timeout=_SECONDS_TO_SAVE)
     _end(server)
 
 
@@ -269,17 +266,6 @@ def _read_input(ended: asyncio.Event) -> None:
     if not os.read(sys.stdin.fileno(), 1 << 12):
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         ended.set()
-
-
-async def _save(states: PromptStates, ended: asyncio.Event) -> None:
-    """Save the states of texts after a signal, until another."""
-    saving = asyncio.create_task(states.save())
-    await asyncio.wait([saving], timeout=_SECONDS_OF_END)
-    ended.clear()  # another signal ends it at once
-    waiting, first = asyncio.create_task(ended.wait()), asyncio.FIRST_COMPLETED
-    await asyncio.wait([saving, waiting], timeout=_SECONDS_TO_SAVE, return_when=first)
-    saving.cancel()
-    await asyncio.gather(saving, return_exceptions=True)
 
 
 def _end(server: InstalledServer | None) -> NoReturn:

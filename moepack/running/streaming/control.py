@@ -196,7 +196,14 @@ class Control:
             count = self._words[start // 4 + 1]
             if count != self._reported.get(number, 0):
                 self._reported[number] = count
-                yield _decode_error(*_ERROR.unpack_from(self._memory, start + 8))
+                yield self._error_at(start + 8)
+
+    def _error_at(self, start: int) -> ProgramError:
+        fields = _ERROR.unpack_from(self._memory, start)
+        code, system_error, expert, part, place, _, _, digest, text = fields
+        problem = text.split(b"\0", 1)[0].decode(errors="replace")
+        number = None if expert == _NO_EXPERT else expert
+        return ProgramError(code, system_error, number, part, place == 1, digest, problem)
 
     def reads(self) -> int:
         """Return the kind of reads of any live process, a number of native/drive.h."""
@@ -257,19 +264,3 @@ class Control:
 def _page(number: int) -> int:
     """Return the offset of a process's page in the control file."""
     return _PAGE + number * _PROCESS_LENGTH
-
-
-def _decode_error(
-    code: int,
-    system_error: int,
-    expert: int,
-    part: int,
-    place: int,
-    _unused: int,
-    _offset: int,
-    digest: int,
-    text: bytes,
-) -> ProgramError:
-    problem = text.split(b"\0", 1)[0].decode(errors="replace")
-    number = None if expert == _NO_EXPERT else expert
-    return ProgramError(code, system_error, number, part, place == 1, digest, problem)
