@@ -21,9 +21,8 @@ import h11
 
 from moepack.running.serving.access import Access
 from moepack.running.serving.exchange import Exchange
-from moepack.running.serving.metrics import CONTENT_TYPE
 from moepack.running.serving.peer import PING, Connection, Peer, RefusedError, send_request
-from moepack.running.serving.watch import Watch
+from moepack.running.serving.watch import CONTENT_TYPE, Watch
 
 Turn = Callable[[bytes, bytes], AbstractAsyncContextManager[object]]
 """Has a request for a text wait, by its path and its body."""

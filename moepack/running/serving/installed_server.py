@@ -21,7 +21,7 @@ from moepack.running.programs.command import CONTEXT, Option, llama_variables, w
 from moepack.running.programs.process import Process
 from moepack.running.serving.access import THIS_MACHINE
 from moepack.running.serving.llama_server_options import DEFAULT_PORT
-from moepack.running.serving.peer import Connection, read_answer, send_request
+from moepack.running.serving.peer import Connection, fetch
 
 PROGRAM = "--server"
 """The first word of the server's command, before the path of the program."""
@@ -126,13 +126,8 @@ class InstalledServer:
 
     async def _is_loaded(self) -> bool:
         try:
-            connection = await self.connect()
-            try:
-                peer = send_request(connection, b"GET", self._health, [], b"")
-                status, _ = await read_answer(peer)
-                return status == HTTPStatus.OK
-            finally:
-                connection[1].close()
+            status, _ = await fetch(await self.connect(), b"GET", self._health, [], b"")
+            return status == HTTPStatus.OK
         except (OSError, h11.RemoteProtocolError):
             return False
 

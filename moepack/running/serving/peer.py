@@ -99,11 +99,24 @@ def send_request(
     return server
 
 
-async def read_answer(server: Peer) -> tuple[int, bytes]:
-    """Return the status and the body of an answer. Raises h11.RemoteProtocolError, OSError."""
-    while not isinstance(head := await server.next_event(), h11.Response):
-        pass
-    body = b""
-    while isinstance(event := await server.next_event(), h11.Data):
-        body += event.data
-    return head.status_code, body
+async def fetch(
+    connection: Connection,
+    method: bytes,
+    target: bytes,
+    fields: list[tuple[bytes, bytes]],
+    body: bytes,
+) -> tuple[int, bytes]:
+    """Return the status and the body of an answer, and close the connection.
+
+    Raises h11.RemoteProtocolError, OSError.
+    """
+    try:
+        server = send_request(connection, method, target, fields, body)
+        while not isinstance(head := await server.next_event(), h11.Response):
+            pass
+        answer = b""
+        while isinstance(event := await server.next_event(), h11.Data):
+            answer += event.data
+        return head.status_code, answer
+    finally:
+        connection[1].close()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import h11
 
 from moepack.common.sizes import size_text
-from moepack.running.serving.peer import Connection, read_answer, send_request
+from moepack.running.serving.peer import Connection, fetch
 from moepack.running.serving.prompt_files import (
     PromptFile,
     PromptFiles,
@@ -240,13 +240,8 @@ def make_asker(
     fields += [(b"authorization", f"Bearer {key}".encode()) for key in keys]
 
     async def ask(method: str, target: str, body: bytes) -> Any:
-        connection = await connect()
-        try:
-            path = f"{prefix}{target}".encode()
-            peer = send_request(connection, method.encode(), path, fields, body)
-            status, answer = await read_answer(peer)
-        finally:
-            connection[1].close()
+        path = f"{prefix}{target}".encode()
+        status, answer = await fetch(await connect(), method.encode(), path, fields, body)
         if status != HTTPStatus.OK:
             raise StateError(json.loads(answer)["error"]["message"])
         return json.loads(answer)

@@ -3,42 +3,24 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, fields
 from http import HTTPStatus
 from typing import Any
 
+from moepack.common.escaping import one_line
 from moepack.running.serving.exchange import Exchange, TextFigures
-from moepack.running.serving.metrics import Metric, metrics_text
 from moepack.running.serving.served_model import ServedModel
 from moepack.running.serving.server_log import RequestFacts
 from moepack.running.streaming.control import CacheStatistics
 from moepack.version import __version__
 
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+"""Of the text format of Prometheus."""
 _LEFT = "left"
 """In place of a status: the client has left before its answer."""
-
-
-@dataclass
-class _Totals:
-    """Requests that have ended, by status, and the sums of their figures."""
-
-    by_status: Counter[str] = field(default_factory=Counter)
-    waited_seconds: float = 0.0
-    prompt_count: int = 0
-    kept_count: int = 0
-    token_count: int = 0
-    prompt_seconds: float = 0.0
-    answer_seconds: float = 0.0
-
-    def add(self, exchange: Exchange, text: TextFigures) -> None:
-        self.by_status[_LEFT if exchange.has_left else str(exchange.status)] += 1
-        self.waited_seconds += exchange.waited_seconds or 0.0
-        self.prompt_count += text.prompt_count or 0
-        self.kept_count += text.kept_count or 0
-        self.token_count += text.token_count or 0
-        self.prompt_seconds += text.prompt_seconds or 0.0
-        self.answer_seconds += text.answer_seconds or 0.0
+_Values = float | Iterable[tuple[Mapping[str, str], float]]
+"""One value of a metric, or values by labels."""
 
 
 class Watch:
@@ -56,7 +38,9 @@ class Watch:
         self.cache, self.model = cache, model
         self._log = log
         self._began = time.time()
-        self._totals = _Totals()
+        self._by_status: Counter[str] = Counter()
+        self._waited_seconds = 0.0
+        self._sums = {field.name: 0.0 for field in fields(TextFigures)}
         self._open: set[Exchange] = set()
         self._last_rate: float | None = None
 
@@ -79,20 +63,23 @@ class Watch:
     def _end(self, exchange: Exchange) -> None:
         exchange.has_left = exchange.has_left or exchange.status is None
         text = exchange.text_figures
-        self._totals.add(exchange, text)
+        self._by_status[_LEFT if exchange.has_left else str(exchange.status)] += 1
+        self._waited_seconds += exchange.waited_seconds or 0.0
+        for name, value in asdict(text).items():
+            self._sums[name] += value or 0
         self._last_rate = text.answer_rate or self._last_rate
         self._log(RequestFacts.of(exchange, text, exchange.hit_rate(self.cache())))
 
     def figures(self) -> dict[str, Any]:
         """Return the figures for `moepack ps`, as JSON has them."""
-        cache, totals = self.cache(), self._totals
+        cache = self.cache()
         lookups = 0 if cache is None else cache.hit_count + cache.miss_count
         return {
             **(self.model or ServedModel())._asdict(),
             "began": self._began,
-            "requests": totals.by_status.total(),
+            "requests": self._by_status.total(),
             "open_requests": self._open_count(),
-            "tokens": totals.token_count,
+            "tokens": int(self._sums["token_count"]),
             "tokens_per_second": self._last_rate,
             "hit_rate": cache.hit_count / lookups if cache is not None and lookups else None,
             "resident_length": None if cache is None else cache.slots_length,
@@ -111,36 +98,32 @@ class Watch:
             "quantisation": model.quantisation or "",
         }
         metrics = [
-            Metric("moepack_model_info", "gauge", "The model that is served.", [(info, 1)]),
-            Metric("process_start_time_seconds", "gauge", "Start, in Unix time.", self._began),
+            _gauge("moepack_model_info", "The model that is served.", [(info, 1)]),
+            _gauge("process_start_time_seconds", "Start, in Unix time.", self._began),
             *self._request_metrics(),
         ]
         if (cache := self.cache()) is not None:
             metrics += _cache_metrics(cache)
-        return metrics_text(metrics)
+        return "".join(metrics)
 
-    def _request_metrics(self) -> list[Metric]:
-        totals = self._totals
-        statuses = [({"status": status}, count) for status, count in totals.by_status.items()]
+    def _request_metrics(self) -> list[str]:
+        sums = self._sums
+        statuses = [({"status": status}, count) for status, count in self._by_status.items()]
         waiting = sum(exchange.is_waiting for exchange in self._open)
         return [
             _counter("requests", "Requests that have ended, by status.", statuses),
-            Metric("moepack_requests_open", "gauge", "Requests that are open.", self._open_count()),
-            Metric("moepack_requests_waiting", "gauge", "Texts that wait for a turn.", waiting),
-            _counter("requests_waited_seconds", "Waiting for a turn.", totals.waited_seconds),
-            _counter("prompt_tokens", "Tokens of prompts.", totals.prompt_count),
-            _counter("prompt_tokens_kept", "Kept tokens of earlier texts.", totals.kept_count),
-            _counter("prompt_seconds", "Computing of prompts.", totals.prompt_seconds),
-            _counter("answer_tokens", "Tokens of answers.", totals.token_count),
-            _counter("answer_seconds", "Computing of answers.", totals.answer_seconds),
+            _gauge("moepack_requests_open", "Requests that are open.", self._open_count()),
+            _gauge("moepack_requests_waiting", "Texts that wait for a turn.", waiting),
+            _counter("requests_waited_seconds", "Waiting for a turn.", self._waited_seconds),
+            _counter("prompt_tokens", "Tokens of prompts.", sums["prompt_count"]),
+            _counter("prompt_tokens_kept", "Kept tokens of earlier texts.", sums["kept_count"]),
+            _counter("prompt_seconds", "Computing of prompts.", sums["prompt_seconds"]),
+            _counter("answer_tokens", "Tokens of answers.", sums["token_count"]),
+            _counter("answer_seconds", "Computing of answers.", sums["answer_seconds"]),
         ]
 
 
-def _counter(name: str, help: str, value: Any) -> Metric:
-    return Metric(f"moepack_{name}_total", "counter", help, value)
-
-
-def _cache_metrics(cache: CacheStatistics) -> list[Metric]:
+def _cache_metrics(cache: CacheStatistics) -> list[str]:
     lookups = "Lookups of experts that were in memory; not counted while all are."
     return [
         _counter("experts_hits", lookups, cache.hit_count),
@@ -153,11 +136,29 @@ def _cache_metrics(cache: CacheStatistics) -> list[Metric]:
         _counter("prefetches", "Experts read for the next layer.", cache.ahead_count),
         _counter("prefetches_used", "Prefetched experts that were used.", cache.ahead_right_count),
         _counter("prefetches_wasted_bytes", "Bytes read ahead in vain.", cache.wasted_length),
-        Metric("moepack_experts_budget_bytes", "gauge", "Memory for experts.", cache.memory),
-        Metric(
-            "moepack_experts_resident_bytes", "gauge", "Memory with experts.", cache.slots_length
-        ),
-        Metric(
-            "moepack_experts_all_resident", "gauge", "Whether all experts stay.", cache.holds_all
-        ),
+        _gauge("moepack_experts_budget_bytes", "Memory for experts.", cache.memory),
+        _gauge("moepack_experts_resident_bytes", "Memory with experts.", cache.slots_length),
+        _gauge("moepack_experts_all_resident", "Whether all experts stay.", cache.holds_all),
     ]
+
+
+def _counter(name: str, help: str, values: _Values) -> str:
+    return _metric(f"moepack_{name}_total", "counter", help, values)
+
+
+def _gauge(name: str, help: str, values: _Values) -> str:
+    return _metric(name, "gauge", help, values)
+
+
+def _metric(name: str, kind: str, help: str, values: _Values) -> str:
+    """Return the lines of a metric."""
+    lines = [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+    for labels, value in [({}, values)] if isinstance(values, int | float) else values:
+        number = int(value) if value == int(value) else value
+        pairs = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
+        lines.append(f"{name}{{{pairs}}} {number!r}" if pairs else f"{name} {number!r}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _escape(text: str) -> str:
+    return one_line(text).replace("\\", "\\\\").replace('"', '\\"')
