@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -28,9 +27,6 @@ _TEXT_WORDS |= {"--in-prefix", "--in-suffix", "--grammar", "-j", "--json-schema"
 _TEXT_WORDS |= {"--chat-template", "--chat-template-kwargs", "--reasoning-budget-message"}
 _TEXT_WORDS |= {"-a", "--alias", "--dry-sequence-breaker"}
 """Options whose values are texts, which may look like options."""
-_SHELLS = {"sh", "ash", "bash", "dash", "zsh", "ksh", "mksh", "fish", "csh", "tcsh"}
-_RUNS_TEXT = re.compile("-[A-Za-z]*c[A-Za-z]*")
-"""A shell's `-c`, alone or among other letters, as in `-lc`."""
 _INTEGER = re.compile("-?[0-9]+")
 _LEAST_BATCH = 32
 """With a batch of one token llama.cpp's server aborts."""
@@ -192,9 +188,12 @@ def find_reading_option(command: Sequence[str], environment: Mapping[str, str]) 
 
 
 def option_values(command: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options of a command, each with its value, or else with the next word."""
+    """Yield the options of a command, each with its value, or else with the next word.
+
+    Those in the text of a shell (`sh -c TEXT`) are not known.
+    """
     is_text = False
-    for word, following in pairwise([*_words(command), ""]):
+    for word, following in pairwise([*command, ""]):
         if is_text:
             is_text = False
             continue
@@ -204,28 +203,3 @@ def option_values(command: Sequence[str]) -> Iterator[tuple[str, str]]:
         if name.startswith("-"):
             is_text = name in _TEXT_WORDS and not sign
             yield name, value if sign else following
-
-
-def _words(command: Sequence[str]) -> list[str]:
-    """Return the words of a command, with those of the text that a shell runs (`sh -c TEXT`)."""
-    for start, word in enumerate(command):
-        if os.path.basename(word) not in _SHELLS:
-            continue
-        for number in range(start + 1, len(command) - 1):
-            previous, option = command[number - 1 : number + 1]
-            if _RUNS_TEXT.fullmatch(option):
-                text = _words(_split(command[number + 1]))
-                return [*command[: number + 1], *text, *command[number + 2 :]]
-            if not option.startswith(("-", "+")) and not previous.endswith("o"):  # -eo pipefail
-                break
-    return list(command)
-
-
-def _split(text: str) -> list[str]:
-    """Split a text into words as a shell does; `;`, `&&` and the like are words too."""
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
-    lexer.whitespace_split, lexer.commenters = True, ""
-    try:
-        return list(lexer)
-    except ValueError:  # an open quotation
-        return text.split()

@@ -72,7 +72,6 @@ def test_what_the_user_said_stays(
 ) -> None:
     monkeypatch.setattr(os, "environ", names)
     assert llama_variables(command.split()) == variables
-    assert llama_variables(["sh", "-c", command]) == variables
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,6 @@ def test_the_option_by_which_a_model_is_read_whole_is_named(
     command: str, names: dict[str, str], option: str | None
 ) -> None:
     assert find_reading_option(command.split(), names) == option
-    assert find_reading_option(["sh", "-c", command], names) == option
 
 
 @pytest.mark.parametrize(
@@ -109,31 +107,12 @@ def test_the_option_by_which_a_model_is_read_whole_is_named(
         ["python", "-c", "llama('--mlock -ub 1 --no-repack')"],
         ["python", "-c", "f() --mlock -ub 1 --no-repack"],
         ["sh", "-c", "llama-cli -m $MOEPACK_MODEL -p 'use --mlock -ub 1 --no-repack'"],
-        ["sh", "-c", "echo open 'quotation"],
     ],
 )
 def test_words_of_a_text_are_no_options(command: list[str]) -> None:
     assert find_reading_option(command, {}) is None
     assert llama_variables(command) == MAP | KEEP
     assert micro_batch(command) == 512
-
-
-@pytest.mark.parametrize(
-    "front",
-    [
-        ["sh", "-c"],
-        ["/bin/bash", "-lc"],
-        ["bash", "-euo", "pipefail", "-c"],
-        ["env", "A=1", "timeout", "9", "zsh", "-i", "-c"],
-        ["busybox", "ash", "-ec"],
-    ],
-)
-def test_the_words_of_a_command_for_a_shell_are(front: list[str]) -> None:
-    text = "cd /models && exec llama-server -m {} -ub 8;llama-cli --load_mode=none|sort"
-    for command in ([*front, text], [*front, f'dash -c "{text}"']):
-        assert find_reading_option(command, {}) == "--load-mode none"
-        assert micro_batch(command) == 8
-        assert llama_variables(command) == KEEP
 
 
 @pytest.mark.parametrize(
@@ -156,4 +135,3 @@ def test_the_words_of_a_command_for_a_shell_are(front: list[str]) -> None:
 def test_another_number_of_experts_is_read_from_the_command(words: str, count: int | None) -> None:
     command = ["llama-server", *words.split()]
     assert experts_used(command, "qwen3moe") == count
-    assert experts_used(["sh", "-c", " ".join(command)], "qwen3moe") == count
