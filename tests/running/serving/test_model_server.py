@@ -126,7 +126,7 @@ def test_openais_client_gets_an_answer_whole_and_piece_by_piece(openais: "openai
     assert [model.id for model in openais.models.list()] == ["tiny"]
 
 
-def test_a_name_of_a_template_brings_tools_to_a_model_without_one(tmp_path: Path) -> None:
+def test_a_model_without_a_template_has_tools(tmp_path: Path) -> None:
     """Its marks of a call become tokens of the model here."""
     marks = {"====": "<tool_call>", "----": "</tool_call>"}
 
@@ -138,25 +138,24 @@ def test_a_name_of_a_template_brings_tools_to_a_model_without_one(tmp_path: Path
     finish(begin_copy(tmp_path / "model.gguf", change=change))
     tool: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
     small = ("--memory", "floor", "-t", "1", "-c", "2048")
-    for names in (("--chat-template", "chatml", "--jinja"), ()):
-        with served(tmp_path / "model.gguf", *small, *names, "--", *CALLS) as (_, url):
-            completion = openai_client(url).chat.completions.create(
-                model="tiny",
-                messages=MESSAGES,
-                tools=[tool],
-                tool_choice="required",
-                temperature=0,  # else it may call more than once
-            )
-            (call,) = completion.choices[0].message.tool_calls or []
-            assert call.type == "function"
-            assert call.function.name == "weather"
-            assert json.loads(call.function.arguments)["day"] in (1, 2)
-            message = completion.choices[0].message.model_dump(exclude_none=True)
-            result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
-            request = {"messages": [*MESSAGES, message, result], "tools": [tool]}
-            answer = httpx.post(f"{url}/apply-template", json=request, timeout=60).json()
-            assert re.search(r"<tools>\n\{.*\}\n</tools>\n", answer["prompt"])
-            assert "sunny" in answer["prompt"].partition("weather")[2]
+    with served(tmp_path / "model.gguf", *small, "--", *CALLS) as (_, url):
+        completion = openai_client(url).chat.completions.create(
+            model="tiny",
+            messages=MESSAGES,
+            tools=[tool],
+            tool_choice="required",
+            temperature=0,  # else it may call more than once
+        )
+        (call,) = completion.choices[0].message.tool_calls or []
+        assert call.type == "function"
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments)["day"] in (1, 2)
+        message = completion.choices[0].message.model_dump(exclude_none=True)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+        request = {"messages": [*MESSAGES, message, result], "tools": [tool]}
+        answer = httpx.post(f"{url}/apply-template", json=request, timeout=60).json()
+        assert re.search(r"<tools>\n\{.*\}\n</tools>\n", answer["prompt"])
+        assert "sunny" in answer["prompt"].partition("weather")[2]
 
 
 def test_openais_client_gets_a_response(openais: "openai.OpenAI") -> None:
