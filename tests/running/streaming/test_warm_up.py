@@ -121,7 +121,7 @@ def test_it_ends_when_a_router_chooses(ggml: Path, preloaded: Preloaded, tmp_pat
     """What is being read comes to its end, and no more is begun."""
     model = moe((0, 1), 24, ne=(512, 512), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
     every = [ExpertKey(layer, expert) for layer in (0, 1) for expert in range(24)]
-    (tmp_path / "faults").write_text(f"slow 300 0 {1 << 40}")
+    (tmp_path / "faults").write_text(f"slow 100 0 {1 << 40}")
     options: Any = {"memory": 1 << 30, "micro_batch": 1, "most_used": shares_of(every)}
     faults = {"FAULTY_READS": str(tmp_path / "faults")}
     with (
@@ -138,7 +138,7 @@ def test_it_ends_when_a_router_chooses(ggml: Path, preloaded: Preloaded, tmp_pat
         assert usage.read_length < 90 << 20, "of 144 MiB"
         (tmp_path / "faults").unlink()
         assert program.call([(0, 1, [list(range(20, 24))], 4)]) == [[0]]
-        time.sleep(0.6)  # the rest would come in less
+        time.sleep(0.3)  # the rest would come in less
         assert run.supervisor.usage.read_length < 100 << 20
 
 
