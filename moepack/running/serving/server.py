@@ -120,7 +120,7 @@ def _serve(params: Any, log: ServerLog) -> None:
 
     # The preloaded library has it; without that library nobody has to know.
     counted = getattr(ctypes.CDLL(None), "moepack_set_request_count", lambda count: None)
-    watch = Watch(log.request, _statistics, Watched.here().model)
+    watch = Watch(log.request, _cache_reader(), Watched.here().model)
     states = None
     if files is not None:
         ask = make_asker(connect, params.api_prefix, params.api_keys[:1])
@@ -137,15 +137,8 @@ def _serve_installed(program: Path, words: Sequence[str]) -> NoReturn:
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the program prints is a log
     server = InstalledServer(program, words)
-    # The programs with the preloaded library count there; this is the only one.
-    path = os.environ.get("MOEPACK_CONTROL")
-    control = Control(path) if path else None
-
-    def read() -> CacheStatistics | None:
-        return next(iter(control.statistics()), None) if control else None
-
     log = _log()
-    watch = Watch(log.request, read, Watched.here().model)
+    watch = Watch(log.request, _cache_reader(), Watched.here().model)
     gate = _gate(server.connect, options, log, watch)
     asyncio.run(_answer(gate, listeners, tls, _announcement(options, log), watch, server))
     raise AssertionError
@@ -206,13 +199,14 @@ def _limits(options: GateOptions) -> GateLimits:
     )
 
 
-def _statistics() -> CacheStatistics | None:
-    """Return what the cache of experts in this process has counted; None if there is none."""
-    read = getattr(ctypes.CDLL(None), "moepack_statistics", None)
-    if read is None:
-        return None
-    read.restype = ctypes.c_void_p
-    return CacheStatistics.at(address) if (address := read()) else None
+def _cache_reader() -> Callable[[], CacheStatistics | None]:
+    """Return a function that reads what the server's cache of experts has counted, None without.
+
+    The preloaded library counts in a file that moepack names.
+    """
+    path = os.environ.get("MOEPACK_CONTROL")
+    control = Control(path) if path else None
+    return lambda: next(iter(control.statistics()), None) if control else None
 
 
 def _model_path(params: Any) -> str | None:

@@ -4,7 +4,6 @@ The structs are those of native/table.h. Programs write statistics and selection
 nobody; moepack writes the budget, and reads.
 """
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -80,11 +79,6 @@ class CacheStatistics(NamedTuple):
     draft_miss_count: int = 0
     evicted_count: int = 0
     rechecked_count: int = 0
-
-    @classmethod
-    def at(cls, address: int) -> "CacheStatistics":
-        """Return those in this process's memory."""
-        return cls(*_STATISTICS.unpack(ctypes.string_at(address, _STATISTICS.size)))
 
     def ended(self) -> "CacheStatistics":
         """Return these of a program that has ended: counts stay, memory does not."""
