@@ -133,9 +133,7 @@ def run(
     from moepack.running.serving.server_options import chat_template_options
 
     other_work = OtherWork()
-    if prompt == STANDARD_STREAM and prompt_path is None:
-        prompt, prompt_path = None, STANDARD_INPUT
-    source_or_pack, text = _split_prompt(source_or_pack, prompt, prompt_path)
+    source_or_pack, text, is_piped = _split_prompt(source_or_pack, prompt, prompt_path)
     require_engine(source_or_pack)
     template = chat_template_options(chat_template, chat_template_file)
     _check(text, raw, system, template, tokens)
@@ -159,22 +157,27 @@ def run(
         if text is None:
             chat(conversation, server, editor, has_stats=stats)
             return
-        if prompt_path != STANDARD_INPUT:
+        if not is_piped:
             text = "\n\n".join(part for part in (text, read_piped_text()) if part)
         print_answer(server, partial(conversation.ask, text), has_stats=stats)
 
 
 def _split_prompt(
     words: tuple[str, ...], prompt: str | None, path: str | None
-) -> tuple[tuple[str, ...], str | None]:
-    """Return the words for the model, and the prompt: of an option, or the last of the words."""
+) -> tuple[tuple[str, ...], str | None, bool]:
+    """Return the words for the model, the prompt, and whether it is all of standard input.
+
+    The prompt is that of an option, or the last of the words.
+    """
+    if prompt == STANDARD_STREAM and path is None:
+        prompt, path = None, STANDARD_INPUT
     if prompt is not None and path is not None:
         raise click.UsageError("-p and -f at once")
     if path is not None:
-        return words, read_prompt(path)
+        return words, read_prompt(path), path == STANDARD_INPUT
     if prompt is None and is_prompt(words[-1]) and len(words) > 1:  # as ollama takes it
-        return words[:-1], words[-1]
-    return words, prompt
+        return words[:-1], words[-1], False
+    return words, prompt, False
 
 
 def _lacks_template(pack: Pack, system: str | None, template: Sequence[str]) -> bool:

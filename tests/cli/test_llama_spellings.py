@@ -154,7 +154,7 @@ def test_a_last_argument_that_is_no_path_is_a_prompt(
     monkeypatch.chdir(tmp_path)
     words = run.make_context("run", typed.split("|")).params["source_or_pack"]
     expected = (words, None) if prompt is None else (("MODEL",), prompt)
-    assert _split_prompt(words, None, None) == expected
+    assert _split_prompt(words, None, None)[:2] == expected
 
 
 OPTION = re.compile(r"((?:-\S+, +)*-\S+)((?: (?:<[^>]*>|\S)+)*)")
