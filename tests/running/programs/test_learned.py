@@ -22,7 +22,7 @@ from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.running.streaming.usage import ExpertUsage
 from moepack.traces.hotness.learned import Learned, LearnedStore
 from tests.support.children import wait_until
-from tests.support.models import first_shard, shards_of
+from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.supervised import Command, chooser
 
@@ -172,19 +172,6 @@ def learn_from(token_count: int, notice: Callable[[str], None] = pytest.fail) ->
         count(learner, graphs(token_count, hot=60))
 
 
-def test_a_damaged_file_is_reported_in_a_sentence_and_begun_anew(state: Path) -> None:
-    learn_from(200)
-    (path,) = state.iterdir()
-    data = bytearray(path.read_bytes())
-    data[100] ^= 4
-    path.write_bytes(data)
-    notes: list[str] = []
-    learn_from(70, notes.append)
-    assert len(notes) == 1
-    assert f"{path}: learned counts that are damaged" in notes[0]
-    assert learned().token_count == 70
-
-
 def test_counts_that_cannot_be_kept_are_reported_once_and_end_no_run(state: Path) -> None:
     notes: list[str] = []
     with open_model(MODEL) as pack:
@@ -230,15 +217,6 @@ def test_a_served_model_learns_in_python_too(state: Path) -> None:
         with moepack.serve(MODEL, memory="floor", options=options, learn=learn) as server:
             assert "".join(server.client.complete("Hello", count=60))
         assert 50 <= learned().token_count <= 80
-
-
-def test_shards_in_another_folder_are_the_same_model(tmp_path: Path) -> None:
-    learn_from(60)
-    (tmp_path / "other").mkdir()
-    for shard in map(Path, shards_of("qwen3moe")):
-        (tmp_path / "other" / shard.name).symlink_to(shard)
-    facts = moepack.learned_facts(tmp_path / "other" / Path(MODEL).name)
-    assert facts.token_count == 60
 
 
 def test_counts_are_shown_written_used_to_rank_and_forgotten(

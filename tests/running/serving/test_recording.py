@@ -193,25 +193,6 @@ def test_a_prompt_that_is_too_long_is_named_before_anything_is_run(tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"context": 0}, "context length out of bounds"),
-        ({"threads": 0}, "threads out of bounds"),
-        ({"temperature": float("nan")}, "temperature out of bounds"),
-        ({"seed": 0xFFFFFFFF}, "seed out of bounds"),
-        ({"memory": "100KiB"}, "too little memory"),
-        ({"memory": "much"}, "memory: not a size"),
-    ],
-)
-def test_options_out_of_bounds_are_refused(
-    options: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
-    with pytest.raises(RequestError, match=problem):
-        record_to(tmp_path / "trace", **options)
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_process_that_runs_the_model_ends_with_the_one_that_records(tmp_path: Path) -> None:
     prompts, target = tmp_path / "prompts.txt", tmp_path / "trace"
     prompts.write_text("Once upon a time\n" * 500)
