@@ -205,6 +205,7 @@ def _cache_reader() -> Callable[[], CacheStatistics | None]:
     The preloaded library counts in a file that moepack names.
     """
     path = os.environ.get("MOEPACK_CONTROL")
+    # It stays open: a process that closes it loses the lock that tells moepack of its end.
     control = Control(path) if path else None
     return lambda: next(iter(control.statistics()), None) if control else None
 
