@@ -21,8 +21,8 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl", "docker-compose", "podman-compose"}
 _INTERPRETER_LENGTH = 4096  # as in Linux
 _PT_INTERP = 3
-_NAMES = {3: "x86", 8: "MIPS", 21: "PowerPC", 22: "s390", 40: "ARM", 243: "RISC-V"}
-_NAMES |= {258: "LoongArch"} | {number: name for name, number in MACHINES.items()}
+_OF_64_BITS = b"\2\1"
+"""In the header: 64 bits, little-endian."""
 _DYNAMIC_LINKER = re.compile(r"ld(-linux|-musl|64)?[-.\w]*\.so(\.\d+)?")
 
 
@@ -69,17 +69,15 @@ def check_executable(path: Path) -> None:
         _check_binary(path, elf)
 
 
-_Elf = tuple[int, int, str | None]
-"""An ELF header: bits, the machine's number, and the dynamic linker's path."""
+_Elf = tuple[bool, str | None]
+"""An ELF header: whether it is for this machine, and the dynamic linker's path."""
 
 
 def _check_binary(path: Path, elf: _Elf) -> None:
-    (bits, machine, interpreter), ours = elf, platform.machine()
-    problem = None
-    if (bits, machine) != (64, MACHINES.get(ours, machine)):
-        name = _NAMES.get(machine, f"machine {machine}")
-        problem = f"a program of {bits} bits for {name}, on {ours}"
-        hint = f"use a build for {ours} with 64 bits"
+    (is_ours, interpreter), problem = elf, None
+    if not is_ours:
+        problem = "a program for another machine"
+        hint = f"use a build for {platform.machine()} with 64 bits"
     elif interpreter is None:
         if not _DYNAMIC_LINKER.fullmatch(path.name):
             problem = "linked statically: no library can be loaded into it"
@@ -96,14 +94,11 @@ def _read_elf(file: BinaryIO) -> _Elf | None:
     """Read an ELF file's header; None for a cut or senseless one too."""
     file.seek(0)
     header = file.read(64)
-    if len(header) < 52 or header[:4] != b"\x7fELF" or not {header[4], header[5]} <= {1, 2}:
+    if len(header) < 64 or header[:4] != b"\x7fELF":
         return None
-    bits, order = header[4] * 32, "<>"[header[5] - 1]
-    machine = struct.unpack_from(f"{order}H", header, 18)[0]
-    if (bits, order) != (64, "<"):
-        return bits, machine, None  # of another machine than those that ours is written for
-    if len(header) < 64:
-        return None
+    machine = struct.unpack_from("<H", header, 18)[0]
+    if header[4:6] != _OF_64_BITS or machine != MACHINES.get(platform.machine(), machine):
+        return False, None
     offset = struct.unpack_from("<Q", header, 32)[0]
     size, count = struct.unpack_from("<HH", header, 54)
     if size != 56 or not count:
@@ -112,8 +107,8 @@ def _read_elf(file: BinaryIO) -> _Elf | None:
     for kind, _, start, _, _, length, _, _ in struct.iter_unpack("<IIQQQQQQ", table or b""):
         if kind == _PT_INTERP:
             text = _read_at(file, start, length) if length <= _INTERPRETER_LENGTH else None
-            return None if text is None else (64, machine, os.fsdecode(text.rstrip(b"\0")))
-    return None if table is None else (64, machine, None)
+            return None if text is None else (True, os.fsdecode(text.rstrip(b"\0")))
+    return None if table is None else (True, None)
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes | None:
@@ -135,4 +130,4 @@ def _our_interpreter() -> str:
             elf = _read_elf(file)
     except OSError:
         elf = None
-    return (elf and elf[2]) or ""
+    return (elf and elf[1]) or ""

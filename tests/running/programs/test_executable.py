@@ -79,20 +79,13 @@ def test_a_static_program_is_refused_and_indeed_loads_nothing(
 
 
 @pytest.mark.parametrize(
-    ("offset", "content", "words"),
-    [
-        (18, struct.pack("<H", 243), "64 bits for RISC-V"),
-        (18, struct.pack("<H", 999), "64 bits for machine 999"),
-        (4, b"\1", "of 32 bits"),
-    ],
+    ("offset", "content"), [(18, struct.pack("<H", 243)), (4, b"\1"), (5, b"\2")]
 )
-def test_programs_of_other_machines_are_named(
-    offset: int, content: bytes, words: str, dynamic: Path
-) -> None:
+def test_programs_of_other_machines_are_refused(offset: int, content: bytes, dynamic: Path) -> None:
     image = bytearray(dynamic.read_bytes())
     image[offset : offset + len(content)] = content
     dynamic.write_bytes(image)
-    assert words in str(refusal(dynamic))
+    assert "for another machine" in str(refusal(dynamic))
 
 
 def test_a_program_of_another_c_library_is_named(dynamic: Path) -> None:
