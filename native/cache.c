@@ -181,6 +181,8 @@ static bool has_huge_pages(const struct cache *cache) { return cache->options.me
 static void give_back_prepared(struct cache *cache) {
     const struct slots *slots = &cache->residents.slots;
     uint64_t total = slots->length, *lengths = cache->prepared_lengths, unused[MAX_CLASSES];
+    if (!cache->has_unused) return;
+    cache->has_unused = false;
     for (uint32_t i = 0; i < slots->class_count; i++) {
         const struct slot_class *one = &slots->classes[i];
         uint64_t ever_taken = (one->next - one->first) / one->stride * one->length;
@@ -193,6 +195,7 @@ static void give_back_prepared(struct cache *cache) {
             lengths[i] -= one->length;
             pool_give_back(&cache->pool, one->first + lengths[i] / one->length * one->stride, one->length);
         }
+        if (unused[i]) cache->has_unused = true;
     }
 }
 
@@ -440,6 +443,7 @@ static bool prepare_slot(struct cache *cache) {
     uint64_t length = of->length, offset = of->first + lengths[least] / length * of->stride;
     if (total + length > cache->residents.memory) return false;
     lengths[least] += length;
+    cache->has_unused = true;
     pthread_mutex_unlock(&cache->lock);
     pool_prepare(&cache->pool, offset, length);
     pthread_mutex_lock(&cache->lock);

@@ -150,6 +150,7 @@ struct cache {
     const struct warm_expert *warm_up; /* to read before the first step */
     uint32_t warm_up_count, warm_up_next;
     uint64_t prepared_lengths[MAX_CLASSES]; /* bytes of each class that have pages, or will have */
+    bool has_unused; /* pages that were made ready, and that no slot has taken yet */
     bool has_stepped, is_closing, has_thread;
     atomic_bool is_idle; /* nobody waits for the program: nothing is read ahead */
     pthread_t thread;

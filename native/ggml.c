@@ -269,11 +269,6 @@ EXPORT int ggml_backend_sched_graph_compute_async(void *scheduler, void *graph) 
     return status;
 }
 
-/* For a server in this process: what the cache has counted; NULL before the model is mapped. */
-EXPORT const struct cache_statistics *moepack_statistics(void) {
-    return seam.is_attached ? &seam.page->statistics : NULL;
-}
-
 /* ---- tensors ---- */
 
 /* Where `data` lies in a tensor: the only pointer there to `address`, before the name; 0: it is not known. */
