@@ -55,6 +55,15 @@ EXPORT void moepack_set_request_count(unsigned count) {
     cache_read_ahead(&seam.cache, NULL, 0);
 }
 
+/* The tokens that were routed so far: of one that half of the layers have computed, a half. */
+EXPORT unsigned moepack_routed_count(void) {
+    const struct experts *experts = &seam.experts;
+    unsigned layer_count = 0;
+    if (!seam.is_attached) return 0;
+    while (layer_count + 1 < experts->layer_count && !experts->layers[layer_count + 1].is_rare) layer_count++;
+    return (unsigned)(atomic_load(&seam.cache.statistics->routed_count) / (layer_count ? layer_count : 1));
+}
+
 bool server_is_processing(void) { return atomic_load(&is_processing); }
 
 bool server_has_left(void) { return atomic_load(&is_processing) && atomic_load(&has_left); }

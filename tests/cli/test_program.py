@@ -139,9 +139,14 @@ def test_statistics_come_while_it_runs(model: Path) -> None:
     assert len([line for line in end.stderr.splitlines() if line.startswith("experts: ")]) == 2
 
 
-def test_a_program_that_never_mapped_the_model_is_told_of(model: Path) -> None:
+def test_a_program_that_never_mapped_the_model_is_told_of(model: Path, tmp_path: Path) -> None:
+    program = shutil.copy("/bin/true", tmp_path / "llama-server")
+    end = run(model, "--", program, "--port", "8080")
+    assert end.returncode == 0
+    assert "no word of this command is the model's path" in end.stderr
     end = run(model, "--", "true")
     assert end.returncode == 0
+    assert "no word" not in end.stderr
     assert "the program has ended and never mapped the model" in end.stderr
     assert "have it map the file, not read it (use_mmap" in end.stderr
 

@@ -235,7 +235,7 @@ def run_program_command(
     `model_words` returns words for the end of the command, by the model.
     """
     from moepack.pack.opening.open_model import open_model
-    from moepack.running.programs.command import llama_variables
+    from moepack.running.programs.command import find_misled_program, llama_variables
     from moepack.running.programs.process import end_like
     from moepack.running.programs.runner import run_program
     from moepack.running.serving.prompt_cache import prompt_cache_variables
@@ -266,6 +266,9 @@ def run_program_command(
             model = served_model(pack, served_name, plan.beside.token_count, command)
             variables = Watched(None if is_quiet() else options["log_format"], model).variables
             kept = prompt_cache_variables(pack, options["prompt_cache"])
+        if program := find_misled_program(command, pack.file_paths):
+            problem = f"no word of this command is the model's path: give {program} -m {{}}"
+            complain("note", f'{problem}, or in the text of a shell -m "$MOEPACK_MODEL"')
         watcher = _Watcher(stats, command, variables, model)
         end = run_program(
             pack,

@@ -2,8 +2,11 @@
 
 import os
 import re
+import shlex
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 _READING_WORDS = {"--no-mmap", "--direct-io", "-dio", "--mlock"}
@@ -27,6 +30,13 @@ _TEXT_WORDS |= {"--in-prefix", "--in-suffix", "--grammar", "-j", "--json-schema"
 _TEXT_WORDS |= {"--chat-template", "--chat-template-kwargs", "--reasoning-budget-message"}
 _TEXT_WORDS |= {"-a", "--alias", "--dry-sequence-breaker"}
 """Options whose values are texts, which may look like options."""
+_SHELLS = {"sh", "ash", "bash", "dash", "zsh", "ksh", "mksh", "fish", "csh", "tcsh"}
+_RUNS_TEXT = re.compile("-[A-Za-z]*c[A-Za-z]*")
+"""A shell's `-c`, alone or among other letters, as in `-lc`."""
+_LLAMA_PROGRAM = re.compile("llama-[a-z]+(-[a-z]+)*")
+_OTHER_SOURCES = {"-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo"}
+_OTHER_SOURCES |= {"--models-dir", "--models-preset", "-h", "--help", "--version"}
+"""Options with which llama.cpp's programs need no path of a model."""
 _INTEGER = re.compile("-?[0-9]+")
 _LEAST_BATCH = 32
 """With a batch of one token llama.cpp's server aborts."""
@@ -106,6 +116,39 @@ def fill_in(arguments: Sequence[str], model_path: str) -> list[str]:
                 break
         filled.append(argument)
     return filled
+
+
+def find_misled_program(command: Sequence[str], paths: Iterable[Path]) -> str | None:
+    """Return the program of llama.cpp in a command that surely gets none of the model's `paths`."""
+    words = [*_words(command), os.environ.get("LLAMA_ARG_MODEL", "")]
+    program = next(filter(_is_llama_program, words), None)
+    if any(name in _OTHER_SOURCES for name, _ in option_values(command)):
+        return None
+    if any("MOEPACK_MODEL" in word for word in words) or fill_in(words, "") != words:
+        return None
+    files = [file for path in paths if (file := _file_at(path)) is not None]
+    is_named = any(_file_at(word.partition("=")[2] or word) in files for word in words)
+    return None if is_named else program
+
+
+def _is_llama_program(word: str) -> bool:
+    # Not a script of that name, which may pass on the model's path.
+    path = shutil.which(word) if _LLAMA_PROGRAM.fullmatch(os.path.basename(word)) else None
+    if path is None:
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) != b"#!"
+    except OSError:
+        return False
+
+
+def _file_at(path: str | Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+    except (OSError, ValueError):
+        return None
 
 
 def llama_variables(command: Sequence[str]) -> dict[str, str]:
@@ -188,12 +231,9 @@ def find_reading_option(command: Sequence[str], environment: Mapping[str, str]) 
 
 
 def option_values(command: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options of a command, each with its value, or else with the next word.
-
-    Those in the text of a shell (`sh -c TEXT`) are not known.
-    """
+    """Yield the options of a command, each with its value, or else with the next word."""
     is_text = False
-    for word, following in pairwise([*command, ""]):
+    for word, following in pairwise([*_words(command), ""]):
         if is_text:
             is_text = False
             continue
@@ -203,3 +243,28 @@ def option_values(command: Sequence[str]) -> Iterator[tuple[str, str]]:
         if name.startswith("-"):
             is_text = name in _TEXT_WORDS and not sign
             yield name, value if sign else following
+
+
+def _words(command: Sequence[str]) -> list[str]:
+    """Return the words of a command, with those of the text that a shell runs (`sh -c TEXT`)."""
+    for start, word in enumerate(command):
+        if os.path.basename(word) not in _SHELLS:
+            continue
+        for number in range(start + 1, len(command) - 1):
+            previous, option = command[number - 1 : number + 1]
+            if _RUNS_TEXT.fullmatch(option):
+                text = _words(_split(command[number + 1]))
+                return [*command[: number + 1], *text, *command[number + 2 :]]
+            if not option.startswith(("-", "+")) and not previous.endswith("o"):  # -eo pipefail
+                break
+    return list(command)
+
+
+def _split(text: str) -> list[str]:
+    """Split a text into words as a shell does; `;`, `&&` and the like are words too."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        return list(lexer)
+    except ValueError:  # an open quotation
+        return text.split()

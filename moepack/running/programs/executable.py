@@ -8,6 +8,7 @@ import platform
 import re
 import shlex
 import shutil
+import stat
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -86,6 +87,9 @@ def _check_binary(path: Path, elf: _Elf) -> None:
         theirs, other = ("musl", "glibc") if _is_musl(interpreter) else ("glibc", "musl")
         problem = f"linked with {theirs}, while moepack's library is with {other}"
         hint = f"use a build for {other}, or run moepack where the program was built"
+    if problem is None and (privilege := _privilege(path)):
+        problem = f"it runs with {privilege}: the system loads no library of a user into it"
+        hint = f"use a copy without these: cp {shlex.quote(str(path))} ."
     if problem is not None:
         raise CommandError(problem, path=path, exit_code=NOT_EXECUTABLE, hint=hint)
 
@@ -131,3 +135,20 @@ def _our_interpreter() -> str:
     except OSError:
         elf = None
     return (elf and elf[1]) or ""
+
+
+def _privilege(path: Path) -> str | None:
+    """Return rights with which the dynamic linker ignores LD_PRELOAD: those its user lacks."""
+    status = path.stat()
+    if os.statvfs(path).f_flag & os.ST_NOSUID:
+        return None
+    if status.st_mode & stat.S_ISUID and status.st_uid != os.getuid():
+        return "the rights of its owner (setuid)"
+    is_setgid = status.st_mode & stat.S_ISGID and status.st_mode & stat.S_IXGRP
+    if is_setgid and status.st_gid != os.getgid():
+        return "the rights of its group (setgid)"
+    try:
+        os.getxattr(path, "security.capability")
+    except OSError:
+        return None
+    return "capabilities of its file" if os.getuid() != 0 else None

@@ -22,6 +22,7 @@ import h11
 from moepack.running.serving.access import Access
 from moepack.running.serving.exchange import Exchange
 from moepack.running.serving.peer import PING, Connection, Peer, RefusedError, send_request
+from moepack.running.serving.prompt_progress import PromptProgress
 from moepack.running.serving.watch import CONTENT_TYPE, Watch
 
 Turn = Callable[[bytes, bytes], AbstractAsyncContextManager[object]]
@@ -48,6 +49,7 @@ class GateLimits(NamedTuple):
     leave its answer unread when the buffers of the system are full. At a time memory has
     `held_length` bytes of bodies, and there are `connection_count` clients with `open_count`
     requests. A stream that waits for its turn gets a comment every `ping_seconds`; None for never.
+    A client that asked for progress is told it every `progress_seconds`.
     """
 
     head_length: int = 1 << 16
@@ -59,6 +61,7 @@ class GateLimits(NamedTuple):
     connection_count: int = 1024
     open_count: int = 512
     ping_seconds: float | None = 10.0
+    progress_seconds: float = 1.0
 
 
 class Gate:
@@ -66,8 +69,9 @@ class Gate:
 
     `watch` learns of each request and its end. `counted` is called with the number of requests that
     the server has when it changes. Requests for texts wait until `turn` is entered, and leave it
-    when they are answered. If it `hides_slots`, clients may not save and restore texts: the
-    server's folder is not theirs.
+    when they are answered. `routed_count` returns the tokens of prompts that were computed so far,
+    layer by layer; None if unknown. If it `hides_slots`, clients may not save and restore texts:
+    the server's folder is not theirs.
     """
 
     def __init__(
@@ -78,11 +82,12 @@ class Gate:
         watch: Watch,
         counted: Callable[[int], object] = lambda count: None,
         turn: Turn = lambda path, body: contextlib.nullcontext(),
+        routed_count: Callable[[], int | None] = lambda: None,
         *,
         hides_slots: bool = False,
     ) -> None:
         self._hides_slots = hides_slots
-        self._counted, self._turn = counted, turn
+        self._counted, self._turn, self._routed_count = counted, turn, routed_count
         self._connect, self._access = connect, access
         self._limits, self._watch = limits, watch
         self._places = asyncio.Semaphore(limits.connection_count)
@@ -308,11 +313,17 @@ class Gate:
             )
         if is_late_error:
             client.send(h11.Data(data=b"event: error\ndata: "))
-        while isinstance(data := await server.next_event(), h11.Data):
-            client.send(data)
-            exchange.passing.note(data.data)
-            async with asyncio.timeout(self._limits.body_seconds):  # others wait for this turn
-                await client.writer.drain()
+        progress = PromptProgress(self._count_routed)
+        telling = asyncio.create_task(self._tell(progress, client))
+        try:
+            while isinstance(data := await server.next_event(), h11.Data):
+                client.send(data)
+                progress.note(data.data)
+                exchange.passing.note(data.data)
+                async with asyncio.timeout(self._limits.body_seconds):  # others wait for this turn
+                    await client.writer.drain()
+        finally:
+            telling.cancel()
         if is_late_error:
             client.send(h11.Data(data=b"\n\n"))
         client.send(h11.EndOfMessage())
@@ -321,6 +332,16 @@ class Gate:
     def _count_forwarded(self, step: int) -> None:
         self._forwarded_count += step
         self._counted(self._forwarded_count)
+
+    def _count_routed(self) -> int | None:
+        return self._routed_count() if self._forwarded_count == 1 else None
+
+    async def _tell(self, progress: PromptProgress, client: Peer) -> None:
+        """Tell a client the progress of its prompt, between the events of the server."""
+        while True:
+            await asyncio.sleep(self._limits.progress_seconds)
+            if (event := progress.next_event()) is not None:
+                client.send(h11.Data(data=event))
 
 
 def _fields_for(request: h11.Request) -> list[tuple[bytes, bytes]]:

@@ -57,7 +57,10 @@ _USUAL_SLOTS = 4
 """llama.cpp's, if no option sets them."""
 _SECONDS_BETWEEN = 1.0
 """Between figures for `moepack ps`."""
-_SECONDS_TO_SAVE = 4.0
+_SECONDS_OF_END = 1.0
+"""In which signals count as one: parents, terminals and units of systemd send several."""
+_SECONDS_TO_SAVE = 3.0
+"""After these."""
 _SPARE_DESCRIPTORS = 8
 """For what llama.cpp opens besides connections."""
 _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
@@ -118,14 +121,16 @@ def _serve(params: Any, log: ServerLog) -> None:
     async def connect() -> Connection:
         return await asyncio.open_unix_connection(inner)
 
-    # The preloaded library has it; without that library nobody has to know.
-    counted = getattr(ctypes.CDLL(None), "moepack_set_request_count", lambda count: None)
+    # The preloaded library has both; without that library nobody has to know.
+    program = ctypes.CDLL(None)
+    counted = getattr(program, "moepack_set_request_count", lambda count: None)
+    routed_count = getattr(program, "moepack_routed_count", lambda: None)
     watch = Watch(log.request, _cache_reader(), Watched.here().model)
     states = None
     if files is not None:
         ask = make_asker(connect, params.api_prefix, params.api_keys[:1])
         states = PromptStates(files, ask, log.note)
-    gate = _gate(connect, options, log, watch, counted, states)
+    gate = _gate(connect, options, log, watch, counted, routed_count, states)
     asyncio.run(_answer(gate, listeners, tls, _announcement(options, log), watch, states=states))
     del server
 
@@ -158,6 +163,7 @@ def _gate(
     log: ServerLog,
     watch: Watch,
     counted: Callable[[int], object] = lambda count: None,
+    routed_count: Callable[[], int | None] = lambda: None,
     states: PromptStates | None = None,
 ) -> Gate:
     access = Access(options.origins, options.hosts, options.has_key)
@@ -177,6 +183,7 @@ def _gate(
         watch,
         counted,
         turn,
+        routed_count,
         hides_slots=states is not None,
     )
 
@@ -253,7 +260,7 @@ async def _answer(
             with contextlib.suppress(OSError):
                 os.unlink(listener.getsockname())
     if states is not None:
-        await asyncio.wait([asyncio.create_task(states.save())], timeout=_SECONDS_TO_SAVE)
+        await _save(states, ended)
     _end(server)
 
 
@@ -261,6 +268,17 @@ def _read_input(ended: asyncio.Event) -> None:
     if not os.read(sys.stdin.fileno(), 1 << 12):
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         ended.set()
+
+
+async def _save(states: PromptStates, ended: asyncio.Event) -> None:
+    """Save the states of texts after a signal, until another."""
+    saving = asyncio.create_task(states.save())
+    await asyncio.wait([saving], timeout=_SECONDS_OF_END)
+    ended.clear()  # another signal ends it at once
+    waiting, first = asyncio.create_task(ended.wait()), asyncio.FIRST_COMPLETED
+    await asyncio.wait([saving, waiting], timeout=_SECONDS_TO_SAVE, return_when=first)
+    saving.cancel()
+    await asyncio.gather(saving, return_exceptions=True)
 
 
 def _end(server: InstalledServer | None) -> NoReturn:

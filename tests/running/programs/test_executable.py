@@ -1,9 +1,12 @@
 """Programs are checked before they are started: a library cannot be loaded into all of them."""
 
+import os
 import shutil
+import stat
 import struct
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +18,9 @@ from moepack.running.programs.compiling import compile_library
 from moepack.running.programs.executable import CommandError, check_executable, find_executable
 from tests.support.children import PATIENCE
 from tests.support.preloaded import write_native
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 
 
 def compiled(path: Path, *flags: str) -> Path:
@@ -76,6 +82,47 @@ def test_a_static_program_is_refused_and_indeed_loads_nothing(
     assert not says_loaded(static, preloaded)
     check_executable(dynamic)
     assert says_loaded(dynamic, preloaded)
+
+
+@as_root
+@pytest.mark.parametrize("bit", [stat.S_ISUID, stat.S_ISGID])
+def test_a_program_with_others_rights_is_refused_and_indeed_loads_nothing(
+    bit: int, dynamic: Path, preloaded: Path
+) -> None:
+    dynamic.chmod(0o755 | bit)
+    check_executable(dynamic)  # root's program is nothing more in root's hands
+    assert says_loaded(dynamic, preloaded)
+    os.chown(dynamic, NOBODY, NOBODY)
+    dynamic.chmod(0o755 | bit)
+    assert "setuid" in str(refusal(dynamic)) or "setgid" in str(refusal(dynamic))
+    assert not says_loaded(dynamic, preloaded)
+    if bit == stat.S_ISGID:
+        dynamic.chmod(0o705 | bit)  # which means something else
+        check_executable(dynamic)
+        assert says_loaded(dynamic, preloaded)
+
+
+@as_root
+def test_a_program_with_capabilities_is_refused_unless_root_runs_it(preloaded: Path) -> None:
+    setcap = shutil.which("setcap") or shutil.which("setcap", path="/usr/sbin:/sbin")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        program = compiled(Path(folder, "program"))
+        if setcap is None or subprocess.run([setcap, "cap_net_raw+ep", program]).returncode:
+            pytest.skip("no capabilities can be given to files here")
+        check_executable(program)
+        assert says_loaded(program, preloaded)
+        child = os.fork()
+        if child == 0:
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            try:
+                check_executable(program)
+            except CommandError as error:
+                os._exit(0 if "capabilities" in str(error) else 2)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Clients that leave in the middle of a prompt: it is computed no further, and nothing is lost."""
 
+import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -115,3 +116,21 @@ def test_a_drive_that_takes_seconds_delays_a_text_and_nothing_else(start: Start)
             one.pace(0)  # and all ends, as if nothing had been
             assert read_answer(client).tokens == expected.tokens
         assert one.wait_until_idle() < MOST_SECONDS
+
+
+def test_a_client_is_told_how_far_its_prompt_is_within_a_batch(start: Start, model: Path) -> None:
+    """The server itself tells it once a batch, of which this is one."""
+    with start(model, 1) as one:
+        one.ask(FIRST[:100])
+        one.pace(SLOW // 5)
+        with one.asking(FIRST[:250], 1, stream=True, return_progress=True) as client:
+            lines = client.getresponse().read().decode().splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if "progress" in line]
+    told = [event["prompt_progress"] for event in events]
+    counts = [progress["processed"] for progress in told]
+    assert (counts[0], counts[-1]) == (100, 250)
+    assert counts == sorted(counts)
+    assert len({count for count in counts if 100 < count < 250}) > 2
+    times = [progress["time_ms"] for progress in told]
+    assert times == sorted(times)
+    assert {(progress["total"], progress["cache"]) for progress in told} == {(250, 100)}
