@@ -27,9 +27,9 @@ static bool allocate(struct cache *cache) {
     const struct experts *experts = cache->experts;
     uint64_t reserve = cache->options.reserve;
     struct residents_owner owner = {cache, NULL, NULL};
-    cache->in_flight = calloc((size_t)experts->count + 1, sizeof *cache->in_flight);
+    cache->in_flight = calloc(experts->count, sizeof *cache->in_flight);
     cache->pending = calloc(CAPACITY, sizeof *cache->pending);
-    cache->counts_length = most_in_layer(experts) + 1;
+    cache->counts_length = most_in_layer(experts);
     cache->counts = calloc(2 * (size_t)MAX_CONTEXTS * cache->counts_length, sizeof *cache->counts);
     bool has_residents = residents_init(&cache->residents, experts, cache->options.policy, cache->options.memory,
                                         reserve, owner);

@@ -1,8 +1,8 @@
 /*
  * The experts of a model: which there are, where their parts lie in files, and where in a slot.
  *
- * Filled once and never changed, so any thread may read it. Experts are numbered over all layers:
- * those of layer 0 first. A slot is the memory of one expert, in whole pages.
+ * Filled once and never changed, so any thread may read it. There is one layer or more, and each has one expert or more.
+ * Experts are numbered over all layers: those of layer 0 first. A slot is the memory of one expert, in whole pages.
  *
  * Slots that hold whole blobs begin with a huge page if they are as long as one: then it can be mapped as one. What
  * follows such a slot up to the next huge page has no memory.

@@ -346,7 +346,7 @@ EXPORT int ggml_backend_tensor_alloc(void *buffer, void *tensor, void *address) 
     set_functions(__builtin_return_address(0));
     pthread_mutex_lock(&state_lock);
     uint32_t layer, part;
-    if (!is_in_place) is_in_place = calloc((size_t)seam.experts.layer_count + 1, sizeof *is_in_place);
+    if (!is_in_place) is_in_place = calloc(seam.experts.layer_count, sizeof *is_in_place);
     if (!is_in_place) seam_end("no memory");
     any_is_in_place = true;
     if (find_part(get_name(tensor), &layer, &part)) {

@@ -33,9 +33,9 @@ static const struct table_part *table_part(uint32_t expert, uint32_t part) {
 
 bool mapping_open(void) {
     const struct experts *experts = &seam.experts;
-    is_mapped = calloc((size_t)experts->count + 1, sizeof *is_mapped);
-    layer_offsets = calloc((size_t)experts->layer_count + 1, sizeof *layer_offsets);
-    strides = calloc((size_t)experts->layer_count + 1, sizeof *strides);
+    is_mapped = calloc(experts->count, sizeof *is_mapped);
+    layer_offsets = calloc(experts->layer_count, sizeof *layer_offsets);
+    strides = calloc(experts->layer_count, sizeof *strides);
     if (!is_mapped || !layer_offsets || !strides) return false;
     if (!seam.is_strided) return true;
     for (uint32_t i = 0; i < experts->layer_count; i++) {

@@ -17,8 +17,8 @@ static const uint64_t RECENT = HALF_LIFE * (1ull << 32); /* what an expert of it
 bool order_init(struct order *order, enum policy policy, const struct experts *experts) {
     *order = (struct order){.policy = policy, .experts = experts, .lowest_layer = UINT32_MAX};
     order->clock = order->first_use = FIRST_STEP;
-    order->entries = calloc((size_t)experts->count + 1, sizeof *order->entries);
-    order->layers = calloc((size_t)experts->layer_count + 1, sizeof *order->layers);
+    order->entries = calloc(experts->count, sizeof *order->entries);
+    order->layers = calloc(experts->layer_count, sizeof *order->layers);
     for (uint32_t i = 0; order->layers && i < experts->layer_count; i++)
         order->layers[i] = (struct layer_order){.last_step = FIRST_STEP, .least = MOST, .least_recent = MOST};
     return order->entries && order->layers;

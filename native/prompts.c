@@ -15,10 +15,10 @@ struct ranked { /* experts in an order: the least `value` first, then the least 
 };
 
 bool prompts_init(struct prompts *prompts, const struct experts *experts) {
-    size_t count = (size_t)experts->count + 1;
+    size_t count = experts->count;
     *prompts = (struct prompts){.experts = experts};
     prompts->counts = calloc(count, sizeof *prompts->counts);
-    prompts->token_counts = calloc((size_t)experts->layer_count + 1, sizeof *prompts->token_counts);
+    prompts->token_counts = calloc(experts->layer_count, sizeof *prompts->token_counts);
     prompts->ranked = calloc(count, sizeof *prompts->ranked);
     prompts->chosen = calloc(count, sizeof *prompts->chosen);
     return prompts->counts && prompts->token_counts && prompts->ranked && prompts->chosen;

@@ -23,18 +23,18 @@ void residents_leave_room(struct residents *residents, uint64_t length) {
 static bool make_steps(struct residents *residents) {
     uint32_t most = most_in_layer(residents->experts);
     for (uint32_t i = 0; i < MAX_CONTEXTS; i++) {
-        residents->steps[i].used = calloc((size_t)most + 1, sizeof(uint32_t));
-        residents->steps[i].missing = calloc((size_t)most + 1, sizeof(uint32_t));
+        residents->steps[i].used = calloc(most, sizeof(uint32_t));
+        residents->steps[i].missing = calloc(most, sizeof(uint32_t));
         if (!residents->steps[i].used || !residents->steps[i].missing) return false;
     }
-    residents->ordered = calloc((size_t)most + 1, sizeof(uint32_t));
+    residents->ordered = calloc(most, sizeof(uint32_t));
     return residents->ordered;
 }
 
 bool residents_init(struct residents *residents, const struct experts *experts, enum policy policy, uint64_t memory,
                     uint64_t reserve, struct residents_owner owner) {
     *residents = (struct residents){.experts = experts, .owner = owner, .reserve = reserve};
-    size_t count = (size_t)experts->count + 1;
+    size_t count = experts->count;
     residents->states = calloc(count, sizeof *residents->states);
     residents->of_step = calloc(count, 1);
     residents->users = calloc(count, 1);

@@ -192,7 +192,7 @@ static struct routers *make(void) {
     struct routers *routers = calloc(1, sizeof *routers);
     if (!routers) return NULL;
     routers->most = most_in_layer(&seam.experts);
-    routers->of = calloc((size_t)seam.experts.layer_count + 1, sizeof *routers->of);
+    routers->of = calloc(seam.experts.layer_count, sizeof *routers->of);
     routers->scores = calloc((size_t)routers->most * MOST_GUESSED_TOKENS, sizeof *routers->scores);
     if (routers->of && routers->scores) return routers;
     free(routers->of);

@@ -14,8 +14,8 @@ bool slots_init(struct slots *slots, const struct experts *experts) {
         one->first = one->next = slots->file_length;
         one->count = counts[i];
         slots->file_length += one->stride * counts[i];
-        one->spare = calloc((size_t)counts[i] + 1, sizeof *one->spare);
-        one->empty = calloc((size_t)counts[i] + 1, sizeof *one->empty);
+        one->spare = calloc(counts[i], sizeof *one->spare);
+        one->empty = calloc(counts[i], sizeof *one->empty);
         if (!one->spare || !one->empty) return false;
     }
     return true;
