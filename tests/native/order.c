@@ -39,7 +39,7 @@ static void use(void) {
     }
     plain.latest = layer;
     for (uint32_t e = first; e < first + layers[layer].count; e++) {
-        plain.is_recent[e] = draw(3) == 0;
+        plain.is_recent[e] = draw(MOST_EXPERTS + 1) <= e % MOST_EXPERTS; /* some far more often than others */
         if (plain.is_recent[e]) used[count++] = e;
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -108,8 +108,9 @@ int main(int argument_count, char **arguments) {
     }
     for (int left = atoi(arguments[2]); left; left--) {
         uint32_t chance = draw(10);
-        if (chance < 4) use();
-        if (chance == 4) admit();
+        bool is_warming = left > atoi(arguments[2]) - 50; /* experts are admitted before they are used */
+        if (chance < 4 && !is_warming) use();
+        if (chance == 4 || (chance < 4 && is_warming)) admit();
         if (chance == 5) leave();
         if (chance > 5 && !evict()) return printf("seed %d: another is evicted, %d events before the end\n", (int)seed, left), 1;
     }

@@ -3,6 +3,7 @@
  * is wrong.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,6 +16,19 @@
 
 #define REQUIRE(condition) \
     if (!(condition)) return printf("line %d: %s\n", __LINE__, #condition), 1
+
+void *__real_mmap(void *, size_t, int, int, int, off_t);
+void *__wrap_mmap(void *, size_t, int, int, int, off_t);
+static int maps_left = -1; /* until one fails; below 0: none does */
+static size_t shift;       /* of what the system would choose */
+
+void *__wrap_mmap(void *address, size_t length, int protection, int flags, int descriptor, off_t offset) {
+    if (!maps_left--) return errno = ENOMEM, MAP_FAILED;
+    size_t before = address ? 0 : shift;
+    char *start = __real_mmap(address, length + before, protection, flags, descriptor, offset);
+    if (before) munmap(start, before);
+    return start + before;
+}
 
 static uint64_t memory_of(const struct pool_memory *pool) {
     struct stat status;
@@ -65,6 +79,31 @@ static int open_and_close(void) {
     return 0;
 }
 
+/* Wherever the system has room, and wherever it has none. */
+static int open_anywhere(void) {
+    struct pool_memory pool;
+    for (shift = 0; shift < HUGE_PAGE; shift += 100 * PAGE) {
+        uint64_t before = address_space();
+        if (open_one(&pool, PAGE, HUGE_PAGE)) return 1;
+        REQUIRE(address_space() == before + HUGE_PAGE);
+        pool_close(&pool);
+        REQUIRE(address_space() == before);
+    }
+    for (maps_left = 0; maps_left < 2; maps_left++) {
+        int next = dup(0), number = maps_left;
+        uint64_t before = address_space();
+        close(next);
+        errno = 0;
+        REQUIRE(!pool_open(&pool, PAGE, true) && errno == ENOMEM && address_space() == before);
+        REQUIRE(dup(0) == next); /* no descriptor is left */
+        close(next);
+        maps_left = number;
+    }
+    maps_left = -1;
+    shift = 0;
+    return 0;
+}
+
 /* Slots of small classes share huge pages: each of these is made once, and whole where the system has them. */
 static int prepare_small(void) {
     struct pool_memory pool;
@@ -112,4 +151,4 @@ static int give_back(void) {
     return 0;
 }
 
-int main(void) { return open_and_close() || prepare_small() || prepare_large() || give_back(); }
+int main(void) { return open_and_close() || open_anywhere() || prepare_small() || prepare_large() || give_back(); }

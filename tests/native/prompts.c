@@ -21,6 +21,7 @@ static struct residents residents;
 static struct prompts prompts;
 static double routed[MOST], tokens[LAYERS], width; /* c, n and w of the page */
 static bool is_admitted[MOST];                     /* expected */
+static bool is_regular;                            /* many experts have like shares */
 
 static uint32_t draw(uint32_t below) {
     state = state * 6364136223846793005ull + 1442695040888963407ull;
@@ -144,8 +145,9 @@ static void look_ahead(uint32_t layer, const uint32_t *counts, uint32_t token_co
 static void compute(uint32_t layer, uint32_t token_count) {
     uint32_t counts[MOST_EXPERTS] = {0}, used[MOST_EXPERTS], used_count = 0, total = 0, expert;
     uint64_t missing = 0;
+    uint32_t most = seed % 3 == 1 ? 2 * token_count : token_count; /* engines may name an expert twice for a token */
     for (uint32_t i = 0, share = 1 + draw(4); i < layers[layer].count; i++) {
-        if (draw(4) < share) counts[i] = 1 + draw(token_count);
+        if (draw(4) < share) counts[i] = is_regular ? token_count : 1 + draw(most);
         if (counts[i]) used[used_count++] = layers[layer].first + i;
         if (counts[i] && !is_admitted[layers[layer].first + i]) missing += slot_length(&experts, layers[layer].first + i);
         total += counts[i];
@@ -163,15 +165,17 @@ static void compute(uint32_t layer, uint32_t token_count) {
     while (residents_next(&residents, 0, &expert) == READ_NEXT) residents_complete(&residents, expert, true);
     for (uint32_t e = 0; e < experts.count; e++) is_admitted[e] = residents.states[e].is_admitted;
     if (token_count > FEW) look_ahead(layer, counts, token_count);
+    require(prompts.token_counts[layer] == tokens[layer], "tokens are counted, and halved");
     for (uint32_t left = draw(4); left && residents_next_ahead(&residents, &expert); left--) residents_complete(&residents, expert, true);
 }
 
 static void make_model(void) {
+    is_regular = seed % 3 == 0;
     experts.class_count = 2;
     experts.class_length[0] = PAGE * (1 + draw(3));
     experts.class_length[1] = PAGE * 5;
     for (uint32_t i = 0; i < LAYERS; i++) {
-        layers[i] = (struct layer){i, experts.count, 2 + draw(MOST_EXPERTS - 1), 1, draw(2), i == LAYERS - 1 && draw(2)};
+        layers[i] = (struct layer){i, experts.count, is_regular ? MOST_EXPERTS : 2 + draw(MOST_EXPERTS - 1), 1, draw(2), i == LAYERS - 1 && draw(2)};
         for (uint32_t e = experts.count; e < experts.count + layers[i].count; e++) {
             parts[e * MAX_PARTS] = (struct part){.file = draw(FILES), .offset = (uint64_t)draw(1 << 20) * MOST + e};
             layers_of[e] = i;
@@ -187,13 +191,18 @@ int main(int argument_count, char **arguments) {
     struct residents_owner owner = {NULL, do_nothing_to, give_back};
     uint64_t whole = 0, reserve = 2 * 5 * PAGE;
     for (uint32_t e = 0; e < experts.count; e++) whole += slot_length(&experts, e);
-    if (!residents_init(&residents, &experts, POLICY_LRFU, reserve + whole / 4 * (1 + draw(4)), reserve, owner)) return 2;
+    if (!residents_init(&residents, &experts, POLICY_LRFU, (reserve + whole / 12 * (1 + draw(12))) / PAGE * PAGE, reserve, owner)) return 2;
     if (!prompts_init(&prompts, &experts)) return 2;
     uint32_t pinned = draw(2 * experts.count);
     if (pinned < experts.count) is_admitted[pinned] = residents_pin(&residents, pinned);
+    while (tokens[0] < MOST_COUNTED) compute(0, MOST_COUNTED / 2); /* and not halved */
+    while (tokens[0] == MOST_COUNTED) compute(0, 1);
     for (uint32_t i = 0; i < (uint32_t)atoi(arguments[2]); i++) {
         step = i;
-        compute(draw(3) ? i % LAYERS : draw(LAYERS), draw(3) ? FEW + 1 + draw(600) : 1 + draw(FEW));
+        if (is_regular)
+            compute(i % LAYERS, i % 200 ? FEW + 1 : FEW);
+        else
+            compute(draw(3) ? i % LAYERS : draw(LAYERS), draw(3) ? FEW + 1 + draw(600) : 1 + draw(FEW));
     }
     prompts_free(&prompts);
     residents_free(&residents);

@@ -7,13 +7,14 @@ static struct layer layers[] = {
     {.count = 3, .slot_class = 0},
     {.first = 3, .count = 2, .slot_class = 1},
     {.first = 5, .count = 1, .slot_class = 0},
+    {.first = 6, .count = 1, .slot_class = 2},
 };
 static struct experts experts = {
     .layers = layers,
-    .layer_count = 3,
-    .count = 6,
-    .class_count = 2,
-    .class_length = {3 * PAGE, HUGE_PAGE + PAGE},
+    .layer_count = 4,
+    .count = 7,
+    .class_count = 3,
+    .class_length = {3 * PAGE, HUGE_PAGE + PAGE, HUGE_PAGE},
 };
 
 #define REQUIRE(condition) \
@@ -29,7 +30,8 @@ static int take(struct slots *slots, uint64_t first, uint64_t stride) {
     }
     REQUIRE(slots_take_new(slots, 1) == first && slots_take_new(slots, 1) == first + stride);
     REQUIRE(slots->length == 12 * PAGE + 2 * (HUGE_PAGE + PAGE));
-    REQUIRE(slots->file_length == first + 2 * stride && slots->classes[0].count == 4 && slots->classes[1].count == 2);
+    REQUIRE(slots->classes[2].first == first + 2 * stride && slots->file_length == first + 2 * stride + HUGE_PAGE);
+    REQUIRE(slots->classes[2].count == 1 && slots->classes[2].stride == HUGE_PAGE && slots->classes[0].count == 4 && slots->classes[1].count == 2);
     REQUIRE(slots->classes[0].taken_count == 4 && slots->classes[1].taken_count == 2);
     return 0;
 }
