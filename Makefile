@@ -18,7 +18,7 @@ endef
 # Tests start hundreds of interpreters: without bytecode each of them compiles moepack again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chat demo quick test engines bench conformance docs wheels release-check fuzz everything soak format clean
+.PHONY: chat demo quick test engines bench conformance docs wheels release-check fuzz everything soak mutants format clean
 
 chat: $(VENV)/running
 	@echo 'moepack is $(BIN)/moepack; after `. $(BIN)/activate` it is moepack'
@@ -87,6 +87,11 @@ everything: engines $(VENV)/developing
 # SECONDS=60 is a short one.
 soak: $(VENV)/developing
 	@$(BIN)/python -m benchmarks.soak --seconds $(or $(SECONDS),3600)
+
+# FILES='order slots' are some of native/ and MOST=50 mutants of each; the end of each file tells what found how many.
+mutants: $(VENV)/developing
+	@$(BIN)/python -m tests.mutants.native --most $(or $(MOST),100) \
+	    $(or $(FILES),slots order guesses prompts residents pool drive reads cache library)
 
 format: $(VENV)/developing
 	$(BIN)/ruff check --fix moepack tests benchmarks conformance docs releasing examples hatch_build.py
