@@ -113,10 +113,23 @@ static int take_of_a_large_class(void) {
     open_cache(POLICY_LRU, 8);
     use(LARGE);
     for (uint32_t e = 0; e < 6; e++) use(e);
-    REQUIRE(residents.slots.length == 8 * PAGE && !residents.tally.evicted_count);
-    REQUIRE(use(6) == 1 && use(7) == 1 && residents.slots.length == 10 * PAGE && residents.tally.evicted_count == 1);
-    REQUIRE(!is_admitted(LARGE) && is_resident(LARGE));
-    REQUIRE(use(ALSO_SMALL) == 1 && unmapped == 0 && is_resident(LARGE) && residents.tally.evicted_count == 2);
+    use(LARGE + 1);
+    for (uint32_t e = 0; e < 6; e++) REQUIRE(use(e) == 0);
+    REQUIRE(residents.slots.length == 10 * PAGE && residents.tally.evicted_count == 1);
+    REQUIRE(use(6) == 1 && unmapped == 0 && residents.tally.evicted_count == 3 && is_resident(LARGE) && is_resident(LARGE + 1));
+    residents_free(&residents);
+    return 0;
+}
+
+/* Up to two reserves of a length are left to it: those of others are taken first. */
+static int leave_a_few(void) {
+    open_cache(POLICY_LRU, 6);
+    use(LARGE);
+    for (uint32_t e = 0; e < 4; e++) use(e);
+    use(LARGE + 1);
+    for (uint32_t e = 0; e < 4; e++) REQUIRE(use(e) == 0);
+    REQUIRE(residents.slots.length == 8 * PAGE && residents.tally.evicted_count == 1);
+    REQUIRE(use(4) == 1 && residents.tally.evicted_count == 2 && is_admitted(0) && unmapped == LARGE && is_resident(LARGE + 1));
     residents_free(&residents);
     return 0;
 }
@@ -142,6 +155,20 @@ static int share_memory(void) {
     REQUIRE(residents_next(&residents, 1, &expert) == READ_NEXT && expert == 4);
     residents_complete(&residents, 4, true);
     REQUIRE(!residents_is_ready(&residents, 1, &has_failed) && has_failed && residents.tally.wasted_length == 0);
+    residents_free(&residents);
+    return 0;
+}
+
+/* What is evicted while it is read, and cannot be read, is nowhere. */
+static int fail_when_evicted(void) {
+    uint32_t expert;
+    open_cache(POLICY_LRU, 4);
+    begin(0, 1, 0);
+    REQUIRE(residents_next(&residents, 0, &expert) == READ_NEXT);
+    residents_resize(&residents, 0);
+    REQUIRE(!is_admitted(0) && residents.leftover_count == 1 && residents.slots.length == PAGE);
+    residents_complete(&residents, 0, false);
+    REQUIRE(!residents.leftover_count && !residents.slots.length && residents.tally.evicted_count == 1);
     residents_free(&residents);
     return 0;
 }
@@ -231,7 +258,11 @@ static int need_what_is_read_ahead(void) {
     begin(UNANNOUNCED, 1, LARGE);
     REQUIRE(read_step(UNANNOUNCED) == 1 && is_resident(2) && is_resident(3) && residents.slots.length == 6 * PAGE);
     begin(UNANNOUNCED, 1, ALSO_SMALL);
+    uint64_t before = residents.tally.evicted_count;
     REQUIRE(read_step(UNANNOUNCED) == 1 && is_resident(2) && !is_resident(3) && residents.tally.wasted_length == PAGE);
+    REQUIRE(residents.tally.evicted_count == before);
+    residents_resize(&residents, residents.memory);
+    REQUIRE(!is_resident(2) && !residents.ahead_count && !residents.ahead_length); /* with other memory, other room */
     residents_free(&residents);
     return 0;
 }
@@ -266,9 +297,10 @@ static int set_memory(void) {
     REQUIRE(residents.slots.length == 5 * PAGE && punched_count == 3 && is_resident(3) && !is_resident(2));
     residents_resize(&residents, PAGE);
     REQUIRE(!residents.budget && residents.slots.length == PAGE && is_resident(7)); /* it is used */
-    residents_release(&residents, 0);
     residents_resize(&residents, 0);
-    REQUIRE(!residents.slots.length && !residents.length && punched_count == 8 && !residents.resident_length);
+    REQUIRE(residents.slots.length == PAGE);
+    residents_release(&residents, 0);
+    REQUIRE(!residents.slots.length && !residents.length && punched_count == 8 && !residents.resident_length && !residents.common_resident_count);
     residents_free(&residents);
     return 0;
 }
@@ -308,6 +340,33 @@ static int pin(void) {
     return 0;
 }
 
+/* Pinned experts take room that contexts do not have. */
+static int share_with_pinned(void) {
+    open_cache(POLICY_LRU, 4);
+    REQUIRE(residents_pin(&residents, 7) && residents_pin(&residents, 6));
+    begin(0, 1, 0);
+    REQUIRE(read_step(0) == 1);
+    begin(1, 2, 1, 2);
+    REQUIRE(read_step(1) == COUNT);
+    residents_release(&residents, 0);
+    REQUIRE(read_step(1) == 2);
+    residents_free(&residents);
+    return 0;
+}
+
+/* What earlier runs used is evicted later than what they did not. */
+static int expect(void) {
+    open_cache(POLICY_LRFU, 2);
+    residents_expect(&residents, 1, UINT32_MAX);
+    for (uint32_t e = 0; e < 2; e++) {
+        REQUIRE(residents_admit(&residents, e));
+        residents_complete(&residents, e, true);
+    }
+    REQUIRE(use(ALSO_SMALL) == 1 && is_admitted(1) && !is_admitted(0));
+    residents_free(&residents);
+    return 0;
+}
+
 /* All experts are there, or all but those of drafts; and nothing evicts them. */
 static int have_all(void) {
     open_cache(POLICY_LRU, 16 + 16 + 24);
@@ -324,8 +383,8 @@ static int have_all(void) {
 
 int main(void) {
     for (uint32_t e = 0; e < COUNT; e++) layers_of[e] = e / PER_LAYER;
-    int (*const stories[])(void) = {take_slots, take_other_lengths, take_of_a_large_class, share_memory, use_more_than_there_is,
-        keep_unannounced, count_lookups, read_before_use, guess, need_what_is_read_ahead, cancel, set_memory, leave_room, pin, have_all};
+    int (*const stories[])(void) = {take_slots, take_other_lengths, take_of_a_large_class, leave_a_few, share_memory, fail_when_evicted, use_more_than_there_is,
+        keep_unannounced, count_lookups, read_before_use, guess, need_what_is_read_ahead, cancel, set_memory, leave_room, pin, share_with_pinned, expect, have_all};
     for (unsigned i = 0; i < sizeof stories / sizeof *stories; i++)
         if (stories[i]()) return 1;
     return 0;
