@@ -41,12 +41,35 @@ _CLIENTS = 6
 _PATIENCE = 60.0
 _TOKENS = 24
 _TEXT = (ROOT / "fixtures" / "prompt.txt").read_text()
-PROMPTS = [_TEXT[start : start + length] for start, length in ((0, 40), (60, 200), (90, 700))]
+_TURNS = ((0, 0), (3, 3), (8, 8))
+"""The first of the answers that a conversation begins with, and their number."""
 MOST_GROWTH = 12 << 20
 """Bytes by which the memory of a process may grow, as noise; and a twentieth of it."""
 
 Key = tuple[str, int]
 """The kind of a text, and the number of its prompt: what decides about the answer."""
+Message = dict[str, str]
+
+
+def _conversation(first: int, count: int) -> list[Message]:
+    """Return turns that the model has learned by heart, and the question of the next."""
+    questions: list[str] = []
+    messages: list[Message] = []
+    for line in (ROOT / "fixtures" / "chat.txt").read_text().splitlines():
+        mark, _, text = line.partition(" ")
+        if mark == "?":
+            questions.append(text)
+        elif mark == "=" and questions:
+            messages.append({"role": "user", "content": questions[0]})
+            messages.append({"role": "assistant", "content": text})
+            questions = []
+    return messages[2 * first : 2 * (first + count) + 1]
+
+
+CONVERSATIONS = [_conversation(*turns) for turns in _TURNS]
+"""Their answers are known by heart: each next token is e^5 times as likely as the second. llama.cpp
+rounds by what is computed together, with and without moepack, and that may decide between tokens
+that are about as likely."""
 
 
 class Level(NamedTuple):
@@ -91,6 +114,11 @@ class Client:
         self._port = port
         self._findings = findings
         self._random = random.Random(seed)
+        self._prompts = [self._text_of(messages) for messages in CONVERSATIONS]
+
+    def _text_of(self, messages: list[Message]) -> str:
+        with self._answer("/apply-template", {"messages": messages}) as answer:
+            return str(json.load(answer)["prompt"])
 
     @contextlib.contextmanager
     def _answer(self, path: str, body: object) -> Iterator[http.client.HTTPResponse]:
@@ -109,7 +137,7 @@ class Client:
 
     def ask(self, api: str, number: int, *, stream: bool) -> None:
         """Ask for a text, and compare it."""
-        path, body, text_of = _request(api, PROMPTS[number])
+        path, body, text_of = self._request(api, number)
         kind = f"{api}{', stream' if stream else ''}"
         with self._answer(path, {**body, "stream": stream}) as answer:
             if answer.status != 200:
@@ -123,15 +151,19 @@ class Client:
 
     def leave(self, api: str, number: int) -> None:
         """Ask for a long text, and go: at once, or after a few lines."""
-        path, body, _ = _request(api, PROMPTS[number])
-        with self._answer(path, {**body, "stream": True, _limit(api): 500}) as answer:
+        path, body, _ = self._request(api, number)
+        with self._answer(
+            path, {**body, "stream": True, "ignore_eos": True, _limit(api): 500}
+        ) as answer:
             for _ in range(self._random.randrange(8)):
                 answer.readline()
         self._findings.add("left in a stream")
 
     def leave_before_the_answer(self, number: int) -> None:
         """Send a request, and close before anything comes."""
-        body = json.dumps({"prompt": PROMPTS[number], "n_predict": 500}).encode()
+        body = json.dumps(
+            {"prompt": self._prompts[number], "n_predict": 500, "ignore_eos": True}
+        ).encode()
         with socket.create_connection(("127.0.0.1", self._port), _PATIENCE) as connection:
             head = f"POST /completion HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}"
             length = self._random.choice((len(body), len(body) // 2))
@@ -155,9 +187,20 @@ class Client:
                 self._findings.complain(f"{path}: nonsense was answered by {answer.status}")
         self._findings.add("nonsense")
 
+    def _request(self, api: str, number: int) -> tuple[str, dict[str, Any], Callable[[Any], str]]:
+        """Return path, body, and what takes the text from an answer or an event."""
+        body: dict[str, Any] = {"temperature": 0, _limit(api): _TOKENS}
+        if api == "completion":
+            body["prompt"] = self._prompts[number]
+            return "/completion", body, lambda one: str(one["content"])
+        body |= {"model": "m", "messages": CONVERSATIONS[number]}
+        if api == "chat":
+            return "/v1/chat/completions", body, _text_of_chat
+        return "/v1/messages", body, _text_of_message
+
     def do_something(self) -> None:
         """Ask, leave, or send nonsense."""
-        api, number = self._random.choice(APIS), self._random.randrange(len(PROMPTS))
+        api, number = self._random.choice(APIS), self._random.randrange(len(CONVERSATIONS))
         draw = self._random.random()
         try:
             if draw < 0.7:
@@ -180,17 +223,6 @@ APIS = ("completion", "chat", "messages")
 
 def _limit(api: str) -> str:
     return "n_predict" if api == "completion" else "max_tokens"
-
-
-def _request(api: str, prompt: str) -> tuple[str, dict[str, Any], Callable[[Any], str]]:
-    """Return path, body, and what takes the text from an answer or an event."""
-    body: dict[str, Any] = {"temperature": 0, _limit(api): _TOKENS}
-    if api == "completion":
-        return "/completion", {**body, "prompt": prompt}, lambda one: str(one["content"])
-    body |= {"model": "m", "messages": [{"role": "user", "content": prompt}]}
-    if api == "chat":
-        return "/v1/chat/completions", body, _text_of_chat
-    return "/v1/messages", body, _text_of_message
 
 
 def _text_of_chat(one: Any) -> str:
@@ -338,7 +370,7 @@ def soak(seconds: float, round_seconds: float = _ROUND) -> Iterator[Row]:
         clients = [Client(server.port, findings, seed) for seed in range(_CLIENTS)]
         try:
             for api in APIS:  # alone: what all later ones are compared with
-                for number in range(len(PROMPTS)):
+                for number in range(len(CONVERSATIONS)):
                     clients[0].ask(api, number, stream=False)
             began = time.monotonic()
             while time.monotonic() < began + seconds or len(findings.levels) < 3:
