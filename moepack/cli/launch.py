@@ -74,7 +74,7 @@ def launch(
     wanted_context: int,
     rest: tuple[str, ...] | None,
     passed_on: Sequence[str],
-    **_others: Any,
+    **others: Any,
 ) -> None:
     """Start an agent, or another client, with a server for it.
 
@@ -105,7 +105,7 @@ def launch(
     from moepack.running.programs.process import end_like
 
     executable = _find(chosen)
-    require_engine(source_or_pack)
+    require_engine(source_or_pack, others["server_program"])
     fetch(source_or_pack)  # with its progress on the terminal, not in the log
     with _server(words, key) as (server, log_path):
         returncode = _run(chosen, executable, server, log_path, model, key, rest or ())

@@ -134,7 +134,7 @@ def run(
 
     other_work = OtherWork()
     source_or_pack, text, is_piped = _split_prompt(source_or_pack, prompt, prompt_path)
-    require_engine(source_or_pack)
+    require_engine(source_or_pack, engine["server_program"])
     template = chat_template_options(chat_template, chat_template_file)
     _check(text, raw, system, template, tokens)
     server_words, fields = split_fields(passed_on)
@@ -326,7 +326,7 @@ def serve(
     elif not _is_loopback(host):
         complain("note", "without --api-key it answers everybody who can reach this machine")
     alias = one_line(name) if name else served_name(source_or_pack)
-    require_engine(source_or_pack)
+    require_engine(source_or_pack, server_program)
     command = [*server_command(find_server(server_program)), "-m", "{}"]
     command += ["--host", host, "--port", str(port), "--alias", alias]
     command += _log_words(options["log_format"], is_installed=server_program is not None)

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata, util
 from pathlib import Path
 from types import MappingProxyType
@@ -38,17 +38,22 @@ def folder(name: str) -> Path:
     raise MachineError(f"{name} was not installed", path=_PACKAGE, hint="install moepack again")
 
 
-def require(*extras: str) -> None:
-    """Raise MachineError if extras are missing: all in one message, with one command."""
-    missing = {extra: problems for extra in extras if (problems := _problems(extra))}
+def require(*extras: str, needless: Collection[str] = ()) -> None:
+    """Raise MachineError if extras are missing: all in one message, with one command.
+
+    Their packages that are `needless` may be missing.
+    """
+    missing = {extra: problems for extra in extras if (problems := _problems(extra, needless))}
     if missing:
         distinct = dict.fromkeys(problem for each in missing.values() for problem in each)
         raise MachineError(" and ".join(distinct), hint=hint(*missing))
 
 
-def _problems(extra: str) -> list[str]:
+def _problems(extra: str, needless: Collection[str]) -> list[str]:
     problems = []
     for name, version in PACKAGES[extra]:
+        if name in needless:
+            continue
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:

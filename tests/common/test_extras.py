@@ -121,14 +121,18 @@ for words in sys.argv[1:]:
 """
 
 
+def packages_without(folder: Path, *names: str) -> Path:
+    """Make a folder with the packages of this Python but those whose names begin so."""
+    folder.mkdir()
+    for path in Path(pytest.__file__).parent.parent.iterdir():
+        if not path.name.startswith(("__", *names)) and path.suffix != ".pth":
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
 def test_a_command_asks_once_and_before_it_works(bare_venv: Path, tmp_path: Path) -> None:
     """Where all is installed that moepack needs, but no llama.cpp, and nothing for addresses."""
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    for path in Path(pytest.__file__).parent.parent.iterdir():
-        is_left_out = path.name.startswith(("__", *chain.from_iterable(PACKAGES.values())))
-        if not is_left_out and path.suffix != ".pth":
-            (packages / path.name).symlink_to(path)
+    packages = packages_without(tmp_path / "packages", *chain.from_iterable(PACKAGES.values()))
     pack_model([Path(MODEL)], tmp_path / "PACK")
     (tmp_path / "PROMPTS").write_text("Hello\n")
     names = {"PYTHONPATH": f"{ROOT}:{packages}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
@@ -143,6 +147,18 @@ def test_a_command_asks_once_and_before_it_works(bare_venv: Path, tmp_path: Path
         assert next(lines) == "6"
     assert (list(lines), end.stdout) == ([], "")
     assert not (tmp_path / "NEW").exists()
+
+
+def test_a_llama_server_of_ones_own_needs_no_other_llama_cpp(
+    bare_venv: Path, tmp_path: Path
+) -> None:
+    packages = packages_without(tmp_path / "packages", "xllamacpp")
+    names = {"PYTHONPATH": f"{ROOT}:{packages}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    for words in (f"serve {MODEL} --port 0", f"run {MODEL} -p hi --raw"):
+        words = f"{words} --no-learn --server /bin/false"
+        end = run_command(bare_venv / "bin" / "python", "-P", "-c", EACH_COMMAND, words, env=names)
+        assert "/bin/false: ended with code 1" in end.stderr, end.stderr
+        assert "not installed" not in end.stderr
 
 
 def test_the_extras_are_those_of_the_project() -> None:

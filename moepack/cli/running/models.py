@@ -47,11 +47,15 @@ LLAMA_SERVER = "llama-server"
 _SECONDS_BETWEEN = 5.0
 
 
-def require_engine(model: Sequence[str]) -> None:
-    """Raise MachineError if extras are missing that running a model takes, before it is fetched."""
-    from moepack.common.extras import require
+def require_engine(model: Sequence[str], server_program: str | None) -> None:
+    """Raise MachineError if extras are missing that running a model takes, before it is fetched.
 
-    require("run", *["remote"] * any(map(is_remote, model)))
+    Where `server_program` is a llama-server, llama.cpp need not be there.
+    """
+    from moepack.common.extras import LLAMA_CPP, require
+
+    needless = () if server_program is None else LLAMA_CPP[:1]
+    require("run", *["remote"] * any(map(is_remote, model)), needless=needless)
 
 
 def fetch(model: Sequence[str]) -> Sequence[str]:
