@@ -154,12 +154,20 @@ static bool bring(struct context *context, const void *tensor, uint32_t layer) {
     return true;
 }
 
+/* Must a step stop at a selection of a layer? Backends fuse no operations across that, and devices wait. So a layer that
+ * was copied stops it only for those who want all selections, or where a prompt can be left. */
+static bool is_needed(const void *selection, int layer) {
+    if (layer < 0) return false;
+    if (!any_is_in_place || is_in_place[layer] || atomic_load(&seam.control->wants_selections) & WANTS_ALL) return true;
+    return server_is_processing() && ((const struct tensor_head *)selection)->ne[1] >= MANY_TOKENS;
+}
+
 static bool on_tensor(void *tensor, bool is_asked, void *data) {
     struct context *context = data;
     int layer = find_selection(context, tensor);
     if (is_asked) {
         context->asked = context->callback && context->callback(tensor, true, context->data);
-        return context->asked || layer >= 0;
+        return context->asked || is_needed(tensor, layer);
     }
     if (layer >= 0 && !context->has_failed) context->has_failed = server_has_left() || !bring(context, tensor, (uint32_t)layer);
     bool has_failed = context->has_failed && seam.is_attached;

@@ -242,14 +242,15 @@ class Supervised:
 
 
 @contextmanager
-def supervised(model: Path, *, records: bool = False, **options: Any) -> Iterator[Supervised]:
+def supervised(
+    model: Path, *, records: bool = False, counts: bool = False, **options: Any
+) -> Iterator[Supervised]:
     """Have a supervisor for a pack, an index or a shard, with `StreamingOptions`."""
+    choices = StreamingOptions(**options)
     failures: list[MoepackError] = []
     with (
         open_model([model]) as pack,
-        Supervisor(
-            pack, StreamingOptions(**options), failures.append, records=records
-        ) as supervisor,
+        Supervisor(pack, choices, failures.append, records=records, counts=counts) as supervisor,
     ):
         serving = Supervised(supervisor, failures)
         try:

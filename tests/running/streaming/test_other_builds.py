@@ -133,5 +133,17 @@ def test_experts_that_a_gpu_has_for_good_are_not_brought(
     assert usage.fault_count == loaded.fault_count or (kind == "pack" and layers_on_cpu)
 
 
+def test_layers_that_a_gpu_has_for_good_are_computed_as_without_us(form: Form) -> None:
+    """Where nobody wants their selections: what is looked at is not fused, and rounds otherwise."""
+    build, gpu = require_build("linux-x64-vulkan"), require_software_gpu()
+    options = (build, "--gpu-layers", 99)
+    settings: Any = {"module": "c_api_program", **gpu}
+    alone = partial(Program, first_shard("qwen3moe"), *options, **settings)
+    if (expected := answers_of(alone, SHORT_PROMPTS)) is None:
+        pytest.skip("this software GPU crashes by itself")
+    with supervised(form("qwen3moe", "gguf"), memory="floor", counts=True) as run:
+        assert answers_of(partial(run.program, *options, **settings), SHORT_PROMPTS) == expected
+
+
 def lookups(usage: ExpertUsage) -> int:
     return usage.hit_count + usage.miss_count
