@@ -16,8 +16,9 @@ from tests.support.buckets import bucket_of_moto
 from tests.support.faulty_backend import require
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.models import contents, shards_of
+from tests.support.nginx import nginx_of
 from tests.support.packs import mirror
-from tests.support.pulls import copy_pack, store_of_packs
+from tests.support.pulls import copy_pack, quick_stores, store_of_packs
 
 Edit = Callable[[bytes], bytes | None]
 """Makes of the bytes of a file others, or None: then it is removed."""
@@ -76,6 +77,13 @@ def _web(pack: Path, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]
         yield Place(f"{server.url}/{path.name}", (path,), is_remote=True)
 
 
+def _nginx(pack: Path, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
+    (folder / "store").mkdir()
+    path = copy_pack(pack, folder / "store")
+    with quick_stores(folder / "cache", patch), nginx_of(folder / "store", folder / "nginx") as url:
+        yield Place(f"{url}/{path.name}", (path,), is_remote=True)
+
+
 def _part(pack: Path, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Pull half of the experts, and leave the others where they come from."""
     for place in _web(pack, folder, patch):
@@ -106,6 +114,7 @@ PLACES = {
     "mirror": _mirror,
     "part and origin": _part,
     "web server": _web,
+    "nginx": _nginx,
     "bucket": _bucket,
     "hub": _hub,
 }

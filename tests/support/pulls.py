@@ -19,17 +19,23 @@ MARKS = {".pull.json", ".pull.manifest"}
 
 
 @contextlib.contextmanager
-def store_of_packs(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    """Serve a folder of packs; nothing is waited for, and ranges are short."""
+def quick_stores(cache: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Wait for nothing, ask stores for short ranges, and keep what is kept in `cache`."""
     pytest.importorskip("obstore")
     patch.setattr(remote_store, "PAUSES", (0.0,) * 4)
     patch.setattr(packed_items, "RUN_LENGTH", 100_000)
     patch.setattr(packed_items, "_MAX_GAP", 8 << 10)
-    patch.setenv("XDG_CACHE_HOME", str(folder.parent / "cache"))
+    patch.setenv("XDG_CACHE_HOME", str(cache))
     forget_stores()
-    with file_server(folder) as server:
+    yield
+    forget_stores()
+
+
+@contextlib.contextmanager
+def store_of_packs(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    """Serve a folder of packs; nothing is waited for, and ranges are short."""
+    with quick_stores(folder.parent / "cache", patch), file_server(folder) as server:
         yield server
-    forget_stores()
 
 
 def local_keys(pack: Pack) -> set[tuple[int, int]]:
