@@ -13,14 +13,13 @@ from moepack.planning.footprint.model import footprint_of
 from moepack.running.serving.server_memory import MemoryLimits
 from moepack.running.serving.server_options import server_options, single_text_server
 from tests.support import architectures
-from tests.support.models import FIXTURES, first_shard
+from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.values import some
 from tests.support.warm_command import Run
 
 MODEL = first_shard("qwen3moe")
 DRAFT = str(first_shard("ud-mixed"))
-DENSE = FIXTURES / "llama-dense-Q4_K_M-t12-00001-of-00002.gguf"
 DRAFTS = ["--spec-type", "draft-mtp"]
 LENGTH = sum(one.stat().st_size for one in MODEL.parent.glob("qwen3moe-ud-mixed-*"))
 
@@ -44,12 +43,6 @@ def test_options_without_an_effect_are_refused(words: list[str], problem: str, h
             single_text_server(pack, words, MemoryLimits(), context=64, threads=1, micro_batch=1)
 
 
-def test_a_variable_counts_as_the_option_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "draft-mtp")
-    with open_model([MODEL]) as pack, pytest.raises(RequestError, match="draft-mtp"):
-        server_options(pack, [])
-
-
 def test_memory_for_a_draft_model_its_context_and_its_buffers_is_left_free() -> None:
     """Its context is as long as the model's, of cells with types of its own."""
     draft = footprint_of(DRAFT)
@@ -65,15 +58,6 @@ def test_memory_for_a_draft_model_its_context_and_its_buffers_is_left_free() -> 
             assert parts.dense == some(without.dense) + LENGTH
             assert parts.context == some(without.context) + some(added).length
             assert parts.computing == some(without.computing) + some(computing)
-
-
-def test_a_draft_model_may_have_no_experts() -> None:
-    words = ["-c", "512", "-ub", "512", "--spec-type"]
-    with open_model([MODEL]) as pack:
-        without = server_options(pack, [*words, "ngram-mod"]).beside
-        parts = server_options(pack, [*words, "draft-simple", "-md", str(DENSE)]).beside
-    assert some(parts.context) > some(without.context)
-    assert some(parts.computing) > some(without.computing)
 
 
 def test_what_a_draft_model_of_the_hub_takes_is_unknown() -> None:

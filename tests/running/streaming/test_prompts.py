@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 
 from moepack.common.errors import MachineError
-from moepack.common.shape import ExpertKey
 from moepack.pack.opening.open_model import open_model
 from moepack.storage import page_cache
-from moepack.traces.caching import cache as caching
-from moepack.traces.caching.cache import Tally
 from tests.support.children import wait_until
 from tests.support.gguf_builder import moe
 from tests.support.models import first_shard
@@ -95,58 +92,11 @@ def test_the_next_layer_is_read_while_one_computes(model: Path, ggml: Path) -> N
         assert run.supervisor.usage.resident_length <= run.supervisor.usage.budget
 
 
-def test_a_prompt_that_hits_has_the_next_layer_read_as_well(model: Path, ggml: Path) -> None:
-    with running(model, ggml, 3) as (run, call):
-        assert call((0, ALL, 8)) == [[0]]
-        assert call((0, ALL)) == [[0]]
-        wait_until(has_read(run, 2 * EXPERTS))
-
-
 def test_a_few_tokens_have_nothing_read_ahead(model: Path, ggml: Path) -> None:
     with running(model, ggml, 3) as (run, call):
         assert call((0, ALL, FEW), (1, [0, 1], 1)) == [[0, 0]]
         run.settle()
         assert read_count(run) == EXPERTS + 2
-
-
-def test_what_the_next_layer_does_not_choose_is_hardly_read(model: Path, ggml: Path) -> None:
-    """Cold, by how many experts a layer chose; later by which."""
-    order = random.Random(5)
-    chosen = [sorted(order.sample(ALL, 8)) for _ in range(LAYERS)]
-    with running(model, ggml, 2) as (run, call):
-        for _ in range(4):
-            for layer in range(LAYERS):
-                assert call((layer, chosen[layer])) == [[0]]
-        assert read_count(run) <= 1.05 * 4 * LAYERS * 8
-
-
-def test_a_prompt_of_many_passes_hits_where_the_least_recently_used_is_always_gone(
-    model: Path, ggml: Path
-) -> None:
-    passes = 5
-    with running(model, ggml, 4) as (run, call):
-        for _ in range(passes):
-            for layer in range(LAYERS):
-                assert call((layer, ALL)) == [[0]]
-        usage = run.supervisor.usage
-    lengths = slot_lengths(model)
-    cache, lru = caching.make("lru", 4 * EXPERTS * room_of(model), lengths), Tally()
-    for layer in range(passes * LAYERS):
-        cache.step([ExpertKey(layer % LAYERS, expert) for expert in ALL], lru)
-    assert lru.hit_count == 0
-    # Two of four layers stay: one is computed with, one is read.
-    assert usage.hit_count >= (passes - 2) * EXPERTS * 1.5
-
-
-def test_what_single_tokens_choose_most_often_survives_a_prompt(model: Path, ggml: Path) -> None:
-    hot = [0, 3, 5, 9]
-    with running(model, ggml, 3) as (run, call):
-        for _ in range(100):
-            assert call(*((layer, hot, 2) for layer in range(LAYERS))) == [[0] * LAYERS]
-        assert call(*((layer, ALL) for layer in range(LAYERS))) == [[0] * LAYERS]
-        before = run.supervisor.usage.miss_count
-        assert call(*((layer, hot, 2) for layer in range(LAYERS))) == [[0] * LAYERS]
-        assert run.supervisor.usage.miss_count == before
 
 
 def test_pages_that_experts_share_with_others_are_read_along(model: Path, ggml: Path) -> None:
