@@ -72,7 +72,6 @@ if TYPE_CHECKING:
     from moepack.running.serving.calls import serve as serve
     from moepack.running.serving.recording import record_trace as record_trace
     from moepack.running.serving.sampling import Sampling as Sampling
-    from moepack.storage.buffers import BufferPool as BufferPool
     from moepack.traces.analysis.concentration import concentration as concentration
     from moepack.traces.analysis.statistics import trace_statistics as trace_statistics
     from moepack.traces.formats.reading import import_trace as import_trace
@@ -126,7 +125,6 @@ _NAMES = {
     "running.programs.learned": "forget_learned learned_facts learned_hotness",
     "running.serving.sampling": "Sampling",
     "running.serving.recording": "record_trace",
-    "storage.buffers": "BufferPool",
     "traces.analysis.concentration": "concentration",
     "traces.analysis.statistics": "trace_statistics",
     "traces.formats.registry": "ReadOptions",

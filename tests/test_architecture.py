@@ -53,7 +53,7 @@ ROOMS = {
 
 DOORS = {
     "__init__": {
-        *("common", "storage", "pack", "traces", "packing", "planning", "inspection", "running"),
+        *("common", "pack", "traces", "packing", "planning", "inspection", "running"),
         *("bench", "report"),
     },
     "__main__": {"cli"},

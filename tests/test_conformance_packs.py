@@ -61,7 +61,6 @@ def test_every_expert_is_where_it_should_be_and_reads_right(entry: dict[str, Any
                 assert (where.path.name, where.offset, where.length) == (file, offset, length)
                 assert where.digest == (digest.from_text(expected) if is_known else None)
                 assert digest.to_text(digest.xxh3(blob.part(name))) == expected
-            blob.release()
 
 
 @pytest.mark.parametrize("entry", SOUND, ids=name_of)

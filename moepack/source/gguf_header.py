@@ -99,11 +99,10 @@ class GgufHeader:
         return None if value is None else value.data
 
 
-def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> GgufHeader:
+def read(path: str | os.PathLike[str]) -> GgufHeader:
     """Read the header of the GGUF at `path`.
 
-    `alignment` overrules the file's own, to try that of a broken writer. Raises SourceError for a
-    file that breaks the format, MachineError if it cannot be opened.
+    Raises SourceError for a file that breaks the format, MachineError if it cannot be opened.
     """
     name = os.fspath(path)
     try:
@@ -123,7 +122,7 @@ def read(path: str | os.PathLike[str], *, alignment: int | None = None) -> GgufH
         return bytes(buffer[:done])
 
     try:
-        return _Parser(name, read_at, file.stamp, alignment).parse()
+        return _Parser(name, read_at, file.stamp).parse()
     except OSError as error:
         raise MachineError(
             f"cannot read: {error.strerror}", path=name, hint=remedy(error)
@@ -138,7 +137,7 @@ def parse(data: bytes | memoryview, path: str, file_length: int) -> GgufHeader:
     def read_at(length: int, position: int) -> bytes:
         return bytes(data[position : position + length])
 
-    return _Parser(path, read_at, FileStamp(0, 0, file_length, 0, 0), None).parse()
+    return _Parser(path, read_at, FileStamp(0, 0, file_length, 0, 0)).parse()
 
 
 def missing(path: str) -> SourceError:
@@ -152,12 +151,9 @@ def missing(path: str) -> SourceError:
 class _Parser:
     """Walks a header from its first byte to its last, through a window of the file."""
 
-    def __init__(
-        self, path: str, read_at: Callable[[int, int], bytes], stamp: Stamp, alignment: int | None
-    ) -> None:
+    def __init__(self, path: str, read_at: Callable[[int, int], bytes], stamp: Stamp) -> None:
         self.path = path
         self.read_at = read_at
-        self.forced_alignment = alignment
         self.stamp = stamp
         self.file_length = stamp.length
         self.window = b""
@@ -177,7 +173,7 @@ class _Parser:
                 self.fail(f"key {key!r}", "stands twice")
             metadata[key] = value
             pairs[key] = (start, self.position)
-        alignment = self.forced_alignment or self.alignment(metadata)
+        alignment = self.alignment(metadata)
         entries = [self.read_tensor_entry(number) for number in range(tensor_count)]
         data_offset = self.position
         if tensor_count:  # llama.cpp does not pad a header without tensors either

@@ -8,7 +8,7 @@ agree.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -77,7 +77,7 @@ def open_source(named: PathOrPaths) -> Source:
     doubled, of other models, or break the format.
     """
     paths = find_shards(named)
-    headers = _read_all(paths)
+    headers = [gguf_header.read(path) for path in paths]
     if len(path_list(named)) > 1:
         headers = _in_order(headers)
     elif SHARD_NAME.match(paths[0].name) is None:
@@ -205,30 +205,6 @@ def _in_order(headers: list[GgufHeader]) -> list[GgufHeader]:
             actual = f"{number}, as {by_number[number].path}"
             _fail(header, "split.no", "two files are the same shard", None, actual)
     return [by_number[number] for number in sorted(by_number)]
-
-
-def _read_all(paths: Sequence[Path]) -> list[GgufHeader]:
-    """Read all headers; a hint explains a later shard that fits the first one's alignment only."""
-    headers: list[GgufHeader] = []
-    for path in paths:
-        try:
-            headers.append(gguf_header.read(path))
-        except SourceError as error:
-            if headers and _fits(path, headers[0].alignment):
-                error.hint = (
-                    f"the offsets fit an alignment of {headers[0].alignment}, which only the first "
-                    "shard states: the file was split by gguf-py; merge and split it with "
-                    "llama-gguf-split"
-                )
-            raise
-    return headers
-
-
-def _fits(path: Path, alignment: int) -> bool:
-    try:
-        return gguf_header.read(path, alignment=alignment).alignment == alignment
-    except SourceError:
-        return False
 
 
 def _check(headers: list[GgufHeader]) -> Source:

@@ -34,16 +34,14 @@ def write_synced(path: AnyPath, data: bytes | memoryview) -> None:
         os.fsync(file.fileno())
 
 
-def publish(partial: AnyPath, path: AnyPath, *, syncs_folder: bool = True) -> None:
+def publish(partial: AnyPath, path: AnyPath) -> None:
     """Give a finished, synced file its name; an older file of that name is gone then.
 
-    The caller syncs the folder if it is not done here. Raises NotRegularError if something other
-    than a file has that name, and OSError.
+    Raises NotRegularError if something other than a file has that name, and OSError.
     """
     require_replaceable(path)
     os.replace(partial, path)
-    if syncs_folder:
-        sync_directory(Path(path).absolute().parent)
+    sync_directory(Path(path).absolute().parent)
 
 
 def require_folder_of(path: AnyPath) -> None:

@@ -67,12 +67,8 @@ class ReadQueue(Protocol):
         """
         ...
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when requests have ended, for event loops.
-
-        It is the queue's; `finished` makes it unreadable again. Requests that ended before the
-        first call do not count, so call it before the first request.
-        """
+    def cancel(self) -> None:
+        """Drop requests that have not begun; wait for nothing and take no lock: for finalisers."""
         ...
 
     def close(self) -> None:
@@ -94,5 +90,5 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Close all files. All queues are closed and no request is in flight."""
+        """Close all files. All queues are closed, or cancelled and dropped."""
         ...

@@ -1,12 +1,10 @@
-"""Memory to read into: page-aligned, new or from a pool of buffers of one size."""
+"""Memory to read into: new, page-aligned, or a caller's."""
 
 import contextlib
 import mmap
-import threading
 from typing import Any
 
 from moepack.common.errors import MachineError, RequestError
-from moepack.common.sizes import align
 
 # Python's default is memory to share with children, which never has huge pages.
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -67,49 +65,3 @@ def writable_bytes(buffer: Any, length: int) -> memoryview:
         expected = f"{length:,} writable bytes"
         raise RequestError("the buffer does not fit", expected=expected, found=actual)
     return view[:length]
-
-
-class BufferPool:
-    """`count` reusable buffers of `length` bytes each, in one mapping.
-
-    Buffers start on a page, in huge pages if the system has them. A pool may be used from several
-    threads and by several readers.
-    """
-
-    def __init__(self, count: int, length: int) -> None:
-        if count < 1 or length < 1:
-            expected = "at least 1 buffer of 1 byte"
-            raise RequestError("not a pool", expected=expected, found=(count, length))
-        self.count, self.length = count, length
-        stride = align(length, mmap.PAGESIZE)
-        memory = memoryview(allocate_huge(count * stride))
-        self._free = [memory[n * stride :][:length] for n in reversed(range(count))]
-        self._in_use: dict[int, tuple[memoryview, memoryview]] = {}
-        # A finaliser of the caller's may give a buffer back, wherever the interpreter runs it.
-        self._lock = threading.RLock()
-
-    @property
-    def free_count(self) -> int:
-        """Number of free buffers."""
-        return len(self._free)
-
-    def take(self, length: int) -> memoryview | None:
-        """Return the first `length` bytes of a free buffer, None if all are in use."""
-        with self._lock:
-            if not self._free:
-                return None
-            buffer = self._free.pop()
-            view = buffer[:length]
-            self._in_use[id(view)] = (view, buffer)
-            return view
-
-    def give_back(self, view: memoryview) -> None:
-        """Make a buffer free again; its views must not be used after that.
-
-        Raises RequestError for one that was not taken from this pool, or given back before.
-        """
-        with self._lock:
-            original, buffer = self._in_use.pop(id(view), (None, None))
-            if original is not view or buffer is None:
-                raise RequestError("the buffer was not taken from this pool")
-            self._free.append(buffer)

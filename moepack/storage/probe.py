@@ -14,7 +14,7 @@ from moepack.common.paths import RemotePath
 from moepack.storage.backend import Backend, ReadRequest
 from moepack.storage.buffers import allocate
 from moepack.storage.open_files import lies_in_memory
-from moepack.storage.regular_file import open_regular
+from moepack.storage.regular_file import read_back
 from moepack.storage.threaded import RemoteBackend, ThreadedBackend
 
 NAMES = ("auto", "direct", "buffered", "remote")
@@ -27,14 +27,6 @@ _HINTS = {
 }
 
 
-class _NotWorkingError(Exception):
-    """A backend does not work here; `hint` is the next step."""
-
-    def __init__(self, problem: str, hint: str = _AUTO_HINT) -> None:
-        super().__init__(problem)
-        self.hint = hint
-
-
 def choose(name: str, paths: Iterable[Path]) -> tuple[Backend, str]:
     """Return the backend `name`, or with `auto` the best that works, and the reason.
 
@@ -42,9 +34,7 @@ def choose(name: str, paths: Iterable[Path]) -> tuple[Backend, str]:
     an unknown name, MachineError if a backend that was asked for does not work.
     """
     if name not in NAMES:
-        hint = "`direct` is as fast; `moepack.ExpertCache` has it" if name == "uring" else None
-        expected = ", ".join(NAMES)
-        raise RequestError("no such backend", expected=expected, found=repr(name), hint=hint)
+        raise RequestError("no such backend", expected=", ".join(NAMES), found=repr(name))
     path = next((path for path in paths if isinstance(path, RemotePath) or path.exists()), None)
     if isinstance(path, RemotePath):
         if name not in ("auto", "remote"):
@@ -55,15 +45,14 @@ def choose(name: str, paths: Iterable[Path]) -> tuple[Backend, str]:
 
 
 def _choose_named(name: str, path: Path | None) -> tuple[Backend, str]:
+    is_direct = name == "direct"
     if path is None:
-        outcome = "there is no data file to try it on"
-    else:
-        try:
-            outcome = _try(name, path)
-        except _NotWorkingError as problem:
-            message = f"the backend {name} does not work here: {problem}"
-            raise MachineError(message, path=path, hint=problem.hint) from None
-    return ThreadedBackend(direct=name == "direct"), f"asked for; {outcome}"
+        return ThreadedBackend(direct=is_direct), "asked for; there is no data file to try it on"
+    error = _try(path, is_direct=is_direct)
+    if error is not None:
+        problem = f"the backend {name} does not work here: {error.strerror}"
+        raise MachineError(problem, path=path, hint=_HINTS.get(error.errno or 0, _AUTO_HINT))
+    return ThreadedBackend(direct=is_direct), f"asked for; {name} reads {path.name}"
 
 
 def _choose_auto(path: Path | None) -> tuple[Backend, str]:
@@ -71,36 +60,26 @@ def _choose_auto(path: Path | None) -> tuple[Backend, str]:
         why = "there is no data file to try another on"
     elif lies_in_memory(path):
         why = "the files lie in memory"
+    elif (error := _try(path, is_direct=True)) is None:
+        return ThreadedBackend(direct=True, falls_back=True), f"direct reads {path.name}"
     else:
-        try:
-            why = _try("direct", path)
-            return ThreadedBackend(direct=True, falls_back=True), why
-        except _NotWorkingError as problem:
-            why = f"direct does not work here ({problem})"
+        why = f"direct does not work here ({error.strerror})"
     return ThreadedBackend(direct=False), why
 
 
 def problem_with_direct_reads(path: Path) -> str | None:
     """Return the reason why direct reads of a file fail; None if they work."""
-    try:
-        _try("direct", path)
-    except _NotWorkingError as problem:
-        return str(problem)
-    return None
+    error = _try(path, is_direct=True)
+    return None if error is None else str(error.strerror)
 
 
-def _try(name: str, path: Path) -> str:
-    """Read the start of `path`, and return the outcome in words."""
+def _try(path: Path, *, is_direct: bool) -> OSError | None:
+    """Read the start of `path`; return the error, or one for other bytes than a plain read's."""
     buffer = allocate(_TRIAL_LENGTH)
+    with closing(ThreadedBackend(direct=is_direct)) as backend:
+        _, length, problem = backend.read(ReadRequest(path, 0, buffer))
     try:
-        with closing(ThreadedBackend(direct=name == "direct")) as backend:
-            completion = backend.read(ReadRequest(path, 0, buffer))
-        if completion.error is not None:
-            raise completion.error
-        with open(path, "rb", buffering=0, opener=open_regular) as file:
-            if buffer[: completion.length] != file.read(_TRIAL_LENGTH):
-                raise _NotWorkingError("it reads other bytes than a plain read")
+        is_right = buffer[:length] == read_back(path, _TRIAL_LENGTH)[:_TRIAL_LENGTH]
     except OSError as error:
-        hint = _HINTS.get(error.errno or 0, _AUTO_HINT)
-        raise _NotWorkingError(error.strerror or str(error), hint) from None
-    return f"{name} reads {path.name} right"
+        return problem or error
+    return problem or (None if is_right else OSError(0, "it reads other bytes than a plain read"))

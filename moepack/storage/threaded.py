@@ -189,7 +189,6 @@ class ThreadedQueue:
         self._backend = backend
         self._ended: SimpleQueue[Completion] = SimpleQueue()
         self._in_flight = 0
-        self._signal: _Signal | None = None
         # Threads count the reads that `close` waits for: no signal's handler interrupts these.
         # Released by its owner alone: an interrupted wait must not release it for a thread.
         self._lock = threading.RLock()
@@ -205,14 +204,10 @@ class ThreadedQueue:
                 self._backend.begin(self, number, request)
             else:
                 self._ended.put(completion)
-                if self._signal is not None:
-                    self._signal.set()
             self._in_flight += 1
 
     def finished(self, *, wait: bool) -> list[Completion]:
         """Return the completions so far; with `wait`, at least one."""
-        if self._signal is not None:
-            self._signal.clear()
         completions: list[Completion] = []
         wait = wait and self._in_flight > 0
         try:
@@ -236,16 +231,12 @@ class ThreadedQueue:
         with self._lock:
             self._ended.put(completion)
             self._reading -= 1
-            if self._signal is not None:
-                self._signal.set()
             if self._is_closing:
                 self._changed.notify_all()
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when requests have ended."""
-        if self._signal is None:
-            self._signal = _Signal()
-        return self._signal.fileno()
+    def cancel(self) -> None:
+        """Drop the requests that no thread has begun; those in flight end by themselves."""
+        self._is_closing = True
 
     def close(self) -> None:
         """Drop the requests that no thread has begun, stop calls to stores, wait for the others."""
@@ -253,34 +244,6 @@ class ThreadedQueue:
             self._is_closing = True
             self.calls.stop()
             self._changed.wait_for(lambda: not self._reading)
-            if self._signal is not None:
-                self._signal.close()
-                self._signal = None
 
 
 _Started = tuple[ThreadedQueue, int, ReadRequest]
-
-
-class _Signal:
-    """A pipe that is readable while it is set."""
-
-    def __init__(self) -> None:
-        self._reading, self._writing = os.pipe()
-        os.set_blocking(self._reading, False)
-        os.set_blocking(self._writing, False)
-
-    def fileno(self) -> int:
-        return self._reading
-
-    def set(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it is set
-            os.write(self._writing, b"\0")
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._reading, 4096):
-                pass
-
-    def close(self) -> None:
-        os.close(self._reading)
-        os.close(self._writing)

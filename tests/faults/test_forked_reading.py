@@ -1,12 +1,10 @@
 """A process that forks while it has readers: the child may not touch them, and harms nobody."""
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import moepack
 from moepack.common.errors import RequestError
 from moepack.pack.reading.pack import Pack
 from tests.support.children import run_child
@@ -19,7 +17,7 @@ FORKED = "the reader belongs to the process that this one was forked from"
 def test_every_call_in_a_child_is_refused(pack: Pack, name: str) -> None:
     keys = keys_of(pack)
     with pack.reader(backend=name, depth=4) as reader:
-        list(reader.read_many(keys))  # the ring is there
+        list(reader.read_many(keys))
         batch = reader.submit(keys)
         calls: list[Callable[[], object]] = [
             lambda: reader.read(0, 0),
@@ -39,38 +37,6 @@ def test_every_call_in_a_child_is_refused(pack: Pack, name: str) -> None:
         in_child(work)
         for one in batch.completions():
             assert one.view == on_disk(pack.locate(*keys[one.number]))
-
-
-def test_a_child_that_closes_and_collects_leaves_the_parents_reads_alone(
-    pack: Pack, name: str
-) -> None:
-    """Without digests: what the child spoils would be wrong bytes."""
-    keys = keys_of(pack)
-    reader = pack.reader(backend=name, depth=4, check="never")
-    list(reader.read_many(keys))
-    batch = reader.submit(keys)
-    dropped = reader.submit(keys)
-    dropped.itself = dropped  # type: ignore[attr-defined]
-    del dropped
-
-    def work() -> None:
-        nonlocal reader, batch
-        gc.collect()
-        batch.close()
-        with batch, reader:
-            pass
-        del batch, reader
-        gc.collect()
-        with moepack.open(pack.path) as again, again.reader(backend=name) as own:
-            for one in own.read_many(keys):
-                assert one.view == on_disk(pack.locate(*keys[one.number]))
-
-    in_child(work)
-    for one in batch.completions():
-        assert one.view == on_disk(pack.locate(*keys[one.number]))
-    for one in reader.read_many(keys * 3, in_order=False):
-        assert one.view == on_disk(pack.locate(*(keys * 3)[one.number]))
-    reader.close()
 
 
 def test_a_child_that_ends_as_programs_do_leaves_the_parent_alone(

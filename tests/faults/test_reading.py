@@ -3,7 +3,6 @@
 import errno
 import gc
 import itertools
-import mmap
 import os
 import random
 import re
@@ -18,7 +17,6 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError
-from moepack.pack.reading.in_flight import close_dropped
 from moepack.pack.reading.pack import Pack
 from tests.support.children import PATIENCE, in_threads, run_child, within
 from tests.support.faulty_backend import (
@@ -36,7 +34,6 @@ HINT_EIO = "the drive or its connection fails: see the kernel's log, then run `m
 def open_descriptors() -> set[str]:
     """Return the open descriptors, without those of other tests' dropped readers."""
     gc.collect()
-    close_dropped()
     return descriptors()
 
 
@@ -48,7 +45,6 @@ def take_all(batch: moepack.Batch, *, in_order: bool) -> tuple[list[int], list[M
         try:
             for one in batch.completions(in_order=in_order):
                 numbers.append(one.number)
-                one.release()
         except MoepackError as error:
             errors.append(error)
     return numbers, errors
@@ -148,43 +144,37 @@ def test_a_file_replaced_or_removed_while_open_reads_on_as_it_was(
 
 
 def test_one_expert_of_several_reads_raises_once(packs: dict[str, Path], name: str) -> None:
-    """Both of its reads fail, and it is one error; its buffer comes back when both have ended."""
+    """Both of its reads fail, and it is one error."""
     late = threading.Event()
-    pool = moepack.BufferPool(1, 1 << 16)
     with moepack.open(packs["gpt-oss"]) as pack:
         backend = FaultyBackend(
             make(name),
             fault_at(pack, 0, 1, "gate", code=errno.EIO),
             fault_at(pack, 0, 1, "down", code=errno.EMFILE, until=late),
         )
-        with pack.reader(backend=backend, pool=pool) as reader:
+        with pack.reader(backend=backend) as reader:
             with reader.submit([(0, 1), (0, 2)], parts=("gate", "down")) as batch:
-                assert pool.free_count == 0
                 threading.Timer(0.05, late.set).start()
                 numbers, errors = take_all(batch, in_order=False)
             assert numbers == [1]
             assert [error.place for error in errors] == [
                 f"layer 0 expert 1 ffn_gate_exps.weight at byte {pack.locate(0, 1).offset:,}"
             ]
-            assert pool.free_count == 1
             assert reader.statistics.error_count == 2
             reads_right(pack, reader, (0, 1), errors=2)
 
 
-def test_read_many_ends_with_its_error_and_gives_all_buffers_back(pack: Pack) -> None:
-    pool = moepack.BufferPool(3, 1 << 16)
+def test_read_many_ends_with_its_error(pack: Pack) -> None:
     backend = FaultyBackend(make("buffered"), fault_at(pack, 0, 3, code=errno.EIO, times=1))
-    with pack.reader(backend=backend, pool=pool) as reader:
+    with pack.reader(backend=backend) as reader:
         numbers = []
         many = reader.read_many([(0, n) for n in range(8)])
         for _ in range(3):
-            with next(many) as one:
-                numbers.append(one.number)
+            numbers.append(next(many).number)
         with pytest.raises(MachineError, match="layer 0 expert 3"):
             next(many)
         assert list(many) == []
         assert numbers == [0, 1, 2]
-        assert pool.free_count == 3
         reads_right(pack, reader, errors=1)
 
 
@@ -208,39 +198,32 @@ def test_a_closed_reader_refuses_every_call(pack: Pack) -> None:
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_closing_the_reader_ends_a_batch_under_way(pack: Pack, name: str, in_order: bool) -> None:
-    pool = moepack.BufferPool(6, 1 << 16)
     before = open_descriptors()
     backend = FaultyBackend(make(name), Fault(delay=0.005))
-    reader = pack.reader(backend=backend, pool=pool, depth=2)
+    reader = pack.reader(backend=backend, depth=2)
     batch = reader.submit(keys_of(pack))
     first = next(batch.completions(in_order=in_order))
     reader.close()
     assert backend.is_closed
-    assert pool.free_count == 5
     for _ in range(2):
         with pytest.raises(RequestError, match="closed"):
             next(batch.completions(in_order=in_order))
     assert len(batch) == 0
     assert first.view == on_disk(pack.locate(first.layer, first.expert))
-    first.release()
     batch.close()
-    assert pool.free_count == 6
     assert len(backend.begun) <= 4
     assert open_descriptors() == before
 
 
 def test_a_closed_batch_says_so_and_a_finished_one_just_ends(pack: Pack) -> None:
-    pool = moepack.BufferPool(4, 1 << 16)
-    with pack.reader(pool=pool) as reader:
+    with pack.reader() as reader:
         with reader.submit([(0, n) for n in range(4)]) as batch:
-            for one in itertools.islice(batch.completions(), 2):
-                one.release()
+            list(itertools.islice(batch.completions(), 2))
         batch.close()
-        assert pool.free_count == 4
         with pytest.raises(RequestError, match="the batch was closed before all of it was taken"):
             next(batch.completions())
         with reader.submit([(0, 0)]) as batch:
-            next(batch.completions()).release()
+            next(batch.completions())
         assert list(batch.completions()) == []
 
 
@@ -276,7 +259,7 @@ def test_closing_in_one_thread_while_others_read(pack: Pack, name: str) -> None:
     assert open_descriptors() == before
 
 
-# Buffers and pools
+# Buffers
 
 
 @pytest.mark.parametrize(
@@ -302,89 +285,12 @@ def test_buffers_that_do_not_fit_are_refused_before_anything_is_read(
         assert backend.begun == []
 
 
-def test_a_pool_that_is_too_small_is_refused_before_anything_is_read(pack: Pack) -> None:
-    pool = moepack.BufferPool(2, 36864)
-    backend = FaultyBackend(make("buffered"))
-    with pack.reader(backend=backend, pool=pool) as reader:
-        large = next(key for key in keys_of(pack) if pack.locate(*key).length > 36864)
-        where = pack.locate(*large)
-        with pytest.raises(RequestError) as caught:
-            reader.submit([(0, 0), large])
-        assert str(caught.value) == (
-            f"layer {large[0]} expert {large[1]} blob at byte {where.offset:,}: the pool's buffers "
-            f"are too small, expected {where.length:,} bytes, found 36,864"
-        )
-        assert backend.begun == []
-        assert pool.free_count == 2
-        assert reader.read(*large) == on_disk(where)
-        (one,) = reader.read_many([large], parts=("up",))
-        one.release()
-        assert pool.free_count == 2
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-def test_an_empty_pool_is_an_error_that_passes(pack: Pack, in_order: bool) -> None:
-    keys = [(0, n) for n in range(6)]
-    pool = moepack.BufferPool(2, 1 << 16)
-    with pack.reader(pool=pool) as reader, reader.submit(keys) as batch:
-        experts = list(itertools.islice(batch.completions(in_order=in_order), 2))
-        assert pool.free_count == 0
-        for _ in range(2):
-            with pytest.raises(RequestError, match="all buffers of the pool are taken") as caught:
-                next(batch.completions(in_order=in_order))
-            assert caught.value.hint == "release what was read before, or make the pool larger"
-        assert len(batch) == 4
-        for one in experts:
-            assert one.view == on_disk(pack.locate(0, one.expert))
-            one.release()
-        numbers, errors = take_all(batch, in_order=in_order)
-        assert sorted([*numbers, *(one.number for one in experts)]) == list(range(6))
-        assert errors == []
-        assert pool.free_count == 2
-        reads_right(pack, reader, errors=0)
-
-
-def test_a_pool_takes_back_only_what_it_gave_and_once() -> None:
-    pool = moepack.BufferPool(2, 5000)
-    first, second = pool.take(4000), pool.take(5000)
-    assert first is not None
-    assert second is not None
-    assert (len(first), len(second), pool.free_count) == (4000, 5000, 0)
-    assert pool.take(1) is None
-    for view in (first, second):
-        assert np.frombuffer(view, np.uint8).ctypes.data % mmap.PAGESIZE == 0
-    first[:], second[:] = b"1" * 4000, b"2" * 5000
-    assert bytes(first) == b"1" * 4000
-    for stranger in (first[:10], memoryview(bytearray(4000)), memoryview(first)):
-        with pytest.raises(RequestError, match="the buffer was not taken from this pool"):
-            pool.give_back(stranger)
-    pool.give_back(first)
-    with pytest.raises(RequestError, match="was not taken"):
-        pool.give_back(first)
-    assert pool.free_count == 1
-    again = pool.take(5000)
-    assert again is not None
-    assert len(again) == 5000
-    pool.give_back(again)
-    pool.give_back(second)
-    assert pool.free_count == 2
-
-
-def test_a_pool_of_nothing_is_refused_and_so_is_one_beyond_all_memory() -> None:
-    for count, length in ((0, 1), (1, 0), (-1, 1), (1, -1)):
-        with pytest.raises(RequestError, match=r"not a pool, expected .*, found \("):
-            moepack.BufferPool(count, length)
-    with pytest.raises(MachineError, match="cannot allocate"):
-        moepack.BufferPool(2, 1 << 62)
-
-
 # Queues that cannot be made
 
 
 def test_a_queue_that_cannot_be_made_is_the_machines_fault(pack: Pack) -> None:
     backend = FaultyBackend(make("buffered"), queue_codes=[errno.ENOMEM, errno.EMFILE])
-    pool = moepack.BufferPool(4, 1 << 16)
-    with pack.reader(backend=backend, pool=pool) as made:
+    with pack.reader(backend=backend) as made:
         for _ in range(2):
             message = "cannot set up buffered: (Cannot allocate memory|Too many open files)"
             with pytest.raises(MachineError, match=message) as caught:
@@ -393,7 +299,6 @@ def test_a_queue_that_cannot_be_made_is_the_machines_fault(pack: Pack) -> None:
             del caught
             gc.collect()
         assert made.statistics.in_flight_count == 0
-        assert pool.free_count == 4
         reads_right(pack, made)
 
 
@@ -481,41 +386,17 @@ def test_a_reader_that_ends_leaves_no_threads_and_no_files(
     assert (threading.active_count(), descriptors()) == before
 
 
-def test_a_dropped_reader_with_reads_in_flight_is_closed_by_the_next_one(pack: Pack) -> None:
-    gate = threading.Event()
-    backend = FaultyBackend(make("buffered"), Fault(until=gate))
-    reader = pack.reader(backend=backend)
-    batch = reader.submit(keys_of(pack))
-    del batch, reader
-    gc.collect()
-    assert not backend.is_closed
-    gate.set()
-    with pack.reader():
-        assert backend.is_closed
-        assert backend.open_queues == 0
-
-
 @pytest.mark.parametrize("how", ["submit", "read_many"])
-def test_dropping_what_is_in_flight_waits_for_nothing(pack: Pack, name: str, how: str) -> None:
-    """The next call closes it: until then the system may write into its buffers."""
-    gate = threading.Event()
-    keys = keys_of(pack)[:4]
-    pool = moepack.BufferPool(4, 1 << 16)
-    backend = FaultyBackend(make(name), *(fault_at(pack, *key, until=gate) for key in keys[1:]))
-    with pack.reader(backend=backend, pool=pool) as reader:
-        dropped: list[object] = []
-        if how == "read_many":
-            dropped.append(reader.read_many(keys))
-            next(dropped[0]).release()  # type: ignore[call-overload]
-        else:
-            dropped.append(reader.submit(keys))
-        within(dropped.clear)
-        assert pool.free_count <= 1
-        gate.set()
-        assert reader.read(0, 1) == on_disk(pack.locate(0, 1))
-        assert reader.statistics.in_flight_count == 0
-        assert pool.free_count == 4
-        assert backend.open_queues == 0
+def test_what_is_dropped_in_flight_takes_no_place_in_it(pack: Pack, name: str, how: str) -> None:
+    keys = keys_of(pack)
+    with pack.reader(backend=name, depth=2) as reader:
+        for _ in range(3):
+            if how == "read_many":
+                next(reader.read_many(keys))
+            else:
+                reader.submit(keys)
+            assert reader.statistics.in_flight_count == 0
+        reads_right(pack, reader, errors=0)
 
 
 def test_a_reader_and_a_batch_that_the_collector_finds_are_closed(pack: Pack, name: str) -> None:

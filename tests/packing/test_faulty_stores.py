@@ -82,13 +82,12 @@ def without_records(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if not name.startswith("pack.records/")}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 def test_a_network_that_fails_all_the_time_changes_no_byte(
-    seed: int, alone: dict[str, bytes], bucket: str, network: FaultyStore
+    alone: dict[str, bytes], bucket: str, network: FaultyStore
 ) -> None:
     """Of a hundred requests 8 are refused, 8 cut, 8 answers cut, 8 lost, and 8 are slow."""
-    target = f"{bucket}/chance-{seed}.moepack"
-    network.fault = faults_by_chance(seed, 0.08)
+    target = f"{bucket}/chance.moepack"
+    network.fault = faults_by_chance(1, 0.08)
     pack(target)
     assert verify(target, shards_of(MODEL)).passed
     with moepack.open(target) as opened, opened.reader() as reader:
@@ -124,10 +123,9 @@ def test_a_commit_whose_answer_is_lost_is_a_commit(
     ("killed_at", "present", "absent"),
     [
         ("pack.records/dense.bin.json", "dense.bin", "pack.records/dense.bin.json"),
-        ("/index.bin", "pack.records/dense.bin.json", "index.bin"),
         ("/manifest.json", "index.bin", "manifest.json"),
     ],
-    ids=["between a file and its record", "before the index", "between index and manifest"],
+    ids=["between a file and its record", "between index and manifest"],
 )
 def test_a_process_killed_between_two_writes_is_gone_on_with(
     killed_at: str,
@@ -191,12 +189,11 @@ def test_uploads_are_whole_or_errors(bucket: str, network: FaultyStore, tmp_path
     assert objects(network, f"{bucket}/upload") == {"file": data}
 
 
-@pytest.mark.parametrize("name", ["dense.bin", "experts-00002.bin"])
 def test_what_a_store_has_changed_is_not_committed(
-    name: str, alone: dict[str, bytes], bucket: str, network: FaultyStore
+    alone: dict[str, bytes], bucket: str, network: FaultyStore
 ) -> None:
     """What it has is told by ETags; no object is read that is as it was sent."""
-    target = f"{bucket}/zeroed-{name}.moepack"
+    target, name = f"{bucket}/zeroed.moepack", "experts-00002.bin"
 
     def zero(method: str, path: str) -> StoreFault:
         return "zeroed" if method == "PUT" and path.partition("?")[0].endswith(name) else None

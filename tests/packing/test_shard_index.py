@@ -50,7 +50,6 @@ def every_part(path: Path, backend: str) -> dict[tuple[int, int, str], bytes]:
                 key = expert.layer, expert.expert, kind.name
                 parts[key] = bytes(expert.part(kind.name))
                 assert bytes(reader.read(*key)) == parts[key]
-            expert.release()
     return parts
 
 

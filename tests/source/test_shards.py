@@ -142,16 +142,6 @@ def test_shards_that_disagree_are_named(
         open_source([write_shards(shards, tmp_path)[0]])
 
 
-def test_a_split_that_only_fits_the_first_shards_alignment_is_explained(tmp_path: Path) -> None:
-    shards = split(moe(), 4)
-    shards[0].put("general.alignment", "u32", 4096)
-    for shard in shards:
-        shard.alignment = 4096
-    with pytest.raises(SourceError) as caught:
-        open_source([write_shards(shards, tmp_path)[0]])
-    assert "alignment of 4096" in (caught.value.hint or "")
-
-
 def test_each_shard_has_an_alignment_of_its_own(tmp_path: Path) -> None:
     shards = split(moe(), 4)
     shards[1].alignment = 256

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 
 from moepack.common.errors import MachineError
-from moepack.storage.aligned_read import address
 from moepack.storage.arena import Arena
 
 MIB = 1 << 20
+
+
+def address(view: memoryview) -> int:
+    """Return the address of a buffer."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
 def memory_lengths() -> tuple[int, int]:

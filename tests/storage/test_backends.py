@@ -1,6 +1,6 @@
 """The contract of a backend, for each one: its bytes are those of a plain read.
 
-Files, disks, rings and threads are real. `HeldFile` is a file system of one file whose answers a
+Files, disks and threads are real. `HeldFile` is a file system of one file whose answers a
 test gives, so that reads wait, come short or fail when the test wants it.
 """
 
@@ -21,29 +21,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moepack.common.errors import MoepackError
-from moepack.storage.aligned_read import MAX_PIECES, RoundedRead, address
 from moepack.storage.backend import Backend, ReadQueue, ReadRequest
-from moepack.storage.buffers import allocate
-from moepack.storage.open_files import ANY, Alignment, open_direct
+from moepack.storage.open_files import open_direct
 from moepack.storage.threaded import MAX_THREADS, ThreadedBackend
 
 if sys.platform != "linux":
-    pytest.skip("io_uring, FUSE and /proc are Linux's", allow_module_level=True)
+    pytest.skip("FUSE and /proc are Linux's", allow_module_level=True)
 
-from tests.support.children import PATIENCE
 from tests.support.reads import (
-    ALIGNED_DATA,
     ARENA,
     DATA,
-    MIB,
     PAGE,
     Asked,
     Files,
     HeldFile,
     ask,
     in_child,
-    is_readable,
     nothing_left,
     take_all,
 )
@@ -96,16 +89,6 @@ def check_both_ways(backend: Backend, read: Asked) -> None:
             else:
                 read.check(backend.read(read.request))
             check_canaries([read], 8 * PAGE)
-
-
-def becomes_unreadable(queue: ReadQueue) -> bool:
-    """Return whether `finished` makes it unreadable; a thread may be about to signal."""
-    deadline = time.monotonic() + PATIENCE
-    while is_readable(queue.fileno()):
-        if time.monotonic() > deadline:
-            return False
-        assert queue.finished(wait=False) == []
-    return True
 
 
 NEAR_A_BLOCK = st.builds(
@@ -206,11 +189,9 @@ class TestContract:
         """The file holds its reads back, so nothing can have ended."""
         by_number = {n: of_held(slow_file, n * PAGE, n * SLOT, 100) for n in range(4)}
         with closing(backend.queue(4)) as queue:
-            descriptor = queue.fileno()
             queue.start([(n, one.request) for n, one in by_number.items()])
             slow_file.wait_for(4)
             assert queue.finished(wait=False) == []
-            assert not is_readable(descriptor)
             with later(slow_file.let_go):
                 completions = queue.finished(wait=True)
                 assert completions
@@ -235,23 +216,6 @@ class TestContract:
             slow_file.let_go()
             slow.check(take_all(queue, 1)[1])
 
-    def test_the_descriptor_is_readable_when_reads_have_ended_and_not_after_they_are_taken(
-        self, slow_file: HeldFile, backend: Backend
-    ) -> None:
-        slow_file.let_go()
-        request = of_held(slow_file, 5, 0, 100).request
-        with closing(backend.queue(4)) as queue:
-            descriptor = queue.fileno()
-            assert queue.fileno() == descriptor
-            assert not is_readable(descriptor)
-            for number in range(20):
-                queue.start([(number, request), (100, request._replace(offset=0))])
-                count = 0
-                while count < 2:
-                    assert is_readable(descriptor, 5)
-                    count += len(queue.finished(wait=False))
-                assert becomes_unreadable(queue)
-
     def test_close_waits_for_what_is_in_flight_and_nothing_is_written_after_it(
         self, slow_file: HeldFile, backend: Backend
     ) -> None:
@@ -265,22 +229,6 @@ class TestContract:
             assert slow_file._open, "closed before the reads had ended"
             time.sleep(0.02)
             check_canaries([], 9 * SLOT)
-
-    def test_a_new_queue_knows_nothing_of_the_one_before(
-        self, backend: Backend, files: Files, tmp_path: Path
-    ) -> None:
-        """Queues of the same depth and of another one, closed with completions not fetched."""
-        missing = ReadRequest(tmp_path / "none", 0, ARENA[:10])
-        for depth in (4, 4, 3, 8, 8, 1):
-            queue = backend.queue(depth)
-            queue.start([])
-            assert queue.finished(wait=True) == queue.finished(wait=False) == []
-            by_number = {n: ask(files.ragged, n + depth, n * SLOT, 5000) for n in range(depth)}
-            queue.start([(n, one.request) for n, one in by_number.items()])
-            check_all(queue, by_number)
-            queue.start([(50 + n, by_number[n].request) for n in range(depth - 1)])
-            queue.start([(99, missing)])
-            queue.close()
 
     def test_a_read_that_stops_short_goes_on(self, slow_file: HeldFile, backend: Backend) -> None:
         """The file gives little at a time; a read has whole blocks and ragged ends."""
@@ -302,22 +250,6 @@ class TestContract:
             for completion in (backend.read(request), take_all(queue, 1)[1]):
                 assert completion.error is not None
                 assert (completion.error.errno, completion.length) == (errno.EIO, 0)
-
-    def test_a_request_longer_than_four_gigabytes_is_read(
-        self, slow_file: HeldFile, backend: Backend
-    ) -> None:
-        """The file ends before the buffer does, so that almost none of it becomes real memory."""
-        slow_file.let_go()
-        try:
-            buffer = allocate((4 << 30) + PAGE)
-        except MoepackError:
-            pytest.skip("no address space for it")
-        request = ReadRequest(slow_file.path, 3 * MIB, buffer)
-        assert backend.read(request) == (0, 1234, None)
-        with closing(backend.queue(1)) as queue:
-            queue.start([(1, request)])
-            assert take_all(queue, 1)[1] == (1, 1234, None)
-            assert buffer[:1234] == DATA[3 * MIB :]
 
 
 def of_held(slow_file: HeldFile, offset: int, start: int, length: int) -> Asked:
@@ -341,6 +273,16 @@ def later(work: Callable[[], None]) -> Iterator[None]:
 
 class TestThreads:
     """Faults that only a backend with threads can have."""
+
+    def test_what_is_cancelled_is_not_begun_and_nothing_waits(self, slow_file: HeldFile) -> None:
+        with nothing_left(), closing(ThreadedBackend(direct=False)) as backend:
+            queue = backend.queue(200)
+            requests = [ReadRequest(slow_file.path, n, ARENA[n * 100 :][:100]) for n in range(150)]
+            queue.start(enumerate(requests))
+            slow_file.wait_for(MAX_THREADS)
+            queue.cancel()
+            slow_file.let_go()
+        assert len(slow_file.asked) == MAX_THREADS
 
     def test_close_does_not_begin_what_has_not_begun(self, slow_file: HeldFile) -> None:
         """More reads wait than there are threads, and those are never begun."""
@@ -367,74 +309,3 @@ class TestThreads:
         if os.geteuid():
             pytest.skip("only root can become a user who has no processes")
         in_child(without_threads)
-
-
-ALIGNMENTS = [ANY, *(Alignment(m, o) for m, o in ((1, 512), (4, 512), (512, 512)))]
-ALIGNMENTS += [Alignment(4, PAGE), Alignment(512, PAGE), Alignment(PAGE, PAGE)]
-
-
-class TestRoundedRead:
-    """Pieces that any device takes, and bytes that are right however the device gives them."""
-
-    @settings(max_examples=150, deadline=None, derandomize=True)
-    @given(
-        st.sampled_from(ALIGNMENTS),
-        st.one_of(st.integers(0, 70_000), NEAR_A_BLOCK),
-        LENGTHS,
-        st.one_of(STARTS, st.none()),
-        st.randoms(use_true_random=False),
-    )
-    def test_pieces_are_aligned_and_bytes_are_right_after_any_stop(
-        self,
-        alignment: Alignment,
-        offset: int,
-        length: int,
-        start: int | None,
-        chance: random.Random,
-    ) -> None:
-        """`start` None is a buffer that lies in its page as the bytes lie in the file's."""
-        data = ALIGNED_DATA[: chance.choice([65536, 65536 - 512, 65000, 5])]
-        start = offset % PAGE if start is None else start
-        buffer = ARENA[PAGE + start :][:length]
-        lay_canaries(3 * PAGE + start + length)
-        read = RoundedRead(ReadRequest(Path("any"), offset, buffer), alignment)
-        assert read.offset % alignment.offset == 0
-        self._check(read, buffer, alignment, offset)
-        ended = False
-        while not ended:
-            at = read.offset + read.done
-            there = b"".join([data[at : at + sum(map(len, read.rest))]])
-            blocks = -(-len(there) // alignment.offset)
-            there = there[: chance.randrange(1, blocks + 1) * alignment.offset] if blocks else b""
-            self._fill(read.rest, there)
-            ended = read.advance(len(there))
-            if not ended:
-                assert all(address(one) % alignment.memory == 0 for one in read.rest)
-                assert at + len(there) == read.offset + read.done
-        expected = data[offset : offset + length]
-        assert read.finish() == len(expected)
-        assert buffer[: len(expected)] == expected
-        plain = Asked(Path("any"), offset, PAGE + start, length, expected)
-        check_canaries([plain], 3 * PAGE + start + length)
-
-    def _check(
-        self, read: RoundedRead, buffer: memoryview, alignment: Alignment, offset: int
-    ) -> None:
-        pieces = read.rest
-        assert 1 <= len(pieces) <= MAX_PIECES
-        assert all(address(one) % alignment.memory == 0 for one in pieces)
-        assert all(len(one) and len(one) % alignment.offset == 0 for one in pieces)
-        head = offset - read.offset
-        assert 0 <= head < alignment.offset
-        assert 0 <= sum(map(len, pieces)) - head - len(buffer) < alignment.offset
-        begin = address(buffer)
-        ours = [one for one in pieces if not begin <= address(one) < begin + len(buffer)]
-        if (begin - offset) % max(alignment) == 0:
-            assert sum(map(len, ours)) <= 2 * alignment.offset
-        if alignment == ANY:
-            assert not ours
-
-    def _fill(self, pieces: list[memoryview], data: bytes) -> None:
-        for piece in pieces:
-            piece[: len(data)] = data[: len(piece)]
-            data = data[len(piece) :]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.common.errors import MachineError, MoepackError, RequestError
+from moepack.common.errors import MachineError, MoepackError
 from moepack.storage.backend import Completion, ReadRequest
 from moepack.storage.open_files import lies_in_memory, open_direct
 from moepack.storage.probe import choose
@@ -74,14 +74,7 @@ def refused(name: str, path: Path) -> MachineError:
 
 
 def test_a_disk_is_read_past_the_page_cache(on_disk: Path) -> None:
-    assert chosen("auto", on_disk) == ("direct", "direct reads data.bin right")
-
-
-def test_io_uring_is_refused_with_what_has_it(on_disk: Path) -> None:
-    with pytest.raises(RequestError, match="no such backend") as caught:
-        choose("uring", [on_disk])
-    assert "`direct`" in (caught.value.hint or "")
-    assert "moepack.ExpertCache" in (caught.value.hint or "")
+    assert chosen("auto", on_disk) == ("direct", "direct reads data.bin")
 
 
 def test_memory_is_read_plainly(in_memory: Path) -> None:
@@ -154,7 +147,7 @@ def test_a_backend_that_reads_other_bytes_is_not_chosen(
 def test_who_asks_for_a_backend_gets_it_for_short_files_as_well(on_disk: Path) -> None:
     for length, name in itertools.product((101, 511, 4095, 4097), BACKENDS):
         on_disk.write_bytes(DATA[:length])
-        assert chosen(name, on_disk) == (name, f"asked for; {name} reads data.bin right")
+        assert chosen(name, on_disk) == (name, f"asked for; {name} reads data.bin")
 
 
 @pytest.mark.parametrize("name", ["auto", "direct", "buffered"])

@@ -5,7 +5,6 @@ request that is forgotten, no file closed under a queue; and it measures what is
 """
 
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -180,8 +179,6 @@ class FaultyQueue:
         self._late: SimpleQueue[Completion] = SimpleQueue()
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         self._ready: list[Completion] = []
-        self._event: int | None = None
-        self._poll: select.epoll | None = None
         self._vain_waits = 0
 
     def start(self, requests: Iterable[tuple[int, ReadRequest]]) -> None:
@@ -206,9 +203,6 @@ class FaultyQueue:
             self._inner.start(at_once)
 
     def finished(self, *, wait: bool) -> list[Completion]:
-        if self._event is not None:
-            os.eventfd_write(self._event, 1)
-            os.eventfd_read(self._event)
         self._vain_waits = self._vain_waits + 1 if wait and not self._requests else 0
         assert self._vain_waits < 1000, "waits for ever, and nothing is in flight"
         deadline = time.monotonic() + PATIENCE
@@ -222,14 +216,8 @@ class FaultyQueue:
             assert time.monotonic() < deadline, "nothing ends"
             time.sleep(0.0005)
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when either has something."""
-        if self._poll is None:
-            self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._poll = select.epoll()
-            self._poll.register(self._event, select.EPOLLIN)
-            self._poll.register(self._inner.fileno(), select.EPOLLIN)
-        return self._poll.fileno()
+    def cancel(self) -> None:
+        self._inner.cancel()
 
     def close(self) -> None:
         for thread, has_ended in self._threads:
@@ -237,10 +225,6 @@ class FaultyQueue:
             assert has_ended.wait(PATIENCE)
             thread.join(PATIENCE)
             assert not thread.is_alive()
-        if self._poll is not None and self._event is not None:
-            self._poll.close()
-            os.close(self._event)
-            self._poll = self._event = None
         self._inner.close()
         self._backend.count(-len(self._requests))
         self._requests.clear()
@@ -251,8 +235,6 @@ class FaultyQueue:
     ) -> None:
         try:
             self._late.put(self._backend.do(fault, number, request))
-            if self._event is not None:
-                os.eventfd_write(self._event, 1)
         finally:
             has_ended.set()
 
@@ -274,8 +256,6 @@ class FaultyQueue:
         if self._backend.shuffle is not None:
             self._backend.shuffle(self._ready)
             count = 1
-            if self._event is not None and len(self._ready) > 1:
-                os.eventfd_write(self._event, 1)
         ended, self._ready = self._ready[:count], self._ready[count:]
         for completion in ended:
             del self._requests[completion.number]

@@ -92,7 +92,6 @@ def reads_right(
         for in_order in (True, False):
             for one in reader.read_many(keys, in_order=in_order):
                 assert one.view == on_disk(pack.locate(*keys[one.number]))
-                one.release()
     now = reader.statistics
     assert (now.in_flight_count, now.in_flight_length) == (0, 0)
     if errors is not None:

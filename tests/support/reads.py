@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 
 import pytest
 
-from moepack.storage.backend import Backend, Completion, ReadQueue, ReadRequest
+from moepack.storage.backend import Completion, ReadQueue, ReadRequest
 from moepack.storage.buffers import allocate
 from tests.support.children import PATIENCE, wait_until
 
@@ -278,14 +278,6 @@ def ask(path: Path, offset: int, start: int, length: int) -> Asked:
         return Asked(path, offset, start, length, file.read(length))
 
 
-@contextlib.contextmanager
-def queue_of(make: Callable[[], Backend], depth: int) -> Iterator[ReadQueue]:
-    """Have a queue of a new backend. When both are closed, nothing is left of them."""
-    closing = contextlib.closing
-    with nothing_left(), closing(make()) as backend, closing(backend.queue(depth)) as queue:
-        yield queue
-
-
 def take_all(queue: ReadQueue, count: int) -> dict[int, Completion]:
     """Wait for `count` completions; give them by number."""
     completions: dict[int, Completion] = {}
@@ -297,7 +289,3 @@ def take_all(queue: ReadQueue, count: int) -> dict[int, Completion]:
             completions[completion.number] = completion
     assert queue.finished(wait=False) == []
     return completions
-
-
-def is_readable(descriptor: int, seconds: float = 0) -> bool:
-    return bool(select.select([descriptor], [], [], seconds)[0])

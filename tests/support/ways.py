@@ -92,13 +92,12 @@ def _single(reading: Reading, *, into: bool) -> None:
 
 
 def _batch(reading: Reading, *, in_order: bool, memory: str = "new") -> None:
-    pool = moepack.BufferPool(3, LENGTH) if memory == "pool" else None
     into: list[Any] | None = None
     if memory == "into":
         into = [filled() for _ in reading.keys]
     if memory == "scattered":
         into = [{name: filled() for name in reading.names(key[0])} for key in reading.keys]
-    with reading.pack.reader(pool=pool, **reading.options) as reader:
+    with reading.pack.reader(**reading.options) as reader:
         try:
             batch = reader.submit(
                 reading.keys, parts=reading.parts, family=reading.family, into=into
@@ -116,11 +115,9 @@ def _batch(reading: Reading, *, in_order: bool, memory: str = "new") -> None:
                         if into is not None and memory == "scattered":
                             for name, buffer in into[one.number].items():
                                 assert is_filled(buffer, len(one.part(name)))
-                        one.release()
                 except MoepackError as error:
                     reading.fail(error)
         assert reader.statistics.in_flight_count == reader.statistics.in_flight_length == 0
-        assert pool is None or pool.free_count == 3
         reading.statistics = reader.statistics
 
 
@@ -129,12 +126,10 @@ WAYS: dict[str, Way] = {
     "read_into": partial(_single, into=True),
     "batch": partial(_batch, in_order=True),
     "as they come": partial(_batch, in_order=False),
-    "pool": partial(_batch, in_order=False, memory="pool"),
-    "pool in order": partial(_batch, in_order=True, memory="pool"),
     "into": partial(_batch, in_order=False, memory="into"),
     "scattered": partial(_batch, in_order=False, memory="scattered"),
 }
-IN_ORDER = ("read", "read_into", "batch", "pool in order")
+IN_ORDER = ("read", "read_into", "batch")
 """Ways by which experts come in the order of their keys."""
 READS_TO_NEW_MEMORY = ("read", "batch", "as they come")
 """Ways for which the reader allocates memory."""

@@ -1,38 +1,42 @@
-"""Experts that are read together: the batch, and the bytes of each expert."""
+"""Experts that are read together: one queue, begun in the order asked, within the reader's limits.
+
+An expert waits; it gets memory and its reads begin, as far as the limits allow; the reads end in
+any order; after the last the expert is ready, with an error or without.
+"""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Self
+from collections import deque
+from typing import TYPE_CHECKING
 
 from moepack.common.closing import Closing
-from moepack.common.errors import MoepackError, RequestError
-from moepack.pack.reading.in_flight import drop
+from moepack.common.errors import MachineError, MoepackError, RequestError
+from moepack.pack.reading.expert_read import new_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from moepack.pack.reading.in_flight import InFlight
-    from moepack.pack.reading.scheduler import PendingRead, Scheduler
-    from moepack.storage.buffers import BufferPool
+    from moepack.pack.reading.checked_reads import CheckedReads, PendingRead
+    from moepack.pack.reading.expert_read import AnyMemory, FileRead
+    from moepack.storage.arena import Arena
+    from moepack.storage.backend import ReadQueue, ReadRequest
 
 
 class ExpertBytes:
     """One expert in memory.
 
     `view` is the whole blob with its padding, or the bytes of the requested parts; it is writable,
-    and the caller's until `release`, which gives a pool's buffer back and does nothing otherwise.
-    `number` is the index of the expert in the list of keys.
+    and the caller's. `number` is the index of the expert in the list of keys.
     """
 
-    __slots__ = ("_memory", "_pool", "_read", "number")
+    __slots__ = ("_memory", "_read", "number")
 
-    def __init__(self, pool: BufferPool | None, pending: PendingRead) -> None:
+    def __init__(self, pending: PendingRead) -> None:
         assert pending.memory is not None
-        self._pool = pool
         self._read = pending.read
-        self.number = pending.number
         self._memory = pending.memory
+        self.number = pending.number
 
     @property
     def view(self) -> memoryview:
@@ -61,104 +65,50 @@ class ExpertBytes:
         """
         return self._memory.part(self._read.part(name))
 
-    def release(self) -> None:
-        """Give the buffer back to the reader's pool; neither it nor its views may be used then."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.give_back(self.view)
 
-    def __enter__(self) -> Self:
-        return self
+class Batch(Closing):
+    """Experts that are read together; `Reader.submit` makes it. Several threads may take them.
 
-    def __exit__(self, *exception: object) -> None:
-        self.release()
-
-
-class BatchReads(Closing):
-    """The reads of a batch and their memory; used by several threads.
-
-    It does not refer to the batch, which may be dropped.
+    Leaving a `with`, or `close`, cancels the reads that have not begun and waits for the others. A
+    batch that is merely dropped waits for nothing: until its reads have ended, they write into the
+    caller's buffers. `keeper` is kept alive as long as this: the reader, whose end closes the
+    files.
     """
 
     def __init__(
-        self,
-        in_flight: InFlight,
-        scheduler: Scheduler,
-        pool: BufferPool | None,
-        pending: Sequence[PendingRead],
+        self, keeper: object, reads: CheckedReads, arena: Arena, pending: Sequence[PendingRead]
     ) -> None:
-        self.in_flight = in_flight
-        self._scheduler = scheduler
-        self.pool = pool
+        self._keeper = keeper
+        self._reads = reads
+        self._in_flight = reads.in_flight
+        self._second = reads.in_flight.second
+        self._arena = arena
+        self._queue: ReadQueue | None = None
+        self._owner = object()  # of what is in flight; that must not keep the batch alive
         self._lock = threading.Lock()
-        self.untaken = {read.number: read for read in pending}
+        self._untaken = {one.number: one for one in pending}
+        self._waiting = deque(pending)
+        self._started: dict[int, tuple[PendingRead, FileRead, AnyMemory]] = {}
         self._ready: dict[int, PendingRead] = {}
+        self._next_number = 0
         self._was_cut = False
-        self.is_open = True
+        self._in_flight.adopt(self)
+
+    def __len__(self) -> int:
+        """Return how many experts have not been taken yet."""
+        return len(self._untaken)
+
+    def __del__(self) -> None:
+        # No wait: the collector may run this in a thread that does one of the reads.
+        if not self._in_flight.is_forked:
+            if self._queue is not None:
+                self._queue.cancel()
+            self._in_flight.forget(self._owner)
 
     def start(self) -> None:
         """Begin to read; called once. Raises MachineError if the backend has no queue."""
         with self._lock:
-            self._scheduler.add(self.untaken.values())
-            self._scheduler.start()
-
-    def next_read(self, *, in_order: bool) -> PendingRead | None:
-        """Wait for an expert that no other thread has got, and return it; None after the last."""
-        with self._lock:
-            while self.untaken:
-                number = next(iter(self.untaken if in_order else self._ready), None)
-                if number in self._ready:
-                    del self.untaken[number]
-                    return self._ready.pop(number)
-                finished = self._scheduler.collect(wait=True)
-                if not finished:
-                    raise RequestError("an interruption lost some of the batch")
-                for pending in finished:
-                    self._ready[pending.number] = pending
-            if self._was_cut:
-                raise RequestError("the batch was closed before all of it was taken")
-        return None
-
-    def free(self, pending: PendingRead) -> None:
-        """Give back the memory of a read that nobody gets."""
-        memory, pending.memory = pending.memory, None
-        if self.pool is not None and memory is not None:
-            self.pool.give_back(memory.view)
-
-    def close(self) -> None:
-        """Drop all reads that have not begun, wait for the others, give memory back."""
-        if self.in_flight.is_forked:
-            return
-        with self._lock:
-            self._was_cut = self._was_cut or bool(self.untaken)
-            self._scheduler.close()
-            for pending in (*self.untaken.values(), *self._ready.values()):
-                self.free(pending)
-            self.untaken.clear()
-            self._ready.clear()
-            self.is_open = False
-        self.in_flight.release(self)
-
-
-class Batch(Closing):
-    """Experts that are read together; `Reader.submit` makes it.
-
-    Leaving a `with`, or `close`, cancels the reads that have not begun and waits for the others:
-    until then the system may write into the buffers. If a batch is merely dropped, the reader does
-    so in its next call, since a finaliser must not wait.
-    """
-
-    def __init__(self, reads: BatchReads, finish: Callable[[PendingRead], None]) -> None:
-        self._reads = reads
-        self._finish = finish
-
-    def __len__(self) -> int:
-        """Return how many experts have not been taken yet."""
-        return len(self._reads.untaken)
-
-    def __del__(self) -> None:
-        if self._reads.is_open:
-            drop(self._reads)
+            self._begin_all()
 
     def completions(self, *, in_order: bool = False) -> Iterator[ExpertBytes]:
         """Yield the experts as their reads finish, or in the order of their keys.
@@ -168,18 +118,133 @@ class Batch(Closing):
         batch or its reader was closed before all experts were taken, and in a forked child.
         """
         while True:
-            self._reads.in_flight.close_dropped()
-            pending = self._reads.next_read(in_order=in_order)
+            self._in_flight.check_process()
+            pending = self._next(in_order=in_order)
             if pending is None:
                 return
             try:
-                self._finish(pending)
+                self._reads.finish(pending)
             except MoepackError:
-                pending.error = None  # the error's traceback holds the read
-                self._reads.free(pending)
+                pending.error = pending.memory = None  # the error's traceback holds the read
                 raise
-            yield ExpertBytes(self._reads.pool, pending)
+            yield ExpertBytes(pending)
 
     def close(self) -> None:
-        """Cancel the reads that have not begun, wait for the others, free the buffers."""
-        self._reads.close()
+        """Cancel the reads that have not begun, wait for the others, free their memory."""
+        if self._in_flight.is_forked:
+            return
+        with self._lock:
+            self._was_cut = self._was_cut or bool(self._untaken)
+            if self._queue is not None:
+                self._queue.close()
+                self._queue = None
+            for reads in (self._untaken, self._waiting, self._started, self._ready):
+                reads.clear()
+        self._in_flight.forget(self._owner)
+        self._in_flight.release(self)
+
+    def _next(self, *, in_order: bool) -> PendingRead | None:
+        """Wait for an expert that no other thread has got, and return it; None after the last."""
+        with self._lock:
+            while self._untaken:
+                number = next(iter(self._untaken if in_order else self._ready), None)
+                if number in self._ready:
+                    del self._untaken[number]
+                    return self._ready.pop(number)
+                self._wait()
+            if self._was_cut:
+                raise RequestError("the batch was closed before all of it was taken")
+        return None
+
+    def _wait(self) -> None:
+        """Begin what may begin, and wait until another expert is ready."""
+        ready_count = len(self._ready)
+        self._begin_all()
+        while self._started and len(self._ready) == ready_count:
+            self._end_some()
+            self._begin_all()
+        if len(self._ready) == ready_count:
+            self._in_flight.check_open()
+            raise RequestError("an interruption lost some of the batch")
+
+    def _begin_all(self) -> None:
+        """Begin as many reads as may begin. Raises MachineError if the backend has no queue."""
+        depth = self._in_flight.depth
+        if not self._waiting or len(self._started) >= depth:
+            return
+        queue = self._open_queue()  # first, so that nothing is counted as begun if there is none
+        requests: list[tuple[int, ReadRequest]] = []
+        while self._waiting and len(self._started) < depth:
+            pending = self._waiting[0]
+            if pending.memory is None:
+                try:
+                    pending.memory = new_memory(self._arena, pending.read)
+                except MachineError as error:
+                    pending.error = error
+                    self._ready[pending.number] = self._waiting.popleft()
+                    continue
+            if not self._may_begin(pending):
+                break
+            requests.append(self._begin(pending, pending.memory))
+        if requests:
+            queue.start(requests)
+
+    def _open_queue(self) -> ReadQueue:
+        """Return the backend's queue, made when it is first needed."""
+        if self._queue is None:
+            backend = self._in_flight.backend
+            try:
+                self._queue = backend.queue(self._in_flight.depth)
+            except OSError as error:
+                problem = f"cannot set up {backend.name}: {error.strerror}"
+                hint = "take what was submitted before submitting more, or use fewer threads"
+                raise MachineError(problem, hint=hint) from error
+        return self._queue
+
+    def _may_begin(self, pending: PendingRead) -> bool:
+        """Count the next read of an expert as begun; return False if it is to wait.
+
+        Before the first of them, choose between both sources.
+        """
+        if self._second is not None and not pending.begun_count:
+            pending.is_second = self._second.takes(pending.read)
+        length = pending.read.file_reads[pending.begun_count].length
+        return self._in_flight.begin(
+            self._owner, length, is_second=pending.is_second, force=not self._started
+        )
+
+    def _begin(self, pending: PendingRead, memory: AnyMemory) -> tuple[int, ReadRequest]:
+        """Return the request for the next read of the expert that is the first to wait."""
+        file_read = pending.read.file_reads[pending.begun_count]
+        pending.begun_count += 1
+        if pending.begun_count == len(pending.read.file_reads):
+            self._waiting.popleft()
+        number = self._next_number
+        self._next_number = number + 1
+        self._started[number] = (pending, file_read, memory)
+        request = pending.read.request(file_read, memory)
+        if self._second is not None and pending.is_second:
+            request = self._second.redirect(request)
+        return number, request
+
+    def _end_some(self) -> None:
+        """End reads as the queue reports them, at least one."""
+        assert self._queue is not None
+        for number, request_length, error in self._queue.finished(wait=True):
+            pending, file_read, memory = self._started.pop(number)
+            received = pending.read.received(file_read, memory, request_length)
+            problem = pending.read.problem(file_read, received, error)
+            self._in_flight.end(
+                self._owner,
+                file_read.length,
+                received,
+                is_second=pending.is_second,
+                failed=problem is not None,
+            )
+            if problem is not None:
+                pending.error = pending.error or problem
+                if self._second is not None and pending.is_second:
+                    self._second.retire()
+            pending.ended_count += 1
+            if pending.ended_count == len(pending.read.file_reads):
+                self._ready[pending.number] = pending

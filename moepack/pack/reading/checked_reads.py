@@ -14,11 +14,28 @@ if TYPE_CHECKING:
     from moepack.common.errors import MoepackError, PackError
     from moepack.pack.reading.expert_read import AnyMemory, ExpertRead, FileRead
     from moepack.pack.reading.in_flight import InFlight
-    from moepack.pack.reading.scheduler import PendingRead
 
 CHECKS = ("always", "first", "never")
 LATER_PERIOD = 997
 """How many later reads one is checked of, as native/reads.c has it."""
+
+
+class PendingRead:
+    """One expert on its way: the plan of its reads, its memory, and its error, if any.
+
+    `memory` is None until the first of its reads begins, unless it is the caller's own. All of it
+    comes from one source, the second if `is_second`, which is chosen when the first read begins.
+    """
+
+    __slots__ = ("begun_count", "ended_count", "error", "is_second", "memory", "number", "read")
+
+    def __init__(self, number: int, read: ExpertRead, memory: AnyMemory | None) -> None:
+        self.number = number
+        self.read = read
+        self.memory = memory
+        self.error: MoepackError | None = None
+        self.begun_count = self.ended_count = 0
+        self.is_second = False
 
 
 class CheckedReads:
@@ -31,7 +48,7 @@ class CheckedReads:
     """
 
     def __init__(self, in_flight: InFlight, check: str) -> None:
-        self._in_flight = in_flight
+        self.in_flight = in_flight
         self._second = in_flight.second
         self._is_checked = check != "never"
         self._right: set[tuple[int, int, str, bool]] | None = set() if check == "first" else None
@@ -43,7 +60,7 @@ class CheckedReads:
         self._end(read, memory, self._read(read, memory, is_second), is_second)
 
     def finish(self, pending: PendingRead) -> None:
-        """Check the bytes that a scheduler has read.
+        """Check the bytes that a batch has read.
 
         Raises the error that the read ended with, and PackError for a digest that differs.
         """
@@ -95,19 +112,19 @@ class CheckedReads:
             is_later = not unchecked and any(part.digest is not None for part in read.parts)
             if is_later and next(self._later) % LATER_PERIOD == 0:
                 unchecked = [*read.parts]
-                self._in_flight.add_recheck()
+                self.in_flight.add_recheck()
             problem = read.wrong_digest(memory, unchecked)
             if problem is None:
                 self._right.update(parts)
         if problem is not None:
-            self._in_flight.add_error(is_second=is_second)
+            self.in_flight.add_error(is_second=is_second)
         return problem
 
     def _read_range(
         self, read: ExpertRead, file_read: FileRead, memory: AnyMemory, is_second: bool
     ) -> MoepackError | None:
         """Do one of the reads of `read`, in this thread; return its error."""
-        owner, in_flight, second = threading.get_ident(), self._in_flight, self._second
+        owner, in_flight, second = threading.get_ident(), self.in_flight, self._second
         length, received, failed = file_read.length, 0, True
         try:
             if not in_flight.begin(owner, length, is_second=is_second, force=True):

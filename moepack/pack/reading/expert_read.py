@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from moepack.pack.reading.catalog import Catalog, PartNames
     from moepack.pack.reading.locations import PartLocation, TensorLocation
     from moepack.storage.arena import Arena
-    from moepack.storage.buffers import BufferPool
 
 PAGE = 4096
 """Ranges keep their offset within a page in memory as well, so that direct reads need no copy."""
@@ -276,12 +275,6 @@ def new_memory(arena: Arena, read: ExpertRead) -> ReadMemory:
     return ReadMemory(view, pages)
 
 
-def pooled(pool: BufferPool, read: ExpertRead) -> ReadMemory | None:
-    """Return a buffer of the pool, None if all are taken."""
-    view = pool.take(read.length)
-    return None if view is None else ReadMemory(view)
-
-
 def callers_memory(buffer: Any, read: ExpertRead) -> AnyMemory:
     """Return the caller's memory: one buffer, or a mapping of several by the names of the parts.
 
@@ -295,15 +288,6 @@ def callers_memory(buffer: Any, read: ExpertRead) -> AnyMemory:
     except RequestError as error:
         error.place = read.owner if is_scattered else read.first_place
         raise
-
-
-def check_pool(pool: BufferPool, reads: list[ExpertRead]) -> None:
-    """Raise RequestError if the buffers of a pool are too small."""
-    for read in reads:
-        if read.length > pool.length:
-            problem, expected = "the pool's buffers are too small", f"{read.length:,} bytes"
-            place = read.first_place
-            raise RequestError(problem, place=place, expected=expected, found=pool.length)
 
 
 def plan_read(

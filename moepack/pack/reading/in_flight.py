@@ -2,10 +2,8 @@
 
 Beyond about 100 MB in flight drives get slower, not faster, and memory is better used for experts.
 
-A finaliser runs anywhere, even in a call that holds a lock, so it waits for nothing: it leaves its
-work on a list, and the next call closes that. A forked child has a copy of the reader but shares
-its rings with the parent, and has none of its threads: every call is refused there, and closing
-does nothing.
+A forked child has a copy of the reader and none of its threads: every call is refused there, and
+closing does nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
+import weakref
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,28 +24,6 @@ if TYPE_CHECKING:
 
 DEPTH = 32
 MAX_LENGTH = 64 << 20
-
-_dropped: deque[Closing] = deque()
-"""The work that was dropped while it was in flight."""
-
-
-def drop(work: Closing) -> None:
-    """Leave `work` for the next call to close; for finalisers."""
-    _dropped.append(work)
-
-
-def close_dropped() -> None:
-    """Close the work that was dropped; several threads may do so at a time."""
-    while _dropped:  # mostly not, and this is asked for every expert
-        try:
-            work = _dropped.popleft()
-        except IndexError:  # another thread was faster
-            return
-        try:
-            work.close()
-        except BaseException:  # an interruption: the system may still write into its buffers
-            drop(work)
-            raise
 
 
 class Statistics(NamedTuple):
@@ -90,7 +66,7 @@ class InFlight(Closing):
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._closing = threading.RLock()
-        self._works: set[Closing] = set()
+        self._batches: weakref.WeakSet[Closing] = weakref.WeakSet()
         self._owned: dict[Hashable, tuple[int, int]] = {}
         self._peak = self._reads = self._errors = self._read_length = self._rechecked = 0
         self._busy_seconds = self._busy_since = 0.0
@@ -101,37 +77,27 @@ class InFlight(Closing):
         """Whether this is the copy in a forked child."""
         return os.getpid() != self._process
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is in flight; takes no lock."""
-        return not self._owned
-
-    def enter(self) -> None:
-        """Begin a call: close dropped work. Raises RequestError if the reader is closed."""
-        self.close_dropped()
-        self.check_open()
-
-    def close_dropped(self) -> None:
-        """Close dropped work. Raises RequestError in a forked child."""
+    def check_process(self) -> None:
+        """Raise RequestError in a forked child."""
         if self.is_forked:
             problem = "the reader belongs to the process that this one was forked from"
             raise RequestError(problem, hint="open the pack again in the child")
-        close_dropped()
 
     def check_open(self) -> None:
-        """Raise RequestError if the reader is closed."""
+        """Raise RequestError if the reader is closed, or in a forked child."""
+        self.check_process()
         if self.is_closed:
             raise RequestError("the reader is closed")
 
-    def adopt(self, work: Closing) -> None:
-        """Let `close` end `work` too. Raises RequestError if the reader is closed."""
+    def adopt(self, batch: Closing) -> None:
+        """Let `close` end a batch too. Raises RequestError if the reader is closed."""
         with self._changed:
             self.check_open()
-            self._works.add(work)
+            self._batches.add(batch)
 
-    def release(self, work: Closing) -> None:
-        """Forget `work`, which has ended."""
-        self._works.discard(work)
+    def release(self, batch: Closing) -> None:
+        """Forget a batch, which has ended."""
+        self._batches.discard(batch)
 
     def _total(self) -> tuple[int, int]:
         """Return the count and the bytes of all reads in flight."""
@@ -182,7 +148,7 @@ class InFlight(Closing):
             self.second.end(owner, length, received, is_second=is_second)
 
     def forget(self, owner: Hashable) -> None:
-        """Count nothing as in flight any more of an owner that has nothing in flight."""
+        """Count nothing as in flight any more of an owner whose reads nobody takes."""
         with self._changed:
             self._remove(owner)
         if self.second is not None:
@@ -223,19 +189,22 @@ class InFlight(Closing):
                 self._rechecked,
             )
 
+    def _threads(self) -> set[Hashable]:
+        """Return the threads that read by themselves; what batches read is closed, or dropped."""
+        return {owner for owner in self._owned if isinstance(owner, int)}
+
     def close(self) -> None:
-        """End all work, let nothing begin any more, wait for other threads, close the backend."""
+        """End all batches, let nothing begin, wait for other threads, close the backend."""
         if self.is_forked:
             return
         with self._closing:
             with self._changed:
                 self.is_closed = True
-            for work in list(self._works):
-                work.close()
-                self.release(work)
+            for batch in list(self._batches):
+                batch.close()
             this_thread = {threading.get_ident()}
             with self._changed:
-                self._changed.wait_for(lambda: self._owned.keys() <= this_thread)
+                self._changed.wait_for(lambda: self._threads() <= this_thread)
             if not self._is_over:
                 self.backend.close()
                 self._is_over = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.common.escaping import shell_word
 from moepack.common.paths import RemotePath, is_remote
-from moepack.common.sizes import Size, ranges_text
+from moepack.common.sizes import ranges_text
 from moepack.pack.format import manifest
 from moepack.pack.format.index import Index
 from moepack.pack.format.names import MIRROR_NAME
@@ -33,7 +33,6 @@ from moepack.pack.reading.expert_read import plan_read
 from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH
 from moepack.pack.reading.reader import Reader
 from moepack.storage.backend import Backend
-from moepack.storage.buffers import BufferPool
 from moepack.storage.regular_file import NotRegularError, open_regular, read_whole
 
 if TYPE_CHECKING:
@@ -235,43 +234,12 @@ class Pack(Catalog, Closing):
         self._mappings = self._mappings or Mappings()
         return self._mappings
 
-    def warm(
-        self,
-        byte_budget: Size,
-        *,
-        family: str | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> int:
-        """Load the hottest blobs, up to `byte_budget`, into the page cache.
-
-        `byte_budget` is bytes, or a text: `8GiB`, or `25%` of the experts. For engines that map the
-        pack or read it buffered. Reads in the order of the files, so that neighbours are one
-        sequential read. Returns the bytes read, and calls `progress` with those of each blob.
-        Raises as reading.
-        """
-        self.require_files()
-        keys = self.hottest(byte_budget, family=family)
-        reads = [plan_read(self, *key, None, family) for key in keys]
-        if self.partial is not None:  # those that are elsewhere cannot be in the page cache
-            reads = [r for r in reads if not isinstance(r.file_reads[0].path, RemotePath)]
-        reads.sort(key=lambda read: read.file_reads[0])
-        done = 0
-        reader = self.reader(backend="buffered", check="never")
-        with reader, reader.submit_reads(reads) as batch:
-            for expert in batch.completions(in_order=True):
-                length = sum(read.length for read in reads[expert.number].file_reads)
-                done += length
-                if progress is not None:
-                    progress(length)
-        return done
-
     def reader(
         self,
         *,
         backend: str | Backend = "auto",
         depth: int = DEPTH,
         max_in_flight: int = MAX_LENGTH,
-        pool: BufferPool | None = None,
         check: str = "always",
         mirror: bool = True,
     ) -> Reader:
@@ -281,7 +249,6 @@ class Pack(Catalog, Closing):
             backend=backend,
             depth=depth,
             max_in_flight=max_in_flight,
-            pool=pool,
             check=check,
             mirror=mirror,
         )

@@ -8,32 +8,21 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from moepack.common.closing import Closing
 from moepack.common.errors import MirrorWarning, RequestError
 from moepack.common.paths import is_remote
-from moepack.pack.reading.batch import Batch, BatchReads, ExpertBytes
-from moepack.pack.reading.checked_reads import CHECKS, CheckedReads
+from moepack.pack.reading.batch import Batch, ExpertBytes
+from moepack.pack.reading.checked_reads import CHECKS, CheckedReads, PendingRead
 from moepack.pack.reading.expert_read import (
     ExpertRead,
     callers_memory,
-    check_pool,
     new_memory,
     plan_read,
     plan_tensor,
-    pooled,
 )
-from moepack.pack.reading.in_flight import (
-    DEPTH,
-    MAX_LENGTH,
-    InFlight,
-    Statistics,
-    close_dropped,
-    drop,
-)
-from moepack.pack.reading.scheduler import PendingRead, Scheduler
+from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH, InFlight, Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +32,6 @@ if TYPE_CHECKING:
     from moepack.pack.reading.second_source import SecondSource
     from moepack.storage.arena import Arena
     from moepack.storage.backend import Backend
-    from moepack.storage.buffers import BufferPool
 
 MAX_DEPTH = 4096
 
@@ -53,9 +41,9 @@ class Reader(Closing):
 
     `backend` is `auto`, `direct`, `buffered`, or an implementation of
     `moepack.storage.backend`. At most `depth` reads and `max_in_flight` bytes are in flight at a
-    time, over all batches; a single read, and the first of a batch, is never held back. With
-    `pool`, batches are read into its buffers. `check` is when a part is compared with its digest:
-    `always`, the `first` time that this reader reads it, or `never`. One flipped bit is an error.
+    time, over all batches; a single read, and the first of a batch, is never held back. `check` is
+    when a part is compared with its digest: `always`, the `first` time that this reader reads it,
+    or `never`. One flipped bit is an error.
 
     With `mirror`, reads are spread over the pack and its mirror, if it has one: see `moepack
     mirror`. Reads through the page cache are not, since the cache would then hold both copies. If
@@ -76,7 +64,6 @@ class Reader(Closing):
         backend: str | Backend = "auto",
         depth: int = DEPTH,
         max_in_flight: int = MAX_LENGTH,
-        pool: BufferPool | None = None,
         check: str = "always",
         mirror: bool = True,
     ) -> None:
@@ -87,13 +74,11 @@ class Reader(Closing):
         if check not in CHECKS:
             raise RequestError("no such check", expected=", ".join(CHECKS), found=repr(check))
         catalog.check_open()
-        close_dropped()
         self._catalog = catalog
         # Here, since callers that only locate need neither memory nor a backend.
         from moepack.storage.arena import Arena
 
         self._arena = Arena(2 * max_in_flight)
-        self._pool = pool
         if isinstance(backend, str):
             from moepack.storage.probe import choose
 
@@ -107,9 +92,7 @@ class Reader(Closing):
         second = self._open_second(is_mirror_read=mirror)
         self._in_flight = InFlight(self._backend, depth, max_in_flight, second)
         self._reads = CheckedReads(self._in_flight, check)
-        self._finalizer = weakref.finalize(
-            self, _finish, weakref.ref(self), self._in_flight, self._arena
-        )
+        self._finalizer = weakref.finalize(self, _end, self._in_flight, self._arena)
 
     @property
     def backend(self) -> str:
@@ -147,7 +130,7 @@ class Reader(Closing):
     @property
     def statistics(self) -> Statistics:
         """Counts of the reads so far, and of those in flight now."""
-        self._in_flight.close_dropped()
+        self._in_flight.check_process()
         return self._in_flight.statistics()
 
     @property
@@ -164,8 +147,7 @@ class Reader(Closing):
         Views of experts stay valid.
         """
         if self._finalizer.alive:
-            self._in_flight.close()
-            self._arena.close()
+            _end(self._in_flight, self._arena)
             self._finalizer.detach()
 
     def read(
@@ -234,14 +216,14 @@ class Reader(Closing):
         """Read several experts at a time; yield them in the order of `keys`, or as reads finish.
 
         The arguments are those of `submit`. Nothing is read before the first expert is requested.
-        If the loop is left early, its reads end with the reader's next call, and the system may
-        write into buffers until then; a `with` around `submit` waits for them.
+        If the loop is left early, reads that have begun write into buffers until they end; a `with`
+        around `submit` waits for them.
         """
         batch = self.submit(keys, parts=parts, family=family, into=into)
         try:
             yield from batch.completions(in_order=in_order)
         except GeneratorExit:
-            raise  # perhaps in a finaliser, which must not wait: the batch is dropped with this
+            raise  # perhaps in a finaliser, which must not wait
         except BaseException:
             batch.close()
             raise
@@ -260,89 +242,54 @@ class Reader(Closing):
         `keys` are (layer, expert). `parts` names one or several parts to read of each, the whole
         blob by default; neighbouring parts are one read. `into` has a buffer of the caller's for
         each key, which is the system's until its expert is taken or the batch is closed; without
-        it, memory comes from the pool or is new. An item of `into` may also be a mapping of names
+        it, memory is new. An item of `into` may also be a mapping of names
         of parts to buffers: one read then fills a buffer for each part, without the padding. Raises
         RequestError for experts or parts that the pack does not have and for buffers that do not
         fit, before anything is read.
         """
-        pending = self.plan(keys, parts=parts, family=family, into=into)
-        return self._begin(pending, self._pool if into is None else None)
+        self._in_flight.check_open()
+        if isinstance(parts, str):
+            parts = (parts,)
+        catalog = self._catalog
+        reads = [plan_read(catalog, layer, expert, parts, family) for layer, expert in keys]
+        if into is None:
+            return self.submit_reads(reads)
+        if len(into) != len(reads):
+            raise RequestError(
+                "`into` needs one buffer for each key", expected=len(reads), found=len(into)
+            )
+        return self._begin(
+            PendingRead(number, read, callers_memory(into[number], read))
+            for number, read in enumerate(reads)
+        )
 
     def submit_reads(self, reads: Iterable[ExpertRead]) -> Batch:
         """Begin reads that were planned elsewhere, wherever they lie; else as `submit`."""
-        self._in_flight.enter()
-        pending = [PendingRead(number, read, None) for number, read in enumerate(reads)]
-        return self._begin(pending, None)
+        return self._begin(PendingRead(number, read, None) for number, read in enumerate(reads))
 
-    def _begin(self, pending: Sequence[PendingRead], pool: BufferPool | None) -> Batch:
-        reads = BatchReads(self._in_flight, self._scheduler(pool), pool, pending)
-        batch = Batch(reads, self._reads.finish)
-        self._in_flight.adopt(reads)  # before anything begins
+    def _begin(self, pending: Iterable[PendingRead]) -> Batch:
+        batch = Batch(self, self._reads, self._arena, list(pending))
         try:
-            reads.start()
+            batch.start()
         except BaseException:
             batch.close()
             raise
         return batch
 
-    def plan(
-        self,
-        keys: Iterable[tuple[int, int]],
-        *,
-        parts: str | Sequence[str] | None = None,
-        family: str | None = None,
-        into: Sequence[Any] | None = None,
-    ) -> list[PendingRead]:
-        """Plan the reads of `submit` without beginning any; for use with a scheduler."""
-        self._in_flight.enter()
-        if isinstance(parts, str):
-            parts = (parts,)
-        reads = [plan_read(self._catalog, layer, expert, parts, family) for layer, expert in keys]
-        if into is None:
-            if self._pool is not None:
-                check_pool(self._pool, reads)
-            return [PendingRead(number, read, None) for number, read in enumerate(reads)]
-        if len(into) != len(reads):
-            raise RequestError(
-                "`into` needs one buffer for each key", expected=len(reads), found=len(into)
-            )
-        return [
-            PendingRead(number, read, callers_memory(into[number], read))
-            for number, read in enumerate(reads)
-        ]
-
-    def scheduler(self) -> Scheduler:
-        """Return a scheduler within this reader's limits; closing the reader closes it."""
-        scheduler = self._scheduler(None)
-        self._in_flight.adopt(scheduler)
-        return scheduler
-
-    def _scheduler(self, pool: BufferPool | None) -> Scheduler:
-        # No methods of this reader: the reads of a dropped batch must not refer to it.
-        memory_for = partial(new_memory, self._arena) if pool is None else partial(pooled, pool)
-        return Scheduler(self._in_flight, memory_for)
-
-    def finish(self, pending: PendingRead) -> None:
-        """Check the bytes of an expert that a scheduler has read, as `CheckedReads.finish` does."""
-        self._reads.finish(pending)
-
     def _plan(self, layer: int, expert: int, part: str | None, family: str | None) -> ExpertRead:
-        self._in_flight.enter()
+        self._in_flight.check_open()
         parts = None if part is None else (part,)
         return plan_read(self._catalog, layer, expert, parts, family)
 
     def _plan_dense(self, name: str) -> ExpertRead:
-        self._in_flight.enter()
+        self._in_flight.check_open()
         return plan_tensor(self._catalog.locate_dense(name))
 
 
-def _finish(reader: weakref.ref[Reader], in_flight: InFlight, arena: Arena) -> None:
-    """End the reads of a reader that was dropped, or when Python ends.
+def _end(in_flight: InFlight, arena: Arena) -> None:
+    """End a reader that was closed or dropped, or when Python ends.
 
-    Then the reader is still there, and waiting is right: a moment later its threads are cut off.
+    A batch keeps its reader, so that a dropped one has nothing in flight that anybody takes.
     """
     arena.close()
-    if reader() is None and not in_flight.is_empty:
-        drop(in_flight)
-    else:
-        in_flight.close()
+    in_flight.close()

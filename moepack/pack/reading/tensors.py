@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moepack.common.errors import PackError, RequestError, read_failure
 from moepack.pack.reading.expert_read import CHANGED_HINT
-from moepack.storage.regular_file import NotRegularError, map_file, open_regular
+from moepack.storage.regular_file import NotRegularError, open_regular
 
 if TYPE_CHECKING:
     from moepack.pack.format.tables import PartKind
@@ -42,12 +42,11 @@ _FLOATS = {"F32", "F16", "F64"}
 class Mappings:
     """The files of a pack, each mapped when it is first needed. May be used by several threads.
 
-    Arrays hold what they view: a mapping ends with its last array, not when the pack is closed. On
-    a file system that maps no files each array is read into memory of its own.
+    Arrays hold what they view: a mapping ends with its last array, not when the pack is closed.
     """
 
     def __init__(self) -> None:
-        self._files: dict[Path, mmap.mmap | None] = {}
+        self._files: dict[Path, mmap.mmap] = {}
 
     def array(
         self,
@@ -67,33 +66,21 @@ class Mappings:
         if path not in self._files:
             self._files.setdefault(path, _map(path, place))
         mapped = self._files[path]
-        file_length = os.path.getsize(path) if mapped is None else len(mapped)
-        if offset + length > file_length:
+        if offset + length > len(mapped):
             problem, expected = "the file ends too early", f"{offset + length:,} bytes or more"
-            actual = f"{file_length:,}"
+            actual = f"{len(mapped):,}"
             raise PackError(
                 problem, path=path, place=place, expected=expected, found=actual, hint=CHANGED_HINT
             )
-        if mapped is None:
-            return np.frombuffer(_read(path, offset, length, place), np.uint8)
         return np.frombuffer(mapped, np.uint8, length, offset)
 
 
-def _read(path: Path, offset: int, length: int, place: str) -> bytes:
-    try:
-        with open(path, "rb", opener=open_regular) as file:
-            file.seek(offset)
-            return file.read(length)
-    except OSError as error:
-        raise read_failure(error, path, PackError, place) from None
-
-
-def _map(path: Path, place: str) -> mmap.mmap | None:
+def _map(path: Path, place: str) -> mmap.mmap:
     try:
         with open(path, "rb", opener=open_regular) as file:
             if not os.fstat(file.fileno()).st_size:
                 raise PackError("the file is empty", path=path, place=place)
-            return map_file(file.fileno())
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         problem = "a data file is missing"
         raise PackError(problem, path=path, place=place, hint=CHANGED_HINT) from None

@@ -114,18 +114,3 @@ def _check_folder(folder: Path, instead: str) -> Iterator[MoepackError]:
     if not can_punch:
         problem = "this file system cannot free a part of a file"
         yield RequestError(problem, path=folder, hint=f"use ext4, xfs or btrfs; or {instead}")
-    if snapshots := _zfs_snapshots(folder):
-        problem = "a snapshot keeps all blocks: nothing would be saved"
-        yield RequestError(problem, path=folder, found=snapshots, hint="remove the snapshots")
-
-
-def _zfs_snapshots(folder: Path) -> str:
-    """Name the snapshots of a ZFS file system: they stand in a hidden folder of its root."""
-    device = os.stat(folder).st_dev
-    root = folder
-    while root.parent != root and os.stat(root.parent).st_dev == device:
-        root = root.parent
-    try:
-        return ", ".join(sorted(os.listdir(root / ".zfs" / "snapshot"))[:3])
-    except OSError:
-        return ""

@@ -17,10 +17,12 @@ from moepack.storage.remote.store import RemoteStamp, Store
 from moepack.version import __version__
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig
+    from obstore.store import BackoffConfig, ClientConfig
 
 _STALLED = timedelta(seconds=30)
 """After so long without a byte, a request is made once more."""
+BACKOFF: "BackoffConfig" = {"init_backoff": timedelta(milliseconds=100)}
+"""The client's first pause before it asks again; each is twice the one before."""
 _MAX_PLAIN_LENGTH = 400 * 10**9
 """The hub sends no longer files over plain HTTP."""
 _HUB_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
@@ -75,7 +77,7 @@ def _store(root: str) -> Store:
             options["root_certificate"] = Path(certificates).read_bytes()
         is_web = address.startswith("http")
         make = HTTPStore.from_url if is_web else from_url
-        client = make(address, client_options=options)
+        client = make(address, client_options=options, retry_config={"backoff": BACKOFF})
     except Exception as error:  # of a library in Rust, about its settings
         problem = f"the store cannot be set up: {str(error).partition(chr(10))[0]}"
         is_about_it = certificates and (isinstance(error, OSError) or "certificate" in problem)

@@ -48,7 +48,6 @@ def test_a_closed_pack_says_so_in_every_call(packs: dict[str, Path]) -> None:
         lambda: pack.shape,
         lambda: pack.dense(),
         lambda: pack.locate_dense("token_embd.weight"),
-        lambda: pack.warm(1 << 40),
         lambda: pack.reader(),
         lambda: reader.read(0, 0),
         lambda: reader.submit([(0, 0)]),

@@ -125,7 +125,6 @@ NEED_FILES: dict[str, Callable[[str, Path], object]] = {
     "rank": lambda address, folder: moepack.rank_pack(address, hotness_of({(0, 1): 2})),
     "bench": lambda address, folder: moepack.bench_pack(address),
     "machine": lambda address, folder: moepack.measure_machine(address),
-    "warm": lambda address, folder: moepack.Pack(address).warm("1MiB"),
 }
 
 

@@ -9,8 +9,6 @@ import moepack
 from moepack.common.errors import RequestError
 from moepack.common.sizes import align
 from moepack.pack.reading.pack import Pack
-from moepack.storage.aligned_read import MAX_PIECES
-from moepack.storage.backend import ReadRequest
 from moepack.storage.buffers import map_memory
 from tests.support.faulty_backend import FaultyBackend, make
 from tests.support.gguf_builder import F32, moe
@@ -80,19 +78,3 @@ def test_buffers_that_do_not_fit_are_refused_before_anything_is_read(
             list(reader.read_many([(0, 0)], into=[{name: bytearray(length) for name in names}]))
         assert "layer 0 expert 0" in str(raised.value)
         assert not backend.begun
-
-
-def test_more_buffers_than_one_read_takes_go_through_another(name: str, tmp_path: Path) -> None:
-    data = bytes(range(256)) * 3 * PAGE
-    (tmp_path / "data").write_bytes(data)
-    backend = make(name)
-    for count in (MAX_PIECES, MAX_PIECES + 1):
-        pieces = [map_memory(PAGE) for _ in range(count)]
-        request = ReadRequest(tmp_path / "data", PAGE, pieces[0], tuple(pieces[1:]))
-        queue = backend.queue(1)
-        queue.start([(4, request)])
-        assert queue.finished(wait=True) == [(4, count * PAGE, None)]
-        queue.close()
-        assert b"".join(pieces) == data[PAGE:][: count * PAGE]
-        assert backend.read(request) == (0, count * PAGE, None)
-    backend.close()

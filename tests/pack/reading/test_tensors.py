@@ -14,7 +14,6 @@ from moepack.common.errors import RequestError
 from moepack.pack.reading.pack import Pack
 from tests.support.gguf_builder import TensorSpec, moe, split, write_shards
 from tests.support.models import REAL_MODELS, first_shard, shards_of
-from tests.support.reads import unmappable
 
 BF16 = 30
 
@@ -81,23 +80,6 @@ def test_types_that_numpy_has_keep_their_type(tmp_path: Path) -> None:
         assert pack.dense_tensor("integers").shape == (2, 2, 3)
         with pytest.raises(RequestError, match="integers: gguf-py has no values of type I32"):
             pack.dense_tensor("integers", dequantize=True)
-
-
-def test_a_file_system_that_maps_no_files_is_read(packs: dict[str, Path], tmp_path: Path) -> None:
-    with (
-        unmappable(packs["qwen3moe"], tmp_path / "pack") as path,
-        moepack.open(path) as pack,
-        moepack.open(packs["qwen3moe"]) as expected,
-        pack.reader() as reader,
-    ):
-        assert pack.index_bytes == expected.index_bytes
-        for kind in pack.parts(1):
-            array = pack.tensor(1, 3, kind.name)
-            assert np.array_equal(array, expected.tensor(1, 3, kind.name))
-            assert reader.read(1, 3, kind.name) == array.tobytes()
-        for tensor in pack.dense():
-            values = pack.dense_tensor(tensor.name)
-            assert np.array_equal(values, expected.dense_tensor(tensor.name))
 
 
 def test_an_array_outlives_its_pack_and_is_no_copy(packs: dict[str, Path]) -> None:

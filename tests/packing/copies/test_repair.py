@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import moepack
-from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
+from moepack.common.errors import MoepackError, PackError, RequestError, SourceError
 from tests.support.damages import (
     DAMAGES,
     Damage,
@@ -238,20 +238,6 @@ def test_a_repair_that_is_killed_anywhere_leaves_a_pack_that_says_so(
         if not was_killed:
             break
     assert count >= 6
-
-
-def test_a_drive_that_gives_back_other_bytes_is_named(
-    pack: Path, hot_pack: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damage_part(pack)
-    pwrite = os.pwrite
-
-    def write_wrong(file: int, data: bytes, offset: int) -> int:
-        return pwrite(file, bytes(one ^ 1 for one in data), offset)
-
-    monkeypatch.setattr(os, "pwrite", write_wrong)
-    with pytest.raises(MachineError, match="other bytes than were written"):
-        moepack.repair(pack, hot_pack)
 
 
 def test_a_part_of_a_pack_is_repaired_from_where_it_came(

@@ -9,7 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ from moepack.pack.reading.shard_map import ShardMap
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.in_place import units
 from moepack.packing.in_place.unfinished import Unfinished
-from moepack.packing.in_place.unit_files import FileSet, PackFiles, ShardFiles
-from moepack.packing.in_place.units import FreeableBlocks, Piece, Units
+from moepack.packing.in_place.units import FreeableBlocks, Units
 from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.restore import restore
 from moepack.packing.writing.lock_file import LockFile
@@ -245,68 +244,7 @@ def test_it_takes_no_more_space_than_it_says(
     assert max(most) - before <= summary.in_place.extra_length
 
 
-# Drives that lie
-
-
-def flip_on_read(side: type[FileSet], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Let the n-th piece that is read from one side while pieces are carried over have a flip."""
-    read = side.read_piece
-    numbers = itertools.count(1)
-
-    def flipped(self: FileSet, piece: Piece) -> Iterable[memoryview]:
-        is_wrong = bool(self._flags & os.O_RDWR) and next(numbers) == number
-        for data in read(self, piece):
-            data[0] ^= is_wrong
-            yield data
-
-    monkeypatch.setattr(side, "read_piece", flipped)
-
-
-WRONG = {
-    PackFiles: "other bytes than were written",
-    ShardFiles: "the second read returned other bytes",
-}
-
-
-@pytest.mark.parametrize("side", [PackFiles, ShardFiles])
-def test_what_is_read_back_wrongly_is_not_punched(
-    side: type[FileSet], source: Path, small_units: None, tmp_path: Path
-) -> None:
-    before = contents(source)
-    target = tmp_path / "pack"
-    punched: list[tuple[int, int]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        flip_on_read(side, patch, 1)
-        patch.setattr(blocks, "punch", lambda *place: punched.append(place))
-        patch.setattr(blocks, "can_punch", lambda _: True)
-        with pytest.raises((MachineError, SourceError), match=WRONG[side]):
-            pack_in_place(source, target)
-    assert not punched
-    assert contents(source) == before
-    assert not target.exists()
-
-
-@pytest.mark.parametrize("side", [PackFiles, ShardFiles])
-def test_what_is_read_back_wrongly_later_leaves_what_goes_on_or_back(
-    side: type[FileSet], source: Path, small_units: None, tmp_path: Path
-) -> None:
-    before = contents(source)
-    pack_model(source, tmp_path / "copy")
-    target = tmp_path / "pack"
-    with pytest.MonkeyPatch.context() as patch:
-        flip_on_read(side, patch, 9)
-        with pytest.raises((MachineError, SourceError), match=WRONG[side]) as caught:
-            pack_in_place(source, target)
-    assert "nothing was freed" in (caught.value.hint or "")
-    shutil.copytree(target, tmp_path / "again")  # holes and all; inodes are others
-    pack_in_place(None, target, resume=True)
-    assert contents(target) == contents(tmp_path / "copy")
-    with pytest.MonkeyPatch.context() as patch:
-        flip_on_read(side, patch, 9)
-        with pytest.raises((MachineError, PackError), match="|".join(WRONG.values())):
-            restore(target, source, in_place=True)
-    restore(target)
-    assert contents(source) == before
+# Bytes that are wrong
 
 
 @pytest.mark.parametrize("name", ["dense.bin", "experts-00001.bin"])
