@@ -113,7 +113,7 @@ def cut(segments: Sequence[Segment], length: int) -> tuple[list[Segment], int]:
     A range that is cut is dropped with all behind it; a segment keeps the ranges before.
     """
     ranges = (one for segment in segments for one in segment.ranges)
-    end = min((one.offset for one in ranges if one.end > length), default=length)
+    end = min([length, *(one.offset for one in ranges if one.end > length)])
     kept = [
         segment._replace(
             end=min(segment.end, end), ranges=tuple(one for one in segment.ranges if one.end <= end)

@@ -144,6 +144,7 @@ def test_what_was_left_out_on_purpose_is_not_missing(tmp_path: Path) -> None:
     assert report.layers == (0, 2)
 
 
+@pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("change", ["cut", "grown", "missing"])
 def test_a_data_file_of_another_length_is_found(pack_copy: Path, change: str) -> None:
     path = pack_copy / "experts-00001.bin"
@@ -157,6 +158,77 @@ def test_a_data_file_of_another_length_is_found(pack_copy: Path, change: str) ->
     assert (finding.kind, finding.file) == ("file", path.name)
     assert report.checked_blob_count == {"cut": 31, "grown": 32, "missing": 16}[change]
     assert ("1 of 16 blobs and tensors in it are cut" in finding.message) == (change == "cut")
+
+
+def test_what_is_left_of_a_file_that_was_cut_is_read(pack_copy: Path) -> None:
+    """Up to the last byte of a part, in the midst of a blob."""
+    with moepack.open(pack_copy) as pack:
+        part = max(
+            (pack.locate(1, expert, "up") for expert in range(16)), key=lambda one: one.offset
+        )
+    end = part.offset + part.length
+    os.truncate(part.path, end)
+    flip(part.path, end - 1)
+    cut, damaged = verify(pack_copy).findings
+    assert (cut.kind, cut.offset) == ("file", end)
+    assert (damaged.kind, damaged.part, damaged.offset) == (
+        "digest",
+        "ffn_up_exps.weight",
+        part.offset,
+    )
+
+
+def test_of_a_file_that_ends_between_two_blobs_the_later_one_is_lost(pack_copy: Path) -> None:
+    with moepack.open(pack_copy) as pack:
+        last = max((pack.locate(1, expert) for expert in range(16)), key=lambda one: one.offset)
+    os.truncate(last.path, last.offset)
+    report = verify(pack_copy)
+    (finding,) = report.findings
+    assert (finding.kind, finding.offset, report.checked_blob_count) == ("file", last.offset, 31)
+    assert "1 of 16 blobs and tensors in it are cut or missing" in finding.message
+
+
+def test_no_file_stays_open(small: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    assert verify(small / "pack", small / "model", threads=2).passed
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_shard_that_becomes_shorter_while_it_is_read_is_an_error(
+    small: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(small / "model", tmp_path / "model"))
+    *_, last = sorted(model.iterdir())
+
+    def progress(_length: int, _total: int) -> None:
+        os.truncate(last, 100)
+
+    with pytest.raises(SourceError, match="ends too early") as caught:
+        verify(small / "pack", model, threads=1, progress=progress)
+    assert caught.value.path == str(last)
+
+
+def test_a_data_file_that_becomes_shorter_while_it_is_read_is_a_finding(
+    small: Path, tmp_path: Path
+) -> None:
+    pack = Path(shutil.copytree(small / "pack", tmp_path / "pack"))
+
+    def progress(_length: int, _total: int) -> None:
+        os.truncate(pack / "dense.bin", 100)
+
+    (finding,) = verify(pack, threads=1, progress=progress).findings
+    assert (finding.kind, finding.file) == ("file", "dense.bin")
+    assert finding.message == "it became shorter while it was read"
+
+
+def test_a_drive_may_give_back_less_than_is_read_at_once(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: whole(file, [into[0][:99]], at))
+    report = verify(small / "pack", small / "model")
+    assert report.passed
+    assert report.read_length == report.data_length
 
 
 def test_a_manifest_that_cannot_be_read_is_a_finding(pack_copy: Path, cli: Run) -> None:
@@ -194,6 +266,10 @@ def test_an_index_of_a_later_version_is_an_error_unless_it_is_damaged(pack_copy:
         verify(pack_copy)
     draft.set("header", format_version=3)
     (pack_copy / "index.bin").write_bytes(draft.index)
+    assert {finding.kind for finding in verify(pack_copy).findings} == {"index"}
+    described = (pack_copy / "manifest.json").read_bytes()
+    draft.save()
+    (pack_copy / "manifest.json").write_bytes(described)
     assert {finding.kind for finding in verify(pack_copy).findings} == {"index"}
 
 
@@ -286,6 +362,29 @@ def test_a_dense_tensor_and_a_header_that_differ_are_named(small: Path, tmp_path
         assert finding.offset == pack.locate_dense(tensor.name).offset + 5
 
 
+@pytest.mark.usefixtures("pieces")
+def test_much_damage_in_one_place_is_one_finding(small: Path, tmp_path: Path) -> None:
+    """Padding that is not zero, and a tensor that both readings of the source have otherwise."""
+    pack = Path(shutil.copytree(small / "pack", tmp_path / "pack"))
+    model = Path(shutil.copytree(small / "model", tmp_path / "model"))
+    with moepack.open(pack) as opened:
+        where = opened.locate(0, 0, "up")
+        family = opened.index.families[0]
+        kind = next(one for one in family.part_kinds if one.name == "ffn_up_exps.weight")
+        shard, offset = opened.index.origin(family, kind, 0)
+        blob = opened.locate(0, 0)
+    for at in (3, 50):
+        flip(model / opened.manifest.source.shards[shard].name, offset + at)
+    report = verify(pack, model, with_gguf_py=True)
+    assert [one.kind for one in report.findings] == ["bytes", "gguf-py"]
+    assert {one.offset for one in report.findings} == {where.offset + 3}
+    assert (report.headline or "").startswith("the source has other bytes, though the pack's")
+    for at in (1, 100, 200):
+        flip(blob.path, blob.offset + blob.length - at)
+    (finding,) = verify(pack).findings
+    assert (finding.kind, finding.offset) == ("padding", blob.offset + blob.length - 200)
+
+
 def test_padding_of_the_source_that_the_pack_does_not_hold_is_missing(
     small: Path, tmp_path: Path
 ) -> None:
@@ -367,8 +466,12 @@ def test_a_header_length_that_is_wrong_is_found(small: Path, tmp_path: Path) -> 
     assert kinds == ["missing", "source"]
 
 
-def test_a_shard_without_the_padding_at_its_end_is_another_source(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [b"\0", b"x"])
+def test_a_shard_without_the_padding_at_its_end_is_another_source(
+    last: bytes, tmp_path: Path
+) -> None:
     path = moe((0,), 2, ne=(4, 2), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes()[:-1] + last)
     pack_model([path], tmp_path / "pack")
     length = path.stat().st_size
     os.truncate(path, length - 1)
