@@ -90,8 +90,8 @@ class Index(DensePart):
             problem = "index and manifest differ on whether the pack is whole"
             self._fail("whole", problem, described.is_whole)
         layers = sorted({family.layer for family in self.families})
-        if described.layers not in (None, layers):
-            expected = ranges_text(described.layers or [])
+        if described.layers is not None and described.layers != layers:
+            expected = ranges_text(described.layers)
             problem = "index and manifest list other layers"
             self._fail("layers", problem, expected, ranges_text(layers))
 

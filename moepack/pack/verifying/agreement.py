@@ -115,8 +115,8 @@ def _disagreements(index: Index, described: Manifest) -> Iterator[str]:
         content = "all of it" if has_all else "a part of the source"
         yield f"it says that the pack is {claim}, the index holds {content}"
     layers = sorted({family.layer for family in index.families})
-    if described.layers not in (None, layers):
-        listed = ", ".join(map(str, described.layers or ()))
+    if described.layers is not None and described.layers != layers:
+        listed = ", ".join(map(str, described.layers))
         yield f"it lists layers {shorten(listed)}, the index holds {ranges_text(layers)}"
     for family in index.families:
         used = described.source.experts_used_in(family.name, family.layer)
@@ -146,5 +146,5 @@ def _differing_hotness(index: Index, described: Manifest) -> Iterator[str]:
     counts = {"measured_blob_count": measured, "blob_count": index.blob_count}
     for key, count in counts.items():
         value = described.hotness.get(key)
-        if value is not None and (type(value) is not int or value != count):
+        if value not in (None, count):
             yield f"hotness.{key} is {shorten(json.dumps(value))}, the index has {count:,}"

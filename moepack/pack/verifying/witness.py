@@ -28,7 +28,6 @@ _MOST_STRINGS = 1 << 22
 _MOST_EXPERTS = 1 << 16
 _LONGEST_TEXT = 200
 _WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_MATRICES = {"gate", "up", "down", "gate_up"}
 _DIMENSIONS = {"weight": 3, "bias": 2, "scale": 1, "input_scale": 1}
 
 
@@ -271,11 +270,7 @@ def _check_length(shard: WalkedShard, tensor: WalkedTensor, count: int) -> None:
 def _is_stacked(fields: list[str], shape: tuple[int, ...]) -> bool:
     if len(fields) != 4 or fields[0] != "blk" or not _is_number(fields[1]):
         return False
-    if len(shape) != _DIMENSIONS.get(fields[3]):
-        return False
-    words = fields[2].split("_")
-    is_ffn = words[0] == "ffn" and words[-1] in ("exps", "chexps")
-    return fields[2] == "attn_v_exps" or (is_ffn and "_".join(words[1:-1]) in _MATRICES)
+    return fields[2].endswith("exps") and len(shape) == _DIMENSIONS.get(fields[3])
 
 
 def _is_alone(fields: list[str], shape: tuple[int, ...]) -> bool:

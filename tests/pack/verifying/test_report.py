@@ -112,6 +112,17 @@ def test_a_damaged_pack_is_that_also_beside_its_source(pack_copy: Path) -> None:
     )
 
 
+def test_a_headline_names_three_files_and_counts_the_rest(tmp_path: Path) -> None:
+    pack_model([moe((0, 1, 2, 3)).write(tmp_path / "m.gguf")], tmp_path / "pack")
+    paths = sorted((tmp_path / "pack").glob("experts-*.bin"))
+    names = "experts-00000.bin, experts-00001.bin, experts-00002.bin"
+    for path in paths[:3]:
+        flip(path, 0)
+    assert verify(tmp_path / "pack").headline == f"damaged files: {names}, in 3 places"
+    flip(paths[3], 0)
+    assert verify(tmp_path / "pack").headline == f"damaged files: {names} and 1 more, in 4 places"
+
+
 def test_index_and_manifest_of_two_packs_do_not_belong_together(
     packs: dict[str, Path], pack_copy: Path
 ) -> None:

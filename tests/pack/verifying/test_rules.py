@@ -155,6 +155,31 @@ def test_types_of_forks_are_checked_as_all_others(
     assert words in " ".join(finding.message for finding in verify(draft.path).findings)
 
 
+@pytest.mark.parametrize("shard", [0, 2])
+def test_an_origin_of_other_bytes_that_is_wrong_is_found_in_the_index(
+    shard: int, draft: Draft
+) -> None:
+    """They are part of no tensor that a finding could name."""
+    draft.set("shard_bytes", 1, shard=shard)
+    draft.save()
+    origins = [one for one in verify(draft.path).findings if one.kind == "origin"]
+    assert ("index.bin", None) in {(one.file, one.tensor) for one in origins}
+
+
+def test_the_largest_hotness_is_one(draft: Draft) -> None:
+    draft.set("blob", draft.index[draft.sections["ranks"].offset], hotness=(1 << 63) - 1)
+    draft.save()
+    assert verify(draft.path).passed
+
+
+def test_a_shard_that_is_longer_in_the_manifest_is_one_finding(model: Path, tmp_path: Path) -> None:
+    lain = Draft(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
+    lain.body["source"]["shards"][1]["length"] += 32
+    lain.save()
+    (finding,) = verify(lain.path).findings
+    assert (finding.kind, finding.file) == ("manifest", "manifest.json")
+
+
 def test_alignments_mean_nothing_in_a_file_that_is_a_shard(model: Path, tmp_path: Path) -> None:
     lain = Draft(Path(shutil.copytree(model / "lain", tmp_path / "lain")))
     lain.set("header", blob_alignment=4096, part_alignment=4096, tensor_alignment=4096)

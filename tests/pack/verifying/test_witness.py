@@ -11,7 +11,7 @@ from moepack.pack.verifying.witness import read_shards
 from moepack.source.dense import find_dense
 from moepack.source.experts import find_experts
 from moepack.source.shards import open_source
-from tests.support.gguf_builder import F32, moe
+from tests.support.gguf_builder import F32, VALUE_TYPES, moe
 from tests.support.models import REAL_MODELS, first_shard
 
 WRONG_IN_GGUF = {GGMLQuantizationType.Q8_1}
@@ -54,6 +54,38 @@ def test_both_ways_to_the_bytes_lead_to_the_same_places(model: str) -> None:
     headers = [shard.header_length for shard in witness.shards]
     assert headers == [shard.data_offset for shard in source.shards]
     assert witness.shards[0].texts["general.name"] == source.value("general.name")
+
+
+def test_metadata_of_all_types_is_stepped_over(tmp_path: Path) -> None:
+    builder = moe((0,))
+    for kind in VALUE_TYPES:
+        builder.put(f"one.{kind}", kind, 1).put(f"some.{kind}", f"arr:{kind}", [1, 0, 1])
+    builder.put("some.texts", "arr:str", ["a", "bc"]).put("a.long.text", "str", "n" * 201)
+    builder.put("a.text", "str", "n" * 200)
+    path = builder.write(tmp_path / "m.gguf")
+    (walked,) = read_shards([str(path)]).shards
+    source = open_source([path]).shards[0]
+    assert walked.header_length == source.data_offset
+    assert [one.start for one in walked.tensors] == [one.offset for one in source.tensors]
+    assert (walked.numbers["one.u16"], walked.numbers["one.u32"]) == (1, 1)
+    assert walked.texts["a.text"] == "n" * 200
+    assert "a.long.text" not in walked.texts
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"PK\3\4" + bytes(100))
+    with pytest.raises(SourceError) as caught:
+        read_shards([str(tmp_path / "m.gguf")])
+    assert caught.value.hint
+
+
+def test_a_norm_before_the_experts_is_dense(tmp_path: Path) -> None:
+    builder = moe((0,)).tensor("blk.0.ffn_norm_exps.weight", (64,), F32, 256)
+    path = builder.write(tmp_path / "m.gguf")
+    source = open_source([path])
+    names = {tensor.name for _, tensor in find_dense(source, find_experts(source)).tensors}
+    assert set(read_shards([str(path)]).dense) == names
+    assert "blk.0.ffn_norm_exps.weight" in names
 
 
 @pytest.mark.parametrize(
