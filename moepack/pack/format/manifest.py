@@ -21,8 +21,8 @@ MAX_LENGTH = 8 << 20
 PAGE_LENGTH = 64 << 10
 FORMAT = pack_files.FORMAT
 
-_DIGEST_KEY = b',\n  "manifest_digest": '
-_DIGEST_ENTRY_LENGTH = len(_DIGEST_KEY) + len('"xxh3:0123456789abcdef"\n}\n')
+_END_LENGTH = 49
+"""Of the bytes of a manifest that are not under its digest: those of the digest's own line."""
 
 
 class FileEntry(NamedTuple):
@@ -118,7 +118,11 @@ def seal(body: dict[str, Any]) -> bytes:
     """Return the bytes of a manifest of these keys; its own digest is added to them."""
     text = json.dumps(body, indent=2, ensure_ascii=True, allow_nan=False)
     signed = text[: text.rindex("\n}")].encode()
-    return signed + _DIGEST_KEY + f'"{digest.to_text(digest.xxh3(signed))}"\n}}\n'.encode()
+    return signed + _end(signed)
+
+
+def _end(signed: bytes) -> bytes:
+    return f',\n  "manifest_digest": "{digest.to_text(digest.xxh3(signed))}"\n}}\n'.encode()
 
 
 def decode(data: bytes, path: str) -> Manifest:
@@ -138,6 +142,8 @@ def decode(data: bytes, path: str) -> Manifest:
     layers = fields.nullable("layers", list)
     if layers is not None and not source_entry.are_counts(layers):
         fields.fail("layers", "wrong kind of value", "null or a list of numbers", layers)
+    fields.typed("manifest_digest", str)
+    signed, end = data[:-_END_LENGTH], data[-_END_LENGTH:]
     return Manifest(
         tool=fields.typed("tool", str),
         is_whole=fields.typed("whole", bool),
@@ -147,7 +153,7 @@ def decode(data: bytes, path: str) -> Manifest:
         layers=layers,
         index_entry=index_entry,
         files=files,
-        digest_matches=_digest_matches(data, fields.typed("manifest_digest", str)),
+        digest_matches=end == _end(signed),
     )
 
 
@@ -195,13 +201,3 @@ def _file(fields: Fields) -> FileEntry:
     if not is_plain_name(name):
         fields.fail("name", "not a plain file name", actual=repr(name))
     return FileEntry(name, fields.number("length", 1, records.MAX_LENGTH))
-
-
-def _digest_matches(data: bytes, stored: str) -> bool:
-    signed = memoryview(data)[: max(0, len(data) - _DIGEST_ENTRY_LENGTH)]
-    try:
-        expected = digest.from_text(stored)
-    except ValueError:
-        return False
-    in_place = bytes(data[len(signed) : len(signed) + len(_DIGEST_KEY)]) == _DIGEST_KEY
-    return in_place and data.endswith(b'"\n}\n') and digest.xxh3(signed) == expected
