@@ -21,7 +21,13 @@ from moepack.common.pack_files import IN_PLACE_NAME, JOURNAL_NAME, RECORDS_NAME
 from moepack.common.paths import AnyPath, RemotePath, is_remote
 from moepack.pack.format import manifest
 from moepack.packing.writing.lock_file import LockFile
-from moepack.storage.atomic import make_folder, publish, require_folder_of, sync_directory
+from moepack.storage.atomic import (
+    make_folder,
+    publish,
+    require_folder_of,
+    sync_directory,
+    write_synced,
+)
 from moepack.storage.extents import NewFile, is_whole
 from moepack.storage.folders import check_space
 from moepack.storage.input_file import Stamp
@@ -102,10 +108,7 @@ class SharedFolder:
     def _written(self, name: str, data: bytes) -> Path:
         path = self.scratch / Path(name).name
         path.unlink(missing_ok=True)  # it may have a second name
-        with open(path, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(path, data)
         return path
 
     def take(self, name: str) -> tuple[Stamp, str | None]:
