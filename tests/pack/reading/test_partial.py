@@ -102,6 +102,20 @@ def test_an_expert_that_is_damaged_here_is_read_from_there(
             assert "cannot be read either" in str(refusal.value.hint)
 
 
+def test_verification_looks_at_what_is_here_and_says_what_is_not(part: Path) -> None:
+    with moepack.Pack(part) as pack:
+        here = local_keys(pack)
+    report = moepack.verify(part)
+    assert (report.passed, report.findings) == (None, ())
+    assert 0 < report.checked_blob_count == len(here) < report.blob_count
+    missing = f"{report.blob_count - len(here)} of {report.blob_count} blobs"
+    assert report.not_looked_at[:1] == (missing,)
+    assert report.not_looked_at[-1] == "padding between blobs and tensors"
+    of_layer = moepack.verify(part, layers=(1,))
+    assert of_layer.checked_blob_count == sum(layer == 1 for layer, _ in here)
+    assert of_layer.not_looked_at[0] == "layers 0"
+
+
 def test_a_part_opens_and_lists_itself_without_a_network(server: FileServer, part: Path) -> None:
     server.close()
     with warnings.catch_warnings():
