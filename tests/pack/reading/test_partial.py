@@ -110,6 +110,7 @@ def test_verification_looks_at_what_is_here_and_says_what_is_not(part: Path) -> 
     assert 0 < report.checked_blob_count == len(here) < report.blob_count
     missing = f"{report.blob_count - len(here)} of {report.blob_count} blobs"
     assert report.not_looked_at[:1] == (missing,)
+    assert report.checked_tensor_count == report.tensor_count
     assert report.not_looked_at[-1] == "padding between blobs and tensors"
     of_layer = moepack.verify(part, layers=(1,))
     assert of_layer.checked_blob_count == sum(layer == 1 for layer, _ in here)
