@@ -123,11 +123,6 @@ class PromptFiles:
         self._files: dict[str, PromptFile] = {}
         self.prune()
 
-    def is_empty(self) -> bool:
-        """Return whether there is no state."""
-        self._scan()
-        return not self._files
-
     def best(self, tokens: bytes) -> tuple[PromptFile | None, int]:
         """Return the state with the longest common beginning, the shortest of these; its tokens."""
         self._scan()

@@ -67,8 +67,6 @@ class PromptStates:
         self._context = 0
         self._unusable: set[str] = set()
         self._text_count = 0
-        self._was_asked = False
-        """Whether there was any request for a text."""
         self._token_length = 0
         self._timer: asyncio.TimerHandle | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -110,13 +108,6 @@ class PromptStates:
             self._log(f"the state of a text is not {verb}: llama.cpp's server answers otherwise")
 
     async def _prepare(self, path: bytes, body: bytes) -> None:
-        if self._files.is_empty():  # then the tokens, for which the server is asked, tell nothing
-            was_asked, self._was_asked = self._was_asked, True
-            if was_asked:
-                with self._noting("saved"):
-                    await self._save_idle(None)
-            if self._files.is_empty():
-                return
         tokens = await self._tokens(path, body)
         if tokens is None:
             if not self._recent and (latest := self._files.latest()) is not None:

@@ -7,7 +7,6 @@ import struct
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from moepack.running.serving.prompt_files import (
     remove_prompts,
     stored_prompts,
 )
-from moepack.running.serving.prompt_states import PromptStates, _in_thread
+from moepack.running.serving.prompt_states import _in_thread
 
 KEY = bytes(range(32))
 STATE = b"keys and values " * 40
@@ -195,21 +194,3 @@ def test_work_on_files_ends_before_whoever_is_cancelled_goes_on() -> None:
         return task.cancelled() and ended == [True]
 
     assert asyncio.run(cancel())
-
-
-def test_no_tokens_are_asked_for_while_no_state_is_kept(files: PromptFiles) -> None:
-    """They take milliseconds of each text."""
-    targets: list[str] = []
-
-    async def ask(method: str, target: str, body: bytes) -> Any:
-        targets.append(target)
-        return [{"id": 0, "n_ctx": 512, "is_processing": False, "n_prompt_tokens": 60}]
-
-    async def answer_texts() -> None:
-        states = PromptStates(files, ask, lambda text: pytest.fail(text))
-        for _ in range(3):
-            async with states.text(b"/v1/chat/completions", b'{"messages": []}'):
-                pass
-
-    asyncio.run(answer_texts())
-    assert targets == ["/slots"] * 2  # the first text finds an empty server
