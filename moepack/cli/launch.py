@@ -19,8 +19,8 @@ from moepack.cli.shared.exit_codes import ExitCode
 from moepack.cli.shared.options import flag_option, number_option
 from moepack.cli.shared.progress import watched_progress
 from moepack.cli.shared.terminal import complain, is_quiet, next_line, say
-from moepack.cli.words.llama_command import SERVE, LlamaCommand
-from moepack.common.errors import MoepackError, RequestError
+from moepack.cli.words.llama_command import LlamaCommand
+from moepack.common.errors import MoepackError
 from moepack.common.escaping import one_line, shell_word, shell_words
 from moepack.common.sizes import count_text
 from moepack.running.programs.executable import NOT_FOUND, CommandError, find_executable
@@ -47,10 +47,13 @@ class _LaunchCommand(LlamaCommand):
         context.meta[_TYPED] = args[: args.index("--")] if "--" in args else list(args)
         return super().parse_args(context, args)
 
+    def line_with_options(self, model: str, words: Sequence[str]) -> str:
+        """Return the hint for options of llama-server, behind whose `--` are the client's."""
+        return "options of llama-server are variables here, such as LLAMA_ARG_N_PARALLEL=2"
+
 
 @click.command(
     cls=_LaunchCommand,
-    spellings=SERVE,
     rest_metavar="ARGUMENTS OF THE CLIENT",
     params=[
         click.Argument(["client"], type=click.Choice(list(CLIENTS))),
@@ -73,7 +76,6 @@ def launch(
     context: int | None,
     wanted_context: int,
     rest: tuple[str, ...] | None,
-    passed_on: Sequence[str],
     **others: Any,
 ) -> None:
     """Start an agent, or another client, with a server for it.
@@ -86,8 +88,6 @@ def launch(
 
     Example: moepack launch llm model.gguf -- "Why is the sky blue?"
     """
-    if "--api-key-file" in passed_on:
-        raise RequestError("a client has one key, not a file of keys", hint=f"set {_KEY}")
     chosen, key = CLIENTS[client], api_key or os.environ.get(_SERVER_KEY)
     model = one_line(name) if name else served_name(source_or_pack)
     words = _words_of_serve(command.meta[_TYPED], client)

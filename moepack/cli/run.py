@@ -48,14 +48,7 @@ from moepack.cli.shared.options import (
 )
 from moepack.cli.shared.parameters import STANDARD_INPUT, STANDARD_STREAM
 from moepack.cli.shared.terminal import complain, is_json, is_verbose, set_log_format
-from moepack.cli.words.llama_command import (
-    RUN,
-    SERVE,
-    LlamaCommand,
-    check_rest,
-    is_prompt,
-    split_fields,
-)
+from moepack.cli.words.llama_command import LlamaCommand, check_rest, is_prompt
 from moepack.common.errors import RequestError
 from moepack.common.escaping import one_line, shell_word
 from moepack.common.pack_files import is_pack
@@ -73,7 +66,7 @@ _PROGRAM_OPTIONS = {
 """The parameters that go with any program: it has all others itself."""
 
 
-@click.command(cls=LlamaCommand, spellings=RUN, rest_metavar="PROGRAM ARGUMENTS")
+@click.command(cls=LlamaCommand, rest_metavar="PROGRAM ARGUMENTS")
 @source_or_pack_argument
 @click.option(
     "-p",
@@ -109,7 +102,6 @@ def run(
     chat_template: str | None,
     chat_template_file: str | None,
     rest: tuple[str, ...] | None,
-    passed_on: Sequence[str],
     **engine: Any,
 ) -> None:
     """Run a model under llama.cpp, even one bigger than memory.
@@ -118,14 +110,15 @@ def run(
     it is a chat: /help lists its commands, Ctrl-C ends an answer, Ctrl-D the chat.
 
     With `-- PROGRAM` it runs any unmodified program that uses llama.cpp: {} in its arguments is
-    replaced by the model's path, which is also in the variable MOEPACK_MODEL.
+    replaced by the model's path, which is also in the variable MOEPACK_MODEL. Options behind `--`
+    are for llama.cpp's server that answers here.
 
     Example: moepack run model.gguf -p "Why is the sky blue?" --memory 8GiB
 
     Example: moepack run model.gguf --memory 8GiB -- llama-server -m {} -ngl 99
     """
-    if rest is not None:
-        _run_program(source_or_pack, rest, passed_on, stats=stats, **engine)
+    if rest is not None and not "".join(rest[:1]).startswith("-"):
+        _run_program(source_or_pack, rest, stats=stats, **engine)
         return
     from moepack.host.processors import OtherWork
     from moepack.pack.opening.open_model import open_model
@@ -134,17 +127,17 @@ def run(
 
     other_work = OtherWork()
     source_or_pack, text, is_piped = _split_prompt(source_or_pack, prompt, prompt_path)
+    check_rest(source_or_pack, rest or ())
     require_engine(source_or_pack, engine["server_program"])
     template = chat_template_options(chat_template, chat_template_file)
     _check(text, raw, system, template, tokens)
-    server_words, fields = split_fields(passed_on)
     editor = make_editor() if text is None else None
     with ExitStack() as stack:
         pack = stack.enter_context(open_model(fetch(source_or_pack)))
         pack.require_files()
         is_raw = raw or _lacks_template(pack, system, template)
         trace = stack.enter_context(trace_to(engine.pop("trace_path"), pack, has_requests=True))
-        words = [*template, *server_words]
+        words = [*template, *(rest or ())]
         server = stack.enter_context(start_server(pack, trace, words, other_work, **engine))
         conversation = Conversation(
             server.client,
@@ -152,7 +145,6 @@ def run(
             is_raw=is_raw,
             sampling=sampling,
             count=tokens if tokens > 0 else None,
-            more=fields,
         )
         if text is None:
             chat(conversation, server, editor, has_stats=stats)
@@ -217,24 +209,19 @@ def _check(
 def _run_program(
     source_or_pack: tuple[str, ...],
     command: Sequence[str],
-    passed_on: Sequence[str],
     **options: Any,
 ) -> None:
     """Run a program of one's own. Raises RequestError for options that it takes itself."""
     context = click.get_current_context()
-    typed = [
-        typed_name(parameter)
-        for parameter in context.command.params
-        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        and parameter.name not in _PROGRAM_OPTIONS
-    ]
-    for option in (*typed, *passed_on[:1]):
-        problem = f"{option} is not for a program of one's own"
-        raise RequestError(problem, hint="give the program's own options after its name")
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is ParameterSource.COMMANDLINE and parameter.name not in _PROGRAM_OPTIONS:
+            problem = f"{typed_name(parameter)} is not for a program of one's own"
+            raise RequestError(problem, hint="give the program's own options after its name")
     run_program_command(source_or_pack, command, **options)
 
 
-@click.command(cls=LlamaCommand, spellings=SERVE, rest_metavar="OPTIONS OF llama-server")
+@click.command(cls=LlamaCommand, rest_metavar="OPTIONS OF llama-server")
 @source_or_pack_argument
 @click.option(
     "--host",
@@ -301,7 +288,6 @@ def serve(
     chat_template_file: str | None,
     no_prompt_cache: bool,
     rest: tuple[str, ...] | None,
-    passed_on: Sequence[str],
     **options: Any,
 ) -> None:
     """Serve a model with llama.cpp's own server, even one bigger than memory.
@@ -317,8 +303,7 @@ def serve(
 
     if api_key == "":
         raise RequestError("an empty API key", place="--api-key")
-    ours = {"--context": options["context"], "--threads": threads}
-    check_rest(source_or_pack, rest or (), ours)
+    check_rest(source_or_pack, rest or ())
     template = chat_template_options(chat_template, chat_template_file)
     if api_key is not None:
         # Not as an option of the program: other users of the machine would see it.
@@ -331,7 +316,7 @@ def serve(
     command += ["--host", host, "--port", str(port), "--alias", alias]
     command += _log_words(options["log_format"], is_installed=server_program is not None)
     command += [] if cors_origins is None else ["--cors-origins", cors_origins]
-    command += [*template, *passed_on, *(rest or ())]
+    command += [*template, *(rest or ())]
     _note_projector(source_or_pack, command)
     if no_prompt_cache:
         options["prompt_cache"] = 0

@@ -143,7 +143,7 @@ def test_a_prompt_comes_from_files_and_pipes_without_its_last_new_line(
         cli(*brief, "-p", "-", input="Hello\n\nthere\n").stdout,
         cli(*brief, "-p", "Hello", input="there\n").stdout,
         cli(*brief, "-p", "Hello", input="there").stdout,
-        cli("run", SHARD, "-fa", "on", *brief[2:], "-f", path).stdout,
+        cli("run", SHARD, *brief[2:], "-f", path, "--", "-fa", "on").stdout,
     ]
     path.write_text("there\n")
     with path.open() as file:
@@ -194,7 +194,7 @@ def test_a_seed_is_by_chance_and_gives_the_same_again(cli: Run) -> None:
         ((), "-c 2048 -np 1 ", 0),  # the trained length: less than the usual
         (("-c", "0", "-ub", "1", "-t", "1"), "-c 2048 .* -b 32 -ub 1 -t 1$", 0),
         (("-c", "512", "-ub", "200", "--backend", "buffered"), "-c 512 .* -b 200 -ub 200", 0),
-        (("--ctx-size", "8192", "-t", "2"), "-c 8192 .* -t 2$", 1),
+        (("-c", "8192", "-t", "2"), "-c 8192 .* -t 2$", 1),
     ],
 )
 def test_the_server_gets_no_more_context_and_batch_than_it_uses(
@@ -218,10 +218,11 @@ def test_threads_that_a_variable_names_are_those_that_notes_speak_of(
     assert re.search(r"\noptions of llama-server: .* -t 3\n", run.stderr), run.stderr
 
 
-@pytest.mark.parametrize("option", [("--n-predict", "-2"), ()])
+@pytest.mark.parametrize("option", [("-n", "-2"), ()])
 def test_a_text_may_go_on_as_long_as_there_is_context(option: tuple[str, ...], cli: Run) -> None:
-    arguments = ("--memory", "floor", "-c", "256", "-t", "1", "--ignore-eos", "--json", *option)
-    facts = json.loads(cli("run", SHARD, "-p", "x", *arguments).stdout)
+    arguments = ("--memory", "floor", "-c", "256", "-t", "1", "--json", *option)
+    run = cli("run", SHARD, "-p", "x", *arguments, "--", "--ignore-eos")
+    facts = json.loads(run.stdout)
     assert facts["end"] == "context"
     assert facts["token_count"] > 200
 
@@ -240,11 +241,7 @@ def test_no_more_threads_than_processors_that_may_be_used_are_started() -> None:
 
 
 def test_options_of_llama_cpp_mean_what_they_do_there(cli: Run, chat_path: Path) -> None:
-    brief = ("-p", "hello", "--system", "be brief", "-n", "5", "-q")
-    ours = cli("run", chat_path, *brief, *SMALL)
-    theirs = cli(
-        *("run", "-m", chat_path, "--ctx-size", "256", "-t", "1", "--temp", "0", "-p", "hello"),
-        *("-sys", "be brief", "--n-predict=5", "-ngl", "0", "-fa", "--jinja", "-cnv", "-q"),
-        *("-ctk", "f16", "--memory", "floor", "--ubatch-size", "64"),
-    )
+    brief = ("-m", chat_path, "-p", "hello", "--system", "be brief", "-q", *SMALL)
+    ours = cli("run", *brief, "-n", "5")
+    theirs = cli("run", *brief, "--", "--n-predict", "5", "-fa", "on", "--jinja", "-ctk", "f16")
     assert (theirs.returncode, theirs.stdout) == (0, ours.stdout), theirs.stderr

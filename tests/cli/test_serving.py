@@ -42,14 +42,14 @@ def test_it_serves_until_it_is_told_to_end(
     assert any(re.match(r"experts: [0-9.]+% of \d+ lookups hit, ", line) for line in lines)
 
 
-def test_options_of_the_server_stand_before_or_behind_the_dashes(
+def test_options_of_the_server_stand_behind_the_dashes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And the key comes from the environment."""
     monkeypatch.setenv("MOEPACK_API_KEY", "sesame")
-    options = ("-np", "2", "--chat-template", "llama2", "--ctx-size", "512", "-q", "--")
+    options = ("--chat-template", "llama2", "-c", "512", "-q", "--", "-np", "2", "--metrics")
     headers = {"Authorization": "Bearer sesame"}
-    with served(SHARD, "--memory", "floor", "-t", "1", *options, "--metrics") as (process, url):
+    with served(SHARD, "--memory", "floor", "-t", "1", *options) as (process, url):
         assert httpx.get(f"{url}/props").status_code == 401
         with httpx.Client(base_url=url, headers=headers) as client:
             assert client.get("/props").json()["total_slots"] == 2

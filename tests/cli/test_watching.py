@@ -148,7 +148,7 @@ def test_metrics_are_behind_the_key_and_count_what_was_done(
     """With llama.cpp's own among them where these are switched on."""
     monkeypatch.setenv("MOEPACK_API_KEY", "sesame")
     headers = {"Authorization": "Bearer sesame"}
-    with served(SHARD, *SMALL, *(["--metrics"] * has_theirs)) as (_, url):
+    with served(SHARD, *SMALL, *(["--", "--metrics"] * has_theirs)) as (_, url):
         assert httpx.get(f"{url}/metrics").status_code == 401
         with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE) as client:
             before = check_metrics(client.get("/metrics").text)
