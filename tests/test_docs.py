@@ -281,7 +281,7 @@ def test_the_json_fields_are_those_on_the_page_of_the_command(
         ("list", example),
         ("report", example, "-o", tmp_path / "report.html"),
         ("trace import", FIXTURES / "qwen3moe-trace.csv", "-o", tmp_path / "trace"),
-        ("trace stats", tmp_path / "trace", "--pack", example),
+        ("trace stats", tmp_path / "trace", "--model", example),
         ("trace concentration", tmp_path / "trace"),
         ("hotness", tmp_path / "trace", "-o", tmp_path / "hot.csv"),
         ("hotness", "--learned", example),

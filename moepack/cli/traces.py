@@ -21,7 +21,7 @@ from moepack.cli.shared.options import (
 )
 from moepack.cli.shared.parameters import STANDARD_STREAM, InputPath
 from moepack.cli.shared.progress import progress
-from moepack.cli.shared.terminal import is_json, is_quiet, next_line, say, show, sum_up
+from moepack.cli.shared.terminal import next_line, show, sum_up
 from moepack.common.sizes import divide_up
 from moepack.pack.reading.directory import named_pack
 from moepack.running.serving.sampling import MAX_CONTEXT, MAX_THREADS
@@ -97,13 +97,12 @@ def trace_import(paths: tuple[str, ...], output: str, force: bool, **reading: An
 @options.traces_argument
 @number_option("--window", least=1, default=128, help="Length of a window in tokens.")
 @options.traced_model_options
-@options.traced_pack_option
 @options.csv_option("working_set")
 @options.json_option
 def trace_stats(paths: tuple[str, ...], window: int, **reading: Any) -> None:
     """Print the working set of traces: experts per window of tokens (U), and new ones (D).
 
-    Example: moepack trace stats chat.moetrace --pack model.moepack
+    Example: moepack trace stats chat.moetrace --model model.moepack
     """
     from moepack.report import trace_text
 
@@ -115,7 +114,6 @@ def trace_stats(paths: tuple[str, ...], window: int, **reading: Any) -> None:
 @options.traces_argument
 @options.plot_options("heat and coverage")
 @options.traced_model_options
-@options.traced_pack_option
 @options.csv_option("layers")
 @options.json_option
 def trace_concentration(
@@ -160,13 +158,11 @@ _SHARD = re.compile(r"(-\d{5}-of-\d{5})?\.gguf\Z")
     help="Tokens to count: all, or only decoded ones.",
 )
 @options.traced_model_options
-@options.traced_pack_option
 @model_option(
     "--learned",
     "learned_path",
     help="Show the counts from recent runs of this model, and write them with -o.",
 )
-@flag_option("--forget", help="Remove the counts of --learned.")
 @options.summary_options
 def hotness(
     paths: tuple[str, ...],
@@ -174,7 +170,6 @@ def hotness(
     force: bool,
     phases: Literal["all", "decode"],
     learned_path: str | None,
-    forget: bool,
     **reading: Any,
 ) -> None:
     """Count how often each expert was used, in traces, imatrices and hotness files together.
@@ -189,33 +184,24 @@ def hotness(
     from moepack.traces.hotness.file import save
 
     if learned_path is not None:
-        if paths or (forget and output is not None):
-            raise click.UsageError("--learned takes no FILE, and -o or --forget, but not both")
-        _show_learned(learned_path, output, force, forget)
+        if paths:
+            raise click.UsageError("--learned takes no FILE")
+        _show_learned(learned_path, output, force)
         return
-    if forget:
-        raise click.UsageError("--forget needs --learned")
     if not paths or output is None:
         raise click.UsageError(f"{'--output' if paths else 'FILE'} is missing")
     with output_file(output, force=force, inputs=paths) as target:
         options = read_options(**reading)
         measured = moepack.measure_hotness(paths, phases=phases, options=options)
         save(measured.hotness, target)
-    model = reading["model_path"] or reading["pack_path"]
-    sum_up(measured.facts(output), trace_text.hotness, _next_step(output, model))
+    sum_up(measured.facts(output), trace_text.hotness, _next_step(output, reading["model_path"]))
 
 
-def _show_learned(path: str, output: str | None, force: bool, forget: bool) -> None:
-    """Show, write or remove the counts of a model's recent runs."""
+def _show_learned(path: str, output: str | None, force: bool) -> None:
+    """Show or write the counts of a model's recent runs."""
     from moepack.report import trace_text
     from moepack.traces.hotness.file import save
 
-    if forget:
-        was_there = moepack.forget_learned(path)
-        if not is_json():
-            if not is_quiet():
-                say("forgotten" if was_there else "nothing was learned about this model yet")
-            return
     if output is not None:
         with output_file(output, force=force) as target:
             save(moepack.learned_hotness(path), target)

@@ -98,7 +98,7 @@ def parse_size(
     match = re.match(_SIZE, size.strip(), re.ASCII)
     unit = None if match is None else 1 if match[3] == "%" else unit_length(match[3])
     if match is None or unit is None:
-        raise _no_size(size, argument, _hint(size, least))
+        raise _no_size(size, argument, None)
     fraction = match[2] or ""
     amount = int(match[1] + fraction) * unit
     divisor: int = 10 ** len(fraction)
@@ -157,19 +157,6 @@ def _forgotten_unit(whole: str, fraction: str) -> str:
 def _no_size(size: object, argument: str | None, hint: str | None) -> RequestError:
     shown = repr(size[:40]) if isinstance(size, str) else size
     return RequestError("not a size", argument=argument, expected=_EXAMPLES, found=shown, hint=hint)
-
-
-def _hint(text: str, least: int) -> str | None:
-    """Return the correct form of a misspelt size; None if it cannot be guessed."""
-    match = re.match(r"\s*(\d{1,3}(?:,\d{3})+|\d+,\d+) ?([A-Za-z]{0,3})\s*\Z", text, re.ASCII)
-    if match is None or unit_length(match[2]) is None:
-        return None
-    number, unit = match.groups()
-    if re.fullmatch(r"\d{1,3}(?:,\d{3})+", number):
-        whole = int(number.replace(",", ""))
-        is_taken = unit or not 0 < whole < least
-        return f"without commas: {whole}{unit}" if is_taken else _forgotten_unit(str(whole), "")
-    return f"with a point: {number.replace(',', '.')}{unit or 'GiB'}"
 
 
 def ranges_text(numbers: Iterable[int]) -> str:

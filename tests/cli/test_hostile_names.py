@@ -120,7 +120,7 @@ COMMANDS = {
     "export": "export gguf {pack} -o {new}.gguf --force",
     "mount": "mount {pack} {new}.none",
     "trace import": "trace import {new}.0.csv -o {new}.moetrace --force",
-    "trace stats": "trace stats {new}.0.csv --pack {pack}",
+    "trace stats": "trace stats {new}.0.csv --model {pack}",
     "trace stats of what is none": "trace stats {new}.toml",
     "trace concentration": "trace concentration {new}.0.csv --plot {new}.c.svg --force",
     "hotness": "hotness {new}.0.csv {new}.1.csv -o {new}.hot.csv --force",

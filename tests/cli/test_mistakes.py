@@ -33,7 +33,6 @@ REFUSALS = [
     ("mirror model.moepack nowhere", 2, "no such folder"),
     ("machine -o model.moepack/manifest.json", 2, "a file of a pack is never overwritten"),
     ("export gguf model.moepack -o page.gguf", 2, "--force"),
-    ("trace stats trace.csv --model a --model b", 2, "--model is given 2 times"),
     (f"{_CPU} --n-cpu-moe 1", 2, "the machine has no GPU"),
     (f"{_CPU} --budget 1KiB", 2, "at least 140.0 KiB"),
     (f"{_CPU} --depth 5000", 2, "--depth: more tokens than"),

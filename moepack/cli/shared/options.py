@@ -10,16 +10,13 @@ import click
 import moepack
 from moepack.cli.shared.parameters import (
     OUTPUT_FOLDER,
-    FormatName,
     InputPath,
-    LayoutName,
     Length,
     ModelName,
     OutputFile,
     PathName,
 )
 from moepack.cli.shared.terminal import set_csv, set_json, set_progress, set_verbosity
-from moepack.common.errors import RequestError
 from moepack.common.sizes import LEAST_BARE
 from moepack.running.serving.sampling import MAX_CONTEXT
 
@@ -195,7 +192,7 @@ def described_machines(paths: Sequence[str], values: dict[str, Any]) -> list[Mac
 hotness_option = file_option("--hotness", help="Hotness file, routing trace or imatrix.")
 layout_option = click.option(
     "--layout",
-    type=LayoutName(),
+    type=InputPath(),
     default="layers",
     metavar="NAME|FILE.toml",
     help="Order of blobs in files: layers, hot-first, natural, or a file of your own.",
@@ -223,7 +220,6 @@ traces_argument = click.argument(
 format_option = click.option(
     "--format",
     "form",
-    type=FormatName(),
     metavar="NAME",
     help="Format of the traces; detected by default.",
 )
@@ -236,16 +232,8 @@ traced_model_options = options(
     model_option(
         "--model",
         "model_path",
-        metavar="SOURCE",
         help="Model that was traced; layers and experts that it lacks are refused.",
     ),
-)
-traced_pack_option = click.option(
-    "--pack",
-    "pack_path",
-    type=PathName(),
-    metavar="PACK",
-    help="Pack of the model that was traced, in place of --model.",
 )
 
 
@@ -292,13 +280,8 @@ expert_options = options(
 )
 
 
-def read_options(
-    *, form: str | None, lenient: bool, model_path: str | None, pack_path: str | None = None
-) -> ReadOptions:
-    """Return the options for reading traces. Raises RequestError for a model and a pack."""
+def read_options(*, form: str | None, lenient: bool, model_path: str | None) -> ReadOptions:
+    """Return the options for reading traces."""
     from moepack.traces.formats.registry import ReadOptions
 
-    if model_path and pack_path:
-        raise RequestError("a model and a pack at once", hint="give --model or --pack, not both")
-    path = model_path or pack_path
-    return ReadOptions(form, moepack.shape_of(path) if path else None, lenient)
+    return ReadOptions(form, moepack.shape_of(model_path) if model_path else None, lenient)

@@ -104,21 +104,6 @@ class OutputFile(PathName):
         return STANDARD_STREAM
 
 
-class LayoutName(InputPath):
-    """The name of a layout, or the path of one."""
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Offer the layouts that come with moepack, or paths if none fits."""
-        from moepack.packing.plan import layout
-
-        fitting = [name for name in layout.names() if name.startswith(incomplete)]
-        if fitting:
-            return [CompletionItem(name) for name in fitting]
-        return super().shell_complete(ctx, param, incomplete)
-
-
 class Length(click.ParamType):  # type: ignore[type-arg]
     """A size, as people write it: `8GiB`; or `word`, which stays as it is.
 
@@ -160,23 +145,21 @@ class Length(click.ParamType):  # type: ignore[type-arg]
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]
-    """Numbers of a kind with commas between them: `1,4,16`."""
+    """Whole numbers with commas between them: `1,4,16`."""
 
     name = "list"
-
-    def __init__(self, kind: type[int] | type[float] = int, sample: str = "1,4,16") -> None:
-        self._kind, self._sample = kind, sample
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> list[Any]:
         """Return the numbers. Raises RequestError."""
         try:
-            return value if isinstance(value, list) else list(map(self._kind, value.split(",")))
+            return value if isinstance(value, list) else list(map(int, value.split(",")))
         except ValueError:
-            argument, expected = _name(param), f"such as {self._sample}"
-            problem = "not a list of numbers"
-            raise RequestError(problem, argument=argument, expected=expected, found=value) from None
+            problem, expected = "not a list of numbers", "such as 1,4,16"
+            raise RequestError(
+                problem, argument=_name(param), expected=expected, found=value
+            ) from None
 
 
 def _check_named(value: str, param: click.Parameter | None) -> None:
@@ -188,17 +171,3 @@ def _check_named(value: str, param: click.Parameter | None) -> None:
 
 def _name(param: click.Parameter | None) -> str | None:
     return None if param is None else typed_name(param)
-
-
-class FormatName(click.ParamType):  # type: ignore[type-arg]
-    """The name of a trace format."""
-
-    name = "format"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Offer the known formats."""
-        from moepack.traces.formats import registry
-
-        return [CompletionItem(name) for name in registry.NAMES if name.startswith(incomplete)]

@@ -4,15 +4,12 @@ import contextlib
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from moepack.cli.shared.argument_names import typed_name
 from moepack.cli.shared.exit_codes import ExitCode
-from moepack.cli.shared.parameters import PathName
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
 
@@ -141,8 +138,6 @@ class Commands(click.Group):
         if command is None:
             raise _unknown_command(context, name, words)
         _check_dashes(command, words)
-        if type(command) is click.Command:  # others translate their words first
-            check_repeated(command, words)
         return name, command, words
 
     def invoke(self, context: click.Context) -> Any:
@@ -211,14 +206,3 @@ def _check_dashes(command: click.Command, words: Sequence[str]) -> None:
             return
         if len(name) > 2 and f"-{name}" in names:
             raise click.NoSuchOption(name, possibilities=[f"-{name}"])
-
-
-def check_repeated(command: click.Command, words: Sequence[str]) -> None:
-    """Raise UsageError for two files of an option that takes one: the first would be dropped."""
-    context = click.Context(command, resilient_parsing=True, **command.context_settings)
-    parser = command.make_parser(context)
-    *_, order = parser.parse_args(list(words))
-    for param, count in Counter(order).items():
-        is_option = isinstance(param, click.Option) and not param.multiple
-        if count > 1 and is_option and isinstance(param.type, PathName):
-            raise click.UsageError(f"{typed_name(param)} is given {count} times, but takes one")

@@ -245,18 +245,15 @@ def test_counts_are_shown_written_used_to_rank_and_forgotten(
     assert not json.loads(again.stdout)["is_changed"], "they are the same counts"
     with moepack.open(pack_copy) as pack:
         assert {key.expert for key in pack.hottest(250_000)} <= set(HOT)
-    assert cli("hotness", "--learned", MODEL, "--forget").stdout == "forgotten\n"
+    assert cli("models", "rm", MODEL, "--only", "learned", "--yes").returncode == 0
     assert moepack.learned_facts(MODEL).since is None
-    assert not moepack.forget_learned(MODEL)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("hotness", "--forget"),
         ("hotness",),
         ("hotness", "--learned", MODEL, MODEL),
-        ("hotness", "--learned", MODEL, "--forget", "-o", "x.csv"),
         ("rank", "pack"),
         ("rank", "pack", "--learned", "--hotness", MODEL),
     ],
