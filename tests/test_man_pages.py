@@ -1,10 +1,7 @@
-"""An installed wheel has a manual page for each command, with all that its page in docs/ says."""
+"""There is a manual page for each command, with all that its page in docs/ says."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -13,17 +10,11 @@ import pytest
 from docs import man_pages
 from moepack.cli import main
 from moepack.cli.words.front import commands_below
-from tests.support.children import PATIENCE, run_command
+from tests.support.children import run_command
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "commands"
 COMMANDS = {f"moepack-{name.replace(' ', '-')}": one for name, one in commands_below(main.cli)}
-BUILD = """
-import sys
-from hatchling.builders.wheel import WheelBuilder
-for path in WheelBuilder(sys.argv[1]).build(directory=sys.argv[2], versions=["standard"]):
-    print(path)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +71,3 @@ def test_code_text_and_links_are_what_a_reader_sees(tmp_path: Path) -> None:
     assert "       • it's 3 × 4\n" in text
     assert "           'x' -\n\n           .y\n" in text
     assert "       --way a|b\n              The way.\n" in text
-
-
-@pytest.mark.long
-def test_an_installed_wheel_has_them(tmp_path: Path, manual: Path) -> None:
-    pytest.importorskip("pip")
-    environment = os.environ | {"PATH": "/nothing"}  # no compiler, which takes longer
-    command = [sys.executable, "-c", BUILD, str(ROOT), str(tmp_path)]
-    output = subprocess.check_output(command, text=True, timeout=PATIENCE, env=environment)
-    wheel = output.splitlines()[-1]
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
-    # Else pip would uninstall the one that these tests run.
-    done = run_command(*pip, "--ignore-installed", "--prefix", tmp_path / "here", wheel)
-    assert done.returncode == 0, done.stderr
-    installed = {path.name for path in (tmp_path / "here/share/man/man1").iterdir()}
-    assert installed == {path.name for path in manual.iterdir()}

@@ -1,11 +1,8 @@
-"""What adds an extra, in processes that see an installation; and that it works by itself."""
+"""What adds an extra, in processes that see an installation."""
 
-import json
 import re
 import shlex
-import shutil
 import subprocess
-import sys
 import tomllib
 import venv
 from itertools import chain
@@ -20,8 +17,6 @@ from tests.support.models import first_shard, pack_model
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-HINT = "print(extras.hint('plot'))"
 
 
 def told(python: Path | str, packages: object, code: str, *options: str, **names: str) -> str:
@@ -30,43 +25,6 @@ def told(python: Path | str, packages: object, code: str, *options: str, **names
     environment = {"PYTHONPATH": str(packages), "PATH": "/usr/bin:/bin", **names}
     end = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return end.stdout.strip()
-
-
-def copied(folder: Path, *names: str) -> Path:
-    """Copy folders and files of the checkout."""
-    for name in names:
-        if (ROOT / name).is_file():
-            shutil.copy(ROOT / name, folder)
-        else:
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install moepack as a user would; requirements come from this Python."""
-    folder = tmp_path_factory.mktemp("installed")
-    home = folder / "venv"
-    venv.create(home, with_pip=False)
-    packages = next((home / "lib").glob("python3*")) / "site-packages"
-    (packages / "requirements.pth").write_text(str(Path(pytest.__file__).parent.parent))
-    (folder / "copy").mkdir()
-    project = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
-    copy = copied(folder / "copy", "moepack", "layouts", "include", "examples", "docs", *project)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(home / "bin" / "python")]
-    options = ["--no-deps", "--no-compile", "--ignore-installed", "--no-build-isolation"]
-    subprocess.run([*pip, "install", *options, f"{copy}[plot]"], check=True)
-    return home
-
-
-def test_a_checkout_stays_one(tmp_path: Path, bare_venv: Path) -> None:
-    checkout = tmp_path / "it's here"
-    checkout.mkdir()
-    copied(checkout, "moepack", "pyproject.toml")
-    python = bare_venv / "bin" / "python"
-    hint = shlex.split(told(python, checkout, HINT))
-    assert hint[-2:] == ["-e", f"{checkout}[plot]"]
 
 
 @pytest.fixture(scope="module")
@@ -170,27 +128,3 @@ def test_the_extras_are_those_of_the_project() -> None:
         for (name, version), requirement in zip(packages, declared[extra], strict=True):
             assert re.match(r"[\w-]+", requirement)[0] == name  # type: ignore[index]
             assert version is None or requirement == f"{name}=={version}"
-
-
-def test_pip_takes_the_hint_and_moepack_as_it_is_installed(home: Path) -> None:
-    """Wherever it came from: nothing is looked up."""
-    hint = shlex.split(told(home / "bin" / "python", "", HINT))
-    assert hint[-1] == "moepack[plot]"
-    subprocess.run([*hint, "--quiet", "--no-index"], check=True)
-
-
-def test_what_was_installed_works_outside_of_the_checkout(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Layouts included."""
-    monkeypatch.delenv("PYTHONPATH", raising=False)  # it would find the checkout again
-    command = [str(home / "bin" / "moepack"), "pack", str(first_shard("qwen3moe")), "--json"]
-    for name in ("layers", "hot-first"):
-        target = ["-o", str(tmp_path / name), "--layout", name]
-        done = subprocess.run([*command, *target], cwd=tmp_path, capture_output=True, check=True)
-        assert json.loads(done.stdout)["layout"] == name
-    where = [str(home / "bin" / "python"), "-c", "import moepack; print(moepack.__file__)"]
-    end = subprocess.run(where, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
-    package = Path(end.stdout.strip()).parent
-    assert package.is_relative_to(home)
-    assert (package / "py.typed").exists()
