@@ -268,7 +268,6 @@ def test_the_json_fields_are_those_on_the_page_of_the_command(
         ("inspect", part),
         ("inspect", shard),
         ("mirror", mirrored, tmp_path / "drive"),
-        ("mirror", mirrored),
         ("inspect", mirrored),
         ("mirror", mirrored, "--remove"),
         ("pack", shard, "-o", tmp_path / "pack"),

@@ -141,28 +141,19 @@ def mirror(pack_path: str, target: str | None, hottest: Size | None, remove: boo
     """Copy experts of PACK into the folder TARGET on another drive, to read from both.
 
     Each copy is read back and compared. An interrupted command continues if it is run again.
-    Without TARGET, show the mirror of PACK.
 
     Example: moepack mirror model.moepack /mnt/second --hottest 64GiB
     """
-    from moepack.inspection import describe
-    from moepack.inspection.describe import PackMirrorFacts
     from moepack.report import pack_text
 
-    if target is None and hottest is not None:
-        raise click.UsageError("--hottest needs a TARGET.")
-    if remove and target is not None:
-        raise click.UsageError("--remove takes no TARGET.")
-    if remove:
+    if remove == (target is not None):
+        raise click.UsageError("TARGET is missing, or --remove without one.")
+    if target is None:
         sum_up(moepack.remove_mirror(pack_path), pack_text.mirror_removed)
-    elif target is None:
-        with moepack.open(pack_path) as opened:
-            facts = PackMirrorFacts(pack_path, describe.describe_mirror(opened))
-        show(facts, pack_text.mirror_of_pack)
-    else:
-        with progress("mirroring") as advance:
-            summary = moepack.mirror_pack(pack_path, target, hottest=hottest, progress=advance)
-        sum_up(summary, pack_text.mirrored, next_line("run", pack_path))
+        return
+    with progress("mirroring") as advance:
+        summary = moepack.mirror_pack(pack_path, target, hottest=hottest, progress=advance)
+    sum_up(summary, pack_text.mirrored, next_line("run", pack_path))
 
 
 class Formats(Commands):

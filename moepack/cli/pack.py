@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -91,7 +90,6 @@ def pack(
         raise click.UsageError("--recover needs --in-place --resume.")
     if not source and not recovers:
         raise click.UsageError("SOURCE is missing")
-    _check_confirmation("--yes-delete-source", is_confirmed, in_place)
 
     options |= {"resume": resume}
     if in_place:
@@ -177,28 +175,13 @@ def restore(
     """
     from moepack.report import pack_text
 
-    _check_confirmation("--yes-delete-pack", is_confirmed, in_place)
     if in_place and not is_confirmed:
-        _check_restorable(pack_path, target)
         deletion = "will be turned back into its shards, and be gone"
         confirm(f"{one_line(pack_path)} {deletion}", "--yes-delete-pack")
     with progress("restoring") as advance:
         options |= {"in_place": in_place, "progress": advance}
         summary = moepack.restore(pack_path, target, **options)
     sum_up(summary, pack_text.restored)
-
-
-def _check_restorable(pack_path: str, target: str | None) -> None:
-    """Raise the errors with which `restore --in-place` would end even if it is confirmed."""
-    from moepack.pack.reading.shard_map import check_whole
-    from moepack.packing.in_place.unfinished import is_unfinished
-
-    if is_unfinished(Path(pack_path)):
-        return
-    with moepack.Pack(pack_path) as pack:
-        check_whole(pack)
-    if target is None:
-        raise RequestError("no folder was given for the shards", hint="name one with --output")
 
 
 @click.command()
@@ -281,10 +264,3 @@ def _verify_export(
     return moepack.verify_export(
         engine, path, pack=pack, source=source_paths or None, threads=threads, progress=advance
     )
-
-
-def _check_confirmation(option: str, is_confirmed: bool, in_place: bool) -> None:
-    """Raise RequestError for a confirmation of a command that deletes nothing."""
-    if is_confirmed and not in_place:
-        hint = "without --in-place nothing is deleted: leave it out"
-        raise RequestError("confirms a deletion that does not happen", place=option, hint=hint)

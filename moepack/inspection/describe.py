@@ -108,14 +108,6 @@ class PartialFacts:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class PackMirrorFacts:
-    """The mirror of the pack at `path`; None if it has none."""
-
-    path: str
-    mirror: MirrorFacts | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackFacts:
     """A pack: its files, experts and sizes, and its source.

@@ -12,7 +12,7 @@ from moepack.report.page import Block, Page, Verbatim
 from moepack.report.values import seconds_text, speed_text, tokens_text
 
 if TYPE_CHECKING:  # these rooms bring numpy, and most commands write without them
-    from moepack.inspection.describe import MirrorFacts, PackMirrorFacts, PartialFacts
+    from moepack.inspection.describe import MirrorFacts, PartialFacts
     from moepack.pack.engines.contract import Engine
     from moepack.pack.engines.exporting import ExportSummary
     from moepack.pack.mounting.mount import MountFacts
@@ -295,13 +295,6 @@ def mirror(facts: MirrorFacts) -> str:
     assert facts.length is not None
     hottest = "" if facts.hottest is None else f", the hottest {size_text(facts.hottest)}"
     return f"{path}: {size_text(facts.length)} of {size_text(facts.data_length)}{hottest}"
-
-
-def mirror_of_pack(facts: PackMirrorFacts) -> str:
-    """Write the mirror that a pack has."""
-    if facts.mirror is None:
-        return f"{shorten(facts.path)}: has no mirror"
-    return mirror(facts.mirror)
 
 
 def mirrored(summary: MirrorSummary) -> str:
