@@ -209,15 +209,6 @@ def test_files_for_this_machine_are_tried(
     assert trying.is_for_this_machine(Path(name)) == is_tried
 
 
-@pytest.mark.long
-def test_a_wheel_that_lacks_what_it_needs_fails(checkout: Path) -> None:
-    """It is no wheel: it has no metadata."""
-    done = run_command(sys.executable, ROOT / "releasing" / "trying.py", checkout / WHEEL)
-    assert done.returncode == 1
-    assert "installed alone, and used" not in done.stdout
-    assert "pip" in done.stdout
-
-
 @pytest.mark.slow
 def test_what_make_wheels_makes_can_be_released_and_used(tmp_path: Path) -> None:
     """One without a library cannot."""

@@ -21,6 +21,7 @@ QUICK = {
     "bench": "--seconds 0 --depths 1 --length 64KiB --point-seconds 0.001",
     "run": "-n 4 --context 64",
     "record": "--tokens 2",
+    "tune": "--prompt 20 --tokens 4",
 }
 """Options that make a command of a page as short as a test has to be."""
 ELSEWHERE = re.compile(

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import moepack
+from moepack.cli import main
 from tests.support.children import MOEPACK, PATIENCE, Piped, run_command, wait_until
 from tests.support.models import shards_of
 from tests.support.pulls import store_of_packs
@@ -38,6 +40,20 @@ def server(store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]
         yield one
 
 
+def test_a_command_that_has_read_from_a_store_ends_at_once_when_all_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends: list[str] = []
+    monkeypatch.setitem(sys.modules, "obstore", sys)
+    monkeypatch.setattr("atexit._run_exitfuncs", lambda: ends.append("closed"))
+    monkeypatch.setattr("os._exit", lambda code: ends.append(f"{code}, {capsys.readouterr().out}"))
+    print("written")
+    with pytest.raises(SystemExit):  # which os._exit does not let happen
+        main._leave(7)
+    assert ends == ["closed", "7, written\n"]
+
+
+@pytest.mark.slow
 def test_the_threads_of_a_client_abort_no_command_that_is_done(server: FileServer) -> None:
     """Without `_leave` one of twenty or so is aborted, on a busy machine."""
     words = [*MOEPACK, "inspect", f"{server.url}/{Path(shards_of('granite')[0]).name}"]

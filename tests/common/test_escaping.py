@@ -69,7 +69,10 @@ class Row(NamedTuple):
     counts: dict[str, list[str]]
 
 
-@given(st.text(), st.text())
+TEXTS = st.text("ab/'\n\x1b\x9b\u202e\udcff漢")
+
+
+@given(TEXTS, TEXTS)
 def test_facts_keep_their_form_and_lose_what_is_not_printable(one: str, other: str) -> None:
     finding = Finding("kind", one, 1, tensor=other)
     row = Row(one, Path("a") / (other.replace("/", "") or "b"), (finding,), {one: [other]})
