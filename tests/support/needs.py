@@ -7,7 +7,6 @@ import pytest
 from moepack.storage.open_files import lies_in_memory
 from tests.support import llama_cpp
 
-_STATUS = Path("/proc/self/status")
 _NO_LLAMA_CPP = f"no llama.cpp: {llama_cpp.why_not()}"
 
 needs_llama = pytest.mark.skipif(llama_cpp.why_not() is not None, reason=_NO_LLAMA_CPP)
@@ -23,10 +22,3 @@ def require_disk(path: Path) -> None:
     """Skip the test if files of the folder `path` lie in memory, which knows no cold reads."""
     if lies_in_memory(path):
         pytest.skip("temporary files lie in memory here (TMPDIR)")
-
-
-def has_capability(number: int) -> bool:
-    """Return whether this process has one of Linux's capabilities; no other system has any."""
-    if not _STATUS.exists():
-        return False
-    return bool(int(_STATUS.read_text().partition("CapEff:")[2].split()[0], 16) >> number & 1)
