@@ -19,12 +19,11 @@ from moepack.cli.bench import report as report_command
 from moepack.cli.copies import export, index, mirror, mount, pull, repair
 from moepack.cli.experts import extract, include_dir, inspect, list_experts, locate, rank
 from moepack.cli.launch import launch
-from moepack.cli.models import models
+from moepack.cli.models import models, ps
 from moepack.cli.pack import pack, restore, verify
 from moepack.cli.plan import doctor, forecast, machine, place
 from moepack.cli.run import run as run_command
 from moepack.cli.run import serve
-from moepack.cli.servers import ps
 from moepack.cli.shared.argument_names import as_typed
 from moepack.cli.shared.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.shared.terminal import complain

@@ -1,4 +1,4 @@
-"""The commands `models list` and `models rm`: models on this machine, and their removal."""
+"""The commands `models list`, `models rm` and `ps`: models on this machine, and servers."""
 
 import click
 
@@ -62,3 +62,18 @@ def rm(names: tuple[str, ...], only: str | None, is_confirmed: bool) -> None:
         confirm(stored_text.what_is_removed(printable(chosen)), "--yes")
     remove_stored(chosen.items)
     sum_up(chosen, stored_text.removed)
+
+
+@click.command()
+@options.json_option
+def ps() -> None:
+    """List the servers of `moepack serve` that this user runs.
+
+    Speed is that of the last answer, hits those since the start. --json has all figures.
+
+    Example: moepack ps
+    """
+    from moepack.report import serving_text
+    from moepack.running.serving.running_servers import read_servers
+
+    show({"servers": read_servers()}, lambda facts: serving_text.servers(facts["servers"]))
