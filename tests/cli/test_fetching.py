@@ -62,10 +62,8 @@ def test_a_model_of_the_hub_answers_as_the_same_file_here(
     "words",
     [
         (f"{REPOSITORY}:Q4_K_M",),
-        (f"hf.co/{REPOSITORY}:q4_k_m",),
         (f"https://huggingface.co/{REPOSITORY}",),
         ("-hf", REPOSITORY),
-        (ADDRESS,),
     ],
 )
 def test_names_of_the_hub_are_run(hub: FakeHub, cli: Run, words: tuple[str, ...]) -> None:

@@ -66,7 +66,7 @@ def test_on_standard_output_the_file_is_alone(on_disk: Path, cli: Run) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_an_interruption_leaves_no_scratch_file(tmp_path: Path, number: signal.Signals) -> None:
     with Piped(*MOEPACK, "machine", "-o", tmp_path / "m.toml") as process:
         wait_until(lambda: list(tmp_path.glob("moepack-scratch-*")))

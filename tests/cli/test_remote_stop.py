@@ -68,7 +68,6 @@ def test_the_threads_of_a_client_abort_no_command_that_is_done(server: FileServe
         ("pull {url}/pack -o {new}", signal.SIGINT),
         ("pack {url}/{shard} -o {new}", signal.SIGTERM),
         ("verify {url}/pack", signal.SIGINT),
-        ("extract {url}/pack --layer 0 --expert 1 -o {new}", signal.SIGINT),
         ("inspect {url}/{shard}", signal.SIGINT),
     ],
 )

@@ -33,7 +33,7 @@ def children_of(process: int) -> list[int]:
 
 @pytest.mark.long
 @needs_llama
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_it_serves_with_experts_that_are_read_and_ends_with_the_command(
     program: Path, stop: signal.Signals
 ) -> None:
