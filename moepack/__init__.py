@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from moepack.running.expert_cache import CacheContext as CacheContext
     from moepack.running.expert_cache import CacheUsage as CacheUsage
     from moepack.running.expert_cache import ExpertCache as ExpertCache
+    from moepack.running.programs.learned import forget_learned as forget_learned
     from moepack.running.programs.learned import learned_facts as learned_facts
     from moepack.running.programs.learned import learned_hotness as learned_hotness
     from moepack.running.serving.calls import run as run
@@ -121,7 +122,7 @@ _NAMES = {
     "report.html.report": "make_report",
     "running.expert_cache": "CacheContext CacheUsage ExpertCache",
     "running.serving.calls": "run serve",
-    "running.programs.learned": "learned_facts learned_hotness",
+    "running.programs.learned": "forget_learned learned_facts learned_hotness",
     "running.serving.sampling": "Sampling",
     "running.serving.recording": "record_trace",
     "traces.analysis.concentration": "concentration",

@@ -77,10 +77,9 @@ _PROGRAM_OPTIONS = {
 )
 @file_option("-f", "--file", "prompt_path", help="File with the prompt.")
 @flag_option("--raw", help="Continue texts as they are, without a chat template.")
-@click.option("--system", metavar="TEXT", help="System prompt.")
+@click.option("--system", "-sys", "--system-prompt", metavar="TEXT", help="System prompt.")
 @number_option(
-    "-n",
-    "--tokens",
+    *("-n", "--tokens", "--predict", "--n-predict"),
     least=-2,
     default=-1,
     help="Maximum number of tokens per answer; -1 is limited by the context alone.",
@@ -102,6 +101,7 @@ def run(
     chat_template: str | None,
     chat_template_file: str | None,
     rest: tuple[str, ...] | None,
+    passed_on: Sequence[str],
     **engine: Any,
 ) -> None:
     """Run a model under llama.cpp, even one bigger than memory.
@@ -118,7 +118,7 @@ def run(
     Example: moepack run model.gguf --memory 8GiB -- llama-server -m {} -ngl 99
     """
     if rest is not None and not "".join(rest[:1]).startswith("-"):
-        _run_program(source_or_pack, rest, stats=stats, **engine)
+        _run_program(source_or_pack, rest, passed_on, stats=stats, **engine)
         return
     from moepack.host.processors import OtherWork
     from moepack.pack.opening.open_model import open_model
@@ -127,7 +127,7 @@ def run(
 
     other_work = OtherWork()
     source_or_pack, text, is_piped = _split_prompt(source_or_pack, prompt, prompt_path)
-    check_rest(source_or_pack, rest or ())
+    check_rest(source_or_pack, rest or (), is_one_text=True)
     require_engine(source_or_pack, engine["server_program"])
     template = chat_template_options(chat_template, chat_template_file)
     _check(text, raw, system, template, tokens)
@@ -137,7 +137,7 @@ def run(
         pack.require_files()
         is_raw = raw or _lacks_template(pack, system, template)
         trace = stack.enter_context(trace_to(engine.pop("trace_path"), pack, has_requests=True))
-        words = [*template, *(rest or ())]
+        words = [*template, *passed_on, *(rest or ())]
         server = stack.enter_context(start_server(pack, trace, words, other_work, **engine))
         conversation = Conversation(
             server.client,
@@ -209,15 +209,20 @@ def _check(
 def _run_program(
     source_or_pack: tuple[str, ...],
     command: Sequence[str],
+    passed_on: Sequence[str],
     **options: Any,
 ) -> None:
     """Run a program of one's own. Raises RequestError for options that it takes itself."""
     context = click.get_current_context()
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is ParameterSource.COMMANDLINE and parameter.name not in _PROGRAM_OPTIONS:
-            problem = f"{typed_name(parameter)} is not for a program of one's own"
-            raise RequestError(problem, hint="give the program's own options after its name")
+    typed = [
+        typed_name(parameter)
+        for parameter in context.command.params
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        and parameter.name not in _PROGRAM_OPTIONS
+    ]
+    for option in (*typed, *passed_on[:1]):
+        problem = f"{option} is not for a program of one's own"
+        raise RequestError(problem, hint="give the program's own options after its name")
     run_program_command(source_or_pack, command, **options)
 
 
@@ -288,6 +293,7 @@ def serve(
     chat_template_file: str | None,
     no_prompt_cache: bool,
     rest: tuple[str, ...] | None,
+    passed_on: Sequence[str],
     **options: Any,
 ) -> None:
     """Serve a model with llama.cpp's own server, even one bigger than memory.
@@ -316,7 +322,7 @@ def serve(
     command += ["--host", host, "--port", str(port), "--alias", alias]
     command += _log_words(options["log_format"], is_installed=server_program is not None)
     command += [] if cors_origins is None else ["--cors-origins", cors_origins]
-    command += [*template, *(rest or ())]
+    command += [*template, *passed_on, *(rest or ())]
     _note_projector(source_or_pack, command)
     if no_prompt_cache:
         options["prompt_cache"] = 0

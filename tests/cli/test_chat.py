@@ -74,18 +74,6 @@ def test_a_damaged_expert_ends_an_answer_alone(cli: Run, chat_path: Path, tmp_pa
     assert (run.returncode, run.stdout) == (4, "")
 
 
-@pytest.mark.parametrize("mode", [("-p", "hello", "--raw"), ()], ids=["raw", "chat"])
-def test_a_schema_and_biases_hold_for_answers(
-    mode: tuple[str, ...], cli: Run, chat_path: Path
-) -> None:
-    arguments = ("run", chat_path, "-n", "8", "-c", "256", "-q", *SMALL, *mode)
-    schema = cli(*arguments, "-j", '{"const": 12345678901}', input="hello\n")
-    assert schema.stdout.strip()
-    assert "12345678901".startswith(schema.stdout.strip())
-    bias = cli(*arguments, "-l", "70+100", input="hello\n")
-    assert len(set(bias.stdout.strip())) == 1
-
-
 def test_quoted_lines_paths_and_bytes_that_are_no_text_are_messages(
     cli: Run, chat_path: Path, alone: Answer
 ) -> None:
@@ -164,7 +152,7 @@ def test_the_system_prompt_is_shown_and_changed(cli: Run, chat_path: Path, alone
     assert shown == ["there is no system prompt", "be brief"]
 
 
-ENDLESS = ("--context", "2048", "--ignore-eos")
+ENDLESS = ("--context", "2048", "--", "--ignore-eos")
 """Answers that end with the context alone: after seconds."""
 PROMPT = r"\x1b\[\?2004h[^\n]*>"
 """The sequence with which a terminal invites typing."""

@@ -103,9 +103,11 @@ def test_nobody_has_to_give_a_program_its_streams(packs: dict[str, Path], tmp_pa
     [
         (("ins",), ["plain,inspect"]),
         (("pack", "--lay"), ["plain,--layout", "plain,--layers"]),
+        (("pack", "--layout", ""), ["plain,hot-first", "plain,layers", "plain,natural"]),
         (("pack", "--layout", "./my"), ["file,./my"]),
         (("pack", "/models/qw"), ["file,/models/qw"]),
         (("pack", "x", "-o", "mo"), ["file,mo"]),
+        (("trace", "stats", "--format", "c"), ["plain,call-csv", "plain,counts"]),
         (("run", "p", "--backend", "ur"), ["plain,uring"]),
     ],
 )  # fmt: skip
@@ -138,13 +140,13 @@ def test_bash_completes_with_what_the_document_says(tmp_path: Path) -> None:
         printf '%s|' "${{COMPREPLY[@]}}"; echo
     }}
     complete_line moepack trace con
-    complete_line moepack run p --backend ur
+    complete_line moepack pack --layout h
     complete_line moepack pack my"""
     names = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     names["PYTHONPATH"] = str(Path(__file__).parents[2])
     bash = ["bash", "--noprofile", "--norc", "-c", script]
     run = subprocess.run(bash, cwd=tmp_path, env=names, capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines()[:2] == ["concentration|", "uring|"], run.stderr
+    assert run.stdout.splitlines()[:2] == ["concentration|", "hot-first|"], run.stderr
 
 
 # What fits into 80 columns.

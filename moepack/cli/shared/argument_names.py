@@ -33,10 +33,10 @@ def option_name(argument: str, command: click.Command) -> str:
 
 
 def typed_name(parameter: click.Parameter) -> str:
-    """Return the longest name of an option, or the placeholder of an argument."""
+    """Return the first long name of an option, or the placeholder of an argument."""
     if isinstance(parameter, click.Argument):
         return (parameter.metavar or str(parameter.name).upper()).rstrip(".")
-    return max(parameter.opts, key=len)
+    return next((name for name in parameter.opts if name[:2] == "--"), parameter.opts[0])
 
 
 def _typed(match: re.Match[str], command: click.Command) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 import moepack
 from moepack.cli.shared.parameters import (
@@ -78,7 +79,8 @@ def model_option(*names: str, metavar: str = "SOURCE_OR_PACK", **settings: Any) 
 
 def micro_batch_option(help: str) -> Option[Any]:
     """Return the option for the prompt tokens that are computed at once."""
-    return number_option("-ub", "--micro-batch", least=1, most=MAX_CONTEXT, help=help)
+    names = ("-ub", "--micro-batch", "--ubatch-size")
+    return number_option(*names, least=1, most=MAX_CONTEXT, help=help)
 
 
 pack_argument = click.argument("pack_path", type=PathName(), metavar="PACK")
@@ -189,10 +191,26 @@ def described_machines(paths: Sequence[str], values: dict[str, Any]) -> list[Mac
     return [describe_machine(path, **figures) for path in paths or (None,)]
 
 
+def _complete_layout(_context: object, _option: object, typed: str) -> list[Any]:
+    """Offer the layouts that come with moepack, or paths if none fits."""
+    from moepack.packing.plan import layout
+
+    names = [name for name in layout.names() if name.startswith(typed)]
+    return names or [CompletionItem(typed, type="file")]
+
+
+def _complete_format(_context: object, _option: object, typed: str) -> list[str]:
+    """Offer the known formats of traces."""
+    from moepack.traces.formats import registry
+
+    return [name for name in registry.NAMES if name.startswith(typed)]
+
+
 hotness_option = file_option("--hotness", help="Hotness file, routing trace or imatrix.")
 layout_option = click.option(
     "--layout",
     type=InputPath(),
+    shell_complete=_complete_layout,
     default="layers",
     metavar="NAME|FILE.toml",
     help="Order of blobs in files: layers, hot-first, natural, or a file of your own.",
@@ -221,6 +239,7 @@ format_option = click.option(
     "--format",
     "form",
     metavar="NAME",
+    shell_complete=_complete_format,
     help="Format of the traces; detected by default.",
 )
 lenient_option = flag_option(

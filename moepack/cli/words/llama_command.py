@@ -1,13 +1,14 @@
 """Commands that run llama.cpp: words for a program or its server follow `--`.
 
-Its options for the model are understood before `--` too; all others are answered with the line to
-type instead.
+The options that people type most are understood before `--` too; all others are answered with the
+line to type instead.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import takewhile
@@ -17,6 +18,7 @@ import click
 
 from moepack.cli.words.front import command_line
 from moepack.common.errors import RequestError
+from moepack.common.escaping import shell_word
 from moepack.common.path_hints import hub_address
 
 _PROGRAMS = {
@@ -28,11 +30,37 @@ _MODEL_OPTIONS = ("-m", "--model", *_HUB_OPTIONS)
 """llama.cpp's options for the model, which is an argument here."""
 _SERVER_OPTION = "--server"
 """Ours, before a program's name or path."""
-_GPU_OPTIONS = {
-    *("-ngl", "--gpu-layers", "--n-gpu-layers", "-ts", "--tensor-split", "-sm", "--split-mode"),
-    *("-mg", "--main-gpu", "-dev", "--device", "-ncmoe", "--n-cpu-moe", "-cmoe", "--cpu-moe"),
-    *("-ot", "--override-tensor"),
+_PASSED_ON = """
+    -ctk --cache-type-k -ctv --cache-type-v -n --predict --n-predict -ub --ubatch-size
+    --temp --temperature --top-k --top-p --min-p -s --seed
+"""
+_FLASH = ("-fa", "--flash-attn")
+"""Once a flag: its value may be missing."""
+_VALUE_COUNTS = {"--jinja": 0, **dict.fromkeys([*_FLASH, *_PASSED_ON.split()], 1)}
+"""Options that a command without them passes on to llama.cpp's server, with their values."""
+_SWITCHES = {"on", "off", "auto"}
+_ON_CPU = "moepack run {model} -- llama-server -m {{}} {option}"
+_IN_REQUESTS = "moepack run {model} -- llama-cli -m {{}} {option}"
+_ANSWERS = {
+    _ON_CPU: """
+        -ngl --gpu-layers --n-gpu-layers -ts --tensor-split -sm --split-mode -mg --main-gpu -dev
+        --device -ncmoe --n-cpu-moe -cmoe --cpu-moe -ot --override-tensor
+    """,
+    _IN_REQUESTS: "-j --json-schema -jf --json-schema-file -l --logit-bias",
+    "moepack {command} hf://OWNER/NAME/Q4_K_M": "-hff --hf-file -mu --model-url -dr --docker-repo",
+    "moepack serve {model} {option}": "--port --host --api-key",
+    "moepack run {model} --raw": "-no-cnv --no-conversation",
+    "leave it out: clients send it": "-sys --system-prompt -p --prompt",
+    "leave it out": """
+        -cnv --conversation -i --interactive -if --interactive-first -st --single-turn -co --color
+        --simple-io -mli --multiline-input --no-display-prompt --mmap --no-warmup --no-repack
+    """,
+    "leave it out; --memory says how much of the model may be in memory": """
+        --no-mmap --mlock -dio --direct-io -lm --load-mode
+    """,
 }
+_HINTS = {name: hint for hint, names in _ANSWERS.items() for name in names.split()}
+"""What to type in place of options that cannot follow the dashes, by their names."""
 _OPTION = re.compile("-[a-z]{2,}|--[A-Za-z][A-Za-z-]*")
 """The name of an option, but for those of one letter, behind which click takes a value."""
 _BEFORE = {name: name for name in ("--host", "--port", "--api-key", *_MODEL_OPTIONS)}
@@ -40,10 +68,18 @@ _BEFORE |= {"-a": "--name", "--alias": "--name"}
 """Options of llama-server that `serve` has before the dashes, and their names there."""
 
 
-def check_rest(models: Sequence[str], words: Sequence[str]) -> None:
-    """Raise RequestError for options behind `--` that are for `serve` itself, before it."""
+def check_rest(models: Sequence[str], words: Sequence[str], *, is_one_text: bool = False) -> None:
+    """Raise RequestError for options behind `--` that are for `serve` itself, before it.
+
+    And for one text for those that the server heeds in requests alone.
+    """
     for index, word in enumerate(words):
         name, sign, value = word.partition("=")
+        if is_one_text and _HINTS.get(name) == _IN_REQUESTS:
+            hint = _IN_REQUESTS.format(
+                model=shell_word(models[0]), option=shlex.join(words[index:])
+            )
+            raise RequestError(f"{name} has no effect here", hint=hint)
         if name in _BEFORE:
             value = value if sign else "".join(words[index + 1 : index + 2])
             rest = [*words[:index], *words[index + (1 if sign else 2) :]]
@@ -63,7 +99,7 @@ class LlamaCommand(click.Command):
     """A command that may end with `--` and words for a program, or options of llama-server.
 
     These words are its argument `rest`, None without `--`; `rest_metavar` stands for them in the
-    usage line.
+    usage line. Options before `--` for llama.cpp's server are its argument `passed_on`.
     """
 
     def __init__(self, *arguments: Any, rest_metavar: str, **options: Any) -> None:
@@ -78,8 +114,9 @@ class LlamaCommand(click.Command):
             return super().parse_args(context, args[:end])
         if rest is None:
             _refuse_program(args)
-        left = super().parse_args(context, self._with_model(context, args[:end]))
-        context.params["rest"] = rest
+        words, passed_on = self._translated(context, args[:end])
+        left = super().parse_args(context, words)
+        context.params.update(rest=rest, passed_on=passed_on)
         return left
 
     def collect_usage_pieces(self, context: click.Context) -> list[str]:
@@ -90,14 +127,19 @@ class LlamaCommand(click.Command):
         """Return the hint for options of llama-server: the place where they go."""
         assert self.name is not None
         line = command_line(self.name, [model, "--", *words])
+        if words[0] in ("-np", "--parallel"):  # of several texts
+            line = command_line("serve", [model, "--", *words])
         return f"an option of llama.cpp follows --: {line}"
 
-    def _with_model(self, context: click.Context, words: Sequence[str]) -> list[str]:
-        """Return words with the model of `-m` or `-hf` as an argument, before a prompt."""
+    def _translated(
+        self, context: click.Context, words: Sequence[str]
+    ) -> tuple[list[str], list[str]]:
+        """Return words for click, and those for the server; an option's model is an argument."""
         options = [one for one in self.get_params(context) if isinstance(one, click.Option)]
         counts = {name: 0 if one.is_flag else one.nargs for one in options for name in one.opts}
         place = sum(isinstance(one, click.Argument) for one in self.params) - 1
         ours: list[str] = []
+        passed_on: list[str] = []
         arguments: list[str] = []
         left = list(words)
         while left:
@@ -112,13 +154,19 @@ class LlamaCommand(click.Command):
                 count = 0 if sign else counts[name]
                 ours += [word, *left[:count]]
                 left = left[count:]
-            elif _OPTION.fullmatch(name):
+            elif name in _VALUE_COUNTS:
+                if name in _FLASH and not sign and not _SWITCHES.issuperset(left[:1] or ["none"]):
+                    left.insert(0, "on")
+                count = 0 if sign else _VALUE_COUNTS[name]
+                passed_on += [name, *([value] if sign else left[:count])]
+                left = left[count:]
+            elif _OPTION.fullmatch(name) or name in _HINTS:
                 has_server = _SERVER_OPTION in ours
                 raise self._unknown(name, [*counts], arguments[place:], [word, *left], has_server)
             else:
                 ours.append(word)
                 arguments += [] if word.startswith("-") else [word]
-        return ours
+        return ours, passed_on
 
     def _unknown(
         self,
@@ -133,10 +181,13 @@ class LlamaCommand(click.Command):
         if not models and len(values) > 1:
             models = [values.pop()]
         model, option = [*models, "MODEL"][0], [words[0], *values]
-        if name in _GPU_OPTIONS and not has_server:
-            problem = f"{name}: moepack's own llama.cpp computes on the processor"
-            program = ["llama-server", "-m", "{}", *option]
-            return RequestError(problem, hint=command_line("run", [model, "--", *program]))
+        hint = _HINTS.get(name)
+        if hint is not None and not (hint == _ON_CPU and has_server):
+            problem = f"{name} is no option of moepack {self.name}"
+            if hint == _ON_CPU:
+                problem = f"{name}: moepack's own llama.cpp computes on the processor"
+            texts = {"model": shell_word(model), "option": shlex.join(option)}
+            return RequestError(problem, hint=hint.format(command=self.name, **texts))
         near = get_close_matches(name.lower(), [one for one in names if one.startswith("--")])
         problem = click.NoSuchOption(name, possibilities=near).format_message()
         return RequestError(problem.removesuffix("."), hint=self.line_with_options(model, option))

@@ -143,3 +143,12 @@ def learned_hotness(path: PathOrPaths) -> Hotness:
     with open_model(path) as pack:
         store = LearnedStore(pack)
         return store.read().to_hotness(os.fspath(store.path))
+
+
+def forget_learned(path: PathOrPaths) -> bool:
+    """Remove the counts of a model's runs; return whether there were any.
+
+    Raises what opening the model raises, and MachineError.
+    """
+    with open_model(path) as pack:
+        return LearnedStore(pack).forget()

@@ -247,6 +247,7 @@ def test_counts_are_shown_written_used_to_rank_and_forgotten(
         assert {key.expert for key in pack.hottest(250_000)} <= set(HOT)
     assert cli("models", "rm", MODEL, "--only", "learned", "--yes").returncode == 0
     assert moepack.learned_facts(MODEL).since is None
+    assert not moepack.forget_learned(MODEL)
 
 
 @pytest.mark.parametrize(
