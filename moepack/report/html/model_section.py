@@ -12,10 +12,11 @@ import numpy as np
 
 from moepack.common.escaping import one_line
 from moepack.common.shape import is_row_table
-from moepack.common.sizes import count_text, divide_up, named_text, size_text
+from moepack.common.sizes import count_text, divide_up, size_text
 from moepack.inspection.describe import PackFacts, PartFacts, SourceFacts
 from moepack.inspection.listing import BlobRow
 from moepack.pack.format.tables import PackedFamily, PartKind
+from moepack.report import model_text
 from moepack.report.html.drawing import Axis, cell_map, row_ticks, size_axis, stacked_bars
 from moepack.report.html.section import DataTable, Key, PageSection, Picture, ReportFacts, pair_rows
 from moepack.report.page import Column, Table
@@ -52,8 +53,9 @@ def model_section(facts: ReportFacts) -> PageSection:
         f"One bar of {size_text(total)}, divided into "
         + ", ".join(f"{key.label} {share}" for key, (_, share) in texts.items()),
         stacked_bars(size_axis(total), {"": pieces}, 2.5),
+        keys=[*parts],
     )
-    headline = [(size_text(total), "of weights"), (_experts(model), "layers × experts")]
+    headline = [(size_text(total), "of weights")]
     if parameters is not None:
         active = f"parameters, {parameters_text(parameters.active)} active in a token"
         headline.insert(0, (parameters_text(parameters.total), active))
@@ -66,10 +68,11 @@ def model_section(facts: ReportFacts) -> PageSection:
         unknown = [f"{count} for multi-token prediction, {use}, are counted"]
     return PageSection(
         name="model",
-        sentence=f"{model.expert_length / total:.0%} of its {size_text(total)} are experts, "
-        f"of which a token uses {_used(model)}; {rest} is used by every token",
+        sentence=f"{model.expert_length / total:.0%} of its {size_text(total)} are experts, of "
+        f"which a token uses a few; {rest} is used by every token",
         figures=[figure],
-        tables=[DataTable("Bytes by part", table, [*parts]), _extent(model, parameters)],
+        tables=[DataTable("Bytes by part", table)],
+        blocks=model_text.inspected(model).blocks,
         unknown=unknown,
         headline=headline,
     )
@@ -116,51 +119,11 @@ def _families(model: Model) -> Iterator[tuple[Sequence[int], int, Sequence[PartF
             yield family.layers, family.expert_count, family.parts
 
 
-def _extent(model: Model, parameters: Parameters | None) -> DataTable:
-    source = model.source if isinstance(model, PackFacts) else model
-    rows = [
-        ("architecture", source.architecture or UNKNOWN),
-        ("layers with experts", named_text("layer", model.layers).partition(" ")[2] or UNKNOWN),
-        ("experts", _experts(model)),
-        ("experts of a token", _used(model)),
-        ("shards", f"{len(source.shards):,}"),
-    ]
-    if parameters is not None:
-        rows.append(("parameters", parameters_text(parameters.total)))
-        rows.append(("parameters active in a token", parameters_text(parameters.active)))
-    if isinstance(model, PackFacts):
-        rows.append(("layout of the pack", model.layout_name or UNKNOWN))
-        rows.append(("made by", model.tool))
-    return DataTable("Facts", pair_rows(rows), place="under")
-
-
 def _parameters(facts: ReportFacts) -> Parameters | None:
     """Return the parameters: a pack alone does not say how many there are."""
     if isinstance(facts.model, SourceFacts):
         return facts.model.parameters
     return None if facts.placement is None else facts.placement.parameters
-
-
-def _experts(model: Model) -> str:
-    """Write the layers times their experts: `48 × 128`."""
-    layers: dict[int, int] = {}
-    for numbers, expert_count, _ in _families(model):
-        layers = dict.fromkeys(numbers, expert_count) | layers
-    counts = Counter(layers.values())
-    return " + ".join(f"{count} × {experts}" for experts, count in counts.items()) or UNKNOWN
-
-
-def _used(model: Model) -> str:
-    """Write the number of experts of a token in each layer."""
-    used: Any = None
-    if isinstance(model, SourceFacts):
-        used = model.experts_used
-    elif model.source.experts_used:
-        used = next(iter(model.source.experts_used.values()))
-    if isinstance(used, int):
-        return f"{used} in each layer"
-    numbers = [number for number in used or () if number]
-    return f"{min(numbers)} to {max(numbers)} by layer" if numbers else "an unknown number"
 
 
 _MAX_COLUMNS = 512
@@ -201,7 +164,8 @@ def pack_section(facts: ReportFacts) -> PageSection | str:
         name="pack",
         sentence=f"{text}: one aligned read brings one expert",
         figures=[figure],
-        tables=[_files(files), _lengths(model)],
+        tables=[_files(files)],
+        blocks=[_lengths(model)],
         unknown=[] if is_measured else [unknown],
     )
 
@@ -260,7 +224,7 @@ def _files(files: Files) -> DataTable:
     return DataTable("Files, from their hottest blob to the coldest", Table(columns, rows))
 
 
-def _lengths(model: PackFacts) -> DataTable:
+def _lengths(model: PackFacts) -> Table:
     rows = [
         ("blobs aligned to", size_text(model.blob_alignment)),
         ("weights aligned to", size_text(model.part_alignment)),
@@ -270,4 +234,4 @@ def _lengths(model: PackFacts) -> DataTable:
     token_count = model.hotness_count("token_count")
     if token_count is not None:
         rows.append(("tokens that ranked it", f"{token_count:,}"))
-    return DataTable("Alignment", pair_rows(rows), place="under")
+    return pair_rows(rows)

@@ -36,8 +36,7 @@
       };
       return grid(data, (column, number) => {
         const counts = row(number);
-        const order = orderOf(number);
-        const expert = data.is_sorted ? order[column] : column;
+        const expert = orderOf(number)[column];
         if (counts[expert] < 0) return null;
         const present = counts.filter((one) => one >= 0);
         const total = present.reduce((sum, one) => sum + one, 0);
@@ -45,7 +44,7 @@
         return [
           `layer ${data.layers[number]}, expert ${expert}`,
           `${count(counts[expert])} selections, ${multiple.toPrecision(3)} × a uniform share`,
-          `number ${count(order.indexOf(expert) + 1)} of ${count(present.length)} in its layer`,
+          `number ${count(column + 1)} of ${count(present.length)} in its layer`,
         ].join("\n");
       });
     },
@@ -91,9 +90,7 @@
 
     const load = () => {
       loading ??= (async () => {
-        const own = JSON.parse(await inflate(figure.dataset.pointer));
-        const others = own.like ? JSON.parse(await inflate(`data-${own.like}`)) : {};
-        const data = { ...others, ...own };
+        const data = JSON.parse(await inflate(figure.dataset.pointer));
         return kinds[data.kind](data);
       })();
       return loading;

@@ -19,8 +19,8 @@ from moepack.report.html.drawing import (
     size_axis,
     stacked_bars,
 )
-from moepack.report.html.section import DataTable, Key, PageSection, Picture, ReportFacts, adding
-from moepack.report.values import rate_text, seconds_text, share_text
+from moepack.report.html.section import Key, PageSection, Picture, ReportFacts, adding
+from moepack.report.values import rate_text, seconds_text
 
 _CONTENTS = (
     Key("dense", "c2", "fill"),
@@ -73,18 +73,10 @@ def _contents(device: DeviceFacts) -> list[tuple[Key, int, str]]:
 _BAND = Key("nine runs of ten", "c1", "band")
 _LIKELY = Key("forecast", "c1")
 _MISFIT = Key("does not fit", "c1", "hollow")
-_TERM_COLOURS = {
-    "vram": "c3",
-    "memory": "c1",
-    "drive": "c2",
-    "link": "c4",
-    "layers": "c6",
-    "waits": "c5",
-}
 
 
 def forecast_section(facts: ReportFacts) -> PageSection | str:
-    """Draw the speeds that are forecast, and the time of a token by its terms."""
+    """Draw the speeds that are forecast."""
     forecast = facts.forecast
     if forecast is None:
         problem = facts.problems.get("forecast", "that takes the bandwidths of a machine")
@@ -92,12 +84,11 @@ def forecast_section(facts: ReportFacts) -> PageSection | str:
     one = forecast.forecasts[0]
     swept = () if facts.sweep is None else facts.sweep.forecasts
     speeds = [speed for speed in swept if speed.tokens_per_second is not None]
-    figures, tables, headline, unknown = [], [], [], []
+    figures, headline, unknown = [], [], []
+    blocks = list(plan_text.forecast(forecast).blocks)
     if len(speeds) > 1:
         figures.append(_speeds(speeds))
-        tables.append(DataTable("Tokens a second", plan_text.speeds(swept), place="below"))
-    if any(term.seconds for term in one.terms):
-        figures.append(_terms(one))
+        blocks.insert(0, plan_text.speeds(swept))
     if one.tokens_per_second is not None:
         label = f"tok/s forecast, {rate_text(one.lowest)} to {rate_text(one.highest)}"
         headline.append((rate_text(one.tokens_per_second), label))
@@ -112,8 +103,7 @@ def forecast_section(facts: ReportFacts) -> PageSection | str:
         name="forecast",
         sentence=f"{machine}{plan_text.speed_words(one)}; {plan_text.mode_words(one)}",
         figures=figures,
-        tables=tables,
-        blocks=plan_text.forecast(forecast).blocks,
+        blocks=blocks,
         unknown=unknown,
         headline=headline,
     )
@@ -145,22 +135,4 @@ def _speeds(forecasts: Sequence[SpeedFacts]) -> Picture:
         f"{rate_text(likely[-1])} tok/s.",
         picture(13, across, up, *content),
         keys=keys,
-    )
-
-
-def _terms(one: SpeedFacts) -> Picture:
-    times = {term.name: term.seconds for term in one.terms if term.seconds}
-    total = sum(times.values())
-    pieces = []
-    for name, seconds in times.items():
-        label = f"{plan_text.TERM_NAMES.get(name, name)} {share_text(seconds / total)}"
-        key = Key(label, _TERM_COLOURS.get(name, "c5"), "fill")
-        pieces.append((key, seconds * 1e3, seconds_text(seconds)))
-    keys = [key for key, _, _ in pieces]
-    return Picture(
-        "terms",
-        "The time of a token, by its terms",
-        f"One bar: {', '.join(key.label for key in keys)}.",
-        stacked_bars(number_axis("milliseconds of a token", total * 1e3), {"": pieces}, 2.5),
-        keys,
     )

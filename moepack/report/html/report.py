@@ -173,12 +173,10 @@ def _resource(name: str) -> str:
 
 
 def _pairs(section: PageSection) -> tuple[list[Any], list[DataTable]]:
-    """Return pictures, each with the table that fits beside it or None, and all other tables."""
-    tables = [table for table in section.tables if table.place == "beside"]
-    below = [table for table in section.tables if table.place == "below"]
-    groups = [section.figures] if section.is_choice else [(one,) for one in section.figures]
-    pairs = [(group, tables.pop(0) if tables else None) for group in groups]
-    return pairs, [*tables, *below]
+    """Return pictures, each with the table beside it or None, and all other tables."""
+    tables = list(section.tables)
+    pairs = [(figure, tables.pop(0) if tables else None) for figure in section.figures]
+    return pairs, tables
 
 
 def _blocks(section: PageSection) -> list[tuple[str, Any]]:

@@ -34,11 +34,9 @@ from moepack.report.values import UNKNOWN, length_text, rate_text, share_text, t
 from moepack.traces.analysis.gate import GATE_PERCENT
 from moepack.traces.simulation.facts import Simulation
 
-_HOTTEST = "heat-hottest"
-
 
 def heat_section(facts: ReportFacts) -> PageSection | str:
-    """Draw the counts of all experts as maps: the hottest first, and by number."""
+    """Draw the counts of all experts as a map, the hottest first."""
     table = facts.counts
     if table is None:
         reason = "neither a trace nor the pack says how often experts were selected"
@@ -63,15 +61,13 @@ def heat_section(facts: ReportFacts) -> PageSection | str:
         name="heat",
         sentence=f"{count_text(total, 'selection')}{sample} by {table.origin}: {never:,} of "
         f"{count_text(count, 'expert')} were never selected",
-        figures=_heat_maps(table),
+        figures=[_heat_map(table)],
         tables=[_layers(table)],
         unknown=unknown,
-        is_choice=True,
     )
 
 
-def _heat_maps(table: CountTable) -> list[Picture]:
-    """Draw both maps; their counts are in the page once."""
+def _heat_map(table: CountTable) -> Picture:
     rows, columns = table.counts.shape
     counts = np.maximum(table.counts, 0)
     widths = np.maximum((table.counts >= 0).sum(axis=1, keepdims=True), 1)
@@ -89,19 +85,13 @@ def _heat_maps(table: CountTable) -> list[Picture]:
     )
     pointer: dict[str, Any] = {
         "kind": "heat",
-        "is_sorted": True,
         "layers": [*table.layers],
         "rows": rows,
         "columns": columns,
         "counts": table.counts.reshape(-1).tolist(),
     }
-    like: dict[str, Any] = {"like": _HOTTEST, "is_sorted": False}
-    sorted_map = cell_map(ordered, "expert, hottest first in its layer", up, height)
-    numbered_map = cell_map(levels, "number of the expert", up, height)
-    return [
-        Picture(_HOTTEST, "Hottest first", text, sorted_map, ramp=ramp, pointer=pointer),
-        Picture("heat-numbered", "By number", text, numbered_map, ramp=ramp, pointer=like),
-    ]
+    svg = cell_map(ordered, "expert, hottest first in its layer", up, height)
+    return Picture("heat", "Selections, hottest first", text, svg, ramp=ramp, pointer=pointer)
 
 
 def _layers(table: CountTable) -> DataTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from moepack.bench.engine_speed import EngineSpeed
 from moepack.bench.run import BenchReport
@@ -87,8 +87,7 @@ class Picture(NamedTuple):
     """A picture as SVG, with its title and a `text` for people who do not see it.
 
     `ramp` labels the least and the most of a map's colours. `pointer` is the data that the page's
-    script describes the place under the pointer with, None if the picture has none; `like` in it
-    names a picture with the rest of the data.
+    script describes the place under the pointer with, None if the picture has none.
     """
 
     name: str
@@ -101,23 +100,17 @@ class Picture(NamedTuple):
 
 
 class DataTable(NamedTuple):
-    """A table with a caption; `keys` are the legend of its rows, if a picture has them.
-
-    It stands beside the next picture that has none, under the first picture, or below all.
-    """
+    """A table with a caption; it stands beside the next picture that has none."""
 
     caption: str
     table: Table
-    keys: Sequence[Key | None] = ()
-    place: Literal["beside", "under", "below"] = "beside"
 
 
 class PageSection(NamedTuple):
     """A section: its content in one sentence, its pictures and tables, and unknown facts.
 
     `blocks` are further lines, tables and commands to paste, as on a terminal. `headline` has
-    figures with their labels, for the top of the page. If `is_choice`, one of the pictures is shown
-    at a time.
+    figures with their labels, for the top of the page.
     """
 
     name: str
@@ -127,7 +120,6 @@ class PageSection(NamedTuple):
     blocks: Sequence[Block] = ()
     unknown: Sequence[str] = ()
     headline: Sequence[tuple[str, str]] = ()
-    is_choice: bool = False
 
 
 def adding(reason: str, options: str) -> str:

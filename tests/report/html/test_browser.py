@@ -91,10 +91,8 @@ def test_an_expert_of_the_heat_map_has_its_count(tab: Tab, path: Path) -> None:
             for expert in row["experts"].split():
                 counts[int(row["layer"]), int(expert)] += 1
     tab.open(path)
-    texts = [pointed(tab, "heat-hottest", share) for share in (0.2, 0.5, 0.7)]
-    tab.value("document.getElementById('choice-heat-numbered').click()")
-    texts += [pointed(tab, "heat-numbered", share) for share in (0.2, 0.5, 0.7)]
-    assert len(set(texts)) == 6
+    texts = [pointed(tab, "heat", share) for share in (0.2, 0.5, 0.7)]
+    assert len(set(texts)) == 3
     for text in texts:
         layer, expert, count = re.findall(r"layer (\d+), expert (\d+)\n(\d+) selections", text)[0]
         assert counts[int(layer), int(expert)] == int(count), text
@@ -115,18 +113,16 @@ def test_a_curve_is_described_along_its_axis(tab: Tab, path: Path) -> None:
 
 def test_arrow_keys_do_as_the_pointer_does(tab: Tab, path: Path) -> None:
     tab.open(path)
-    tab.value("document.querySelector('#figure-heat-hottest .plot').focus()")
+    tab.value("document.querySelector('#figure-heat .plot').focus()")
     tab.press("ArrowRight")
-    assert tip(tab, "heat-hottest").startswith("layer 0, expert ")
-    assert "number 1 of 16 in its layer" in tip(tab, "heat-hottest")
+    assert tip(tab, "heat").startswith("layer 0, expert ")
+    assert "number 1 of 16 in its layer" in tip(tab, "heat")
     tab.press("ArrowDown")
     tab.press("ArrowRight")
-    tab.wait_for(
-        "document.querySelector('#figure-heat-hottest .tip').textContent.includes('number 2')"
-    )
-    assert tip(tab, "heat-hottest").startswith("layer 1, ")
+    tab.wait_for("document.querySelector('#figure-heat .tip').textContent.includes('number 2')")
+    assert tip(tab, "heat").startswith("layer 1, ")
     tab.press("Escape")
-    assert tab.value("document.querySelector('#figure-heat-hottest .tip').hidden")
+    assert tab.value("document.querySelector('#figure-heat .tip').hidden")
 
 
 def test_a_table_is_beside_its_picture_or_under_it(tab: Tab, path: Path) -> None:
@@ -153,7 +149,7 @@ def test_letters_in_pictures_are_readable_in_any_window(tab: Tab, path: Path) ->
 
 
 def test_pictures_need_no_script(tab: Tab, path: Path) -> None:
-    names = ("parts", "blobs", "heat-hottest", "coverage", "forecast")
+    names = ("parts", "blobs", "heat", "coverage", "forecast")
     tab.open(path)
     scripted = [seen(tab, f"#figure-{name} .plot") for name in names]
     tab.call("Emulation.setScriptExecutionDisabled", value=True)
