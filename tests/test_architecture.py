@@ -64,7 +64,6 @@ DOORS = {
 LIBRARIES = {
     "click": ("cli",),
     "gguf": ("pack.verifying.gguf_py", "pack.reading.tensors"),
-    "tqdm": ("cli.shared.progress",),
     "xxhash": ("common.digest",),
     "zstandard": ("traces", "storage.frames"),
 }

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,7 @@ from moepack.cli.running import answers
 from moepack.cli.shared import progress as shown
 from moepack.cli.shared.progress import progress, watched_progress
 from tests.support.models import first_shard
-from tests.support.terminals import on_terminal, streams_on_terminal
+from tests.support.terminals import streams_on_terminal
 from tests.support.warm_command import Run
 
 pytestmark = pytest.mark.long
@@ -37,8 +35,8 @@ def draw(what: str, unit: str, *steps: str, size: tuple[int, int] = UNKNOWN_SIZE
             count, _, total = step.partition("/")
             advance(int(count), int(total) if total else None)
             time.sleep(0.06)
-    *frames, after = written[0].split("\r")
-    assert after == "", "the bar is gone in the end"
+    before, *frames, after = written[0].split("\r") if written[0] else ("", "")
+    assert before == after == "", "the bar is gone in the end"
     assert "\x1b" not in written[0], "without colours"
     return [frame.rstrip() for frame in frames]
 
@@ -49,12 +47,11 @@ def frames(*arguments: str) -> list[str]:
 
 def test_a_total_may_be_known_late_and_change() -> None:
     drawn = frames("packing", "runs", *["1"] * 8, *["1/40"] * 5, *["1/20"] * 5)
-    texts = [re.sub(r"\[.*", "", frame) for frame in drawn]
-    assert re.fullmatch(r"packing: \drun ", texts[0])
-    totals = [match[1] for text in texts if (match := re.search(r"\d+/(\d+) $", text))]
+    assert re.fullmatch(r"packing \d runs", drawn[0])
+    totals = [match[1] for frame in drawn if (match := re.search(r"of (\d+) runs", frame))]
     assert totals == sorted(totals, reverse=True)
     assert set(totals) == {"40", "20"}
-    assert re.match(r"packing:  +\d\d%\|", texts[-1])
+    assert re.match(r"packing \[#+-*\]  \d\d %", drawn[-1])
 
 
 def test_progress_for_programs_is_a_json_object_a_line(tmp_path: Path, cli: Run) -> None:
@@ -100,21 +97,6 @@ def test_a_bar_on_which_nothing_was_done_is_erased(unit: str, step: str) -> None
     assert blank == ""
 
 
-@pytest.mark.parametrize(
-    ("unit", "step", "pattern"),
-    [
-        ("B", "1048576/10485760", r"\d0%\|[^|]+\| \d\.00M/10\.0M \[TIME<TIME, [\d.]+[kM]iB/s\]"),
-        ("tokens", "100/1000", r"\d0%\|[^|]+\| \d00/1000 \[TIME<TIME, [\d.]+ tok/s\]"),
-        ("ms", "100/1000", r"\d0%\|[^|]+\| \[TIME<TIME\]"),
-        ("runs", "3/10", r"2\drun \[.*"),  # more than the total is no error
-    ],
-)
-def test_each_unit_is_written_as_it_is_counted(unit: str, step: str, pattern: str) -> None:
-    """In some frame: on a busy machine the last step may come too soon after one to be drawn."""
-    whole = re.compile("x: +" + pattern.replace("TIME", r"00:\d\d"))
-    assert any(map(whole.fullmatch, frames("x", unit, *[step] * 8)))
-
-
 def test_what_is_done_at_once_draws_nothing() -> None:
     assert frames("packing", "B", "5/10", "5") == []
     with streams_on_terminal() as written, watched_progress("prompt", "tokens", lambda: (1, 100)):
@@ -148,7 +130,7 @@ def test_what_is_watched_has_a_bar_that_is_gone_before_the_text() -> None:
             time.sleep(0.7)
         print("text")
     *drawn, text = written[0].split("\r")[:-1]
-    pattern = r"prompt: +\d\d%\|[^|]+\| +\d+/100 \[00:00<00:00, [\d.]+ tok/s\]"
+    pattern = r"prompt \[#+-*\]  \d\d %  \d+ tokens of 100 tokens  [\d.]+ tok/s  0:0\d left"
     assert re.search(pattern, written[0])
     assert (drawn[-1].strip(), text) == ("", "text")
 
@@ -194,26 +176,6 @@ def test_what_is_counted_has_its_unit(
         now[0] += 30
         advance(count, total)
     assert capsys.readouterr().err == f"{line}\n"
-
-
-LOADED = """
-import sys, threading, time
-from moepack.cli.shared.progress import progress
-with progress("packing") as advance:
-    for _ in range(int(sys.argv[1])):
-        advance(1, 10)
-        time.sleep(0.1)
-print("tqdm" in sys.modules, "multiprocessing.synchronize" in sys.modules, threading.active_count())
-"""
-
-
-def test_tqdm_is_loaded_where_a_bar_is_drawn_alone() -> None:
-    """Without a thread of its own, and without locks between processes."""
-    command = (sys.executable, "-c", LOADED)
-    assert on_terminal(*command, "5").endswith("\rTrue False 1\r\n")
-    assert on_terminal(*command, "0") == "False False 1\r\n"
-    run = subprocess.run([*command, "5"], capture_output=True, text=True, check=True)
-    assert run.stdout == "False False 1\n"
 
 
 def talk(*, is_wanted: bool = True) -> None:

@@ -8,9 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from moepack.cli.shared.terminal import is_json_log, is_json_progress, is_quiet, is_verbose, say
+from moepack.cli.shared.terminal import (
+    draw,
+    is_json_log,
+    is_json_progress,
+    is_quiet,
+    is_verbose,
+    say,
+)
 from moepack.common.sizes import count_text, size_text
 from moepack.report.values import rate_text, seconds_text, speed_text
 
@@ -18,13 +24,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_OBJECTS = 1.0
 _SECONDS_BEFORE_BAR = 0.3
 _SECONDS_BETWEEN_POLLS = 0.1
-_BAR_UNITS: dict[str, dict[str, Any]] = {
-    "B": {"unit": "iB", "unit_scale": True, "unit_divisor": 1024},
-    "ms": {"bar_format": "{l_bar}{bar}| [{elapsed}<{remaining}]"},
-    "s": {"bar_format": "{desc}: {elapsed}"},
-    "tokens": {"unit": " tok", "smoothing": 0},  # which come in steps: the average tells most
-}
-"""tqdm's options for units; others are words, and counted one by one."""
+_SECONDS_BETWEEN_FRAMES = 0.1
 
 
 State = Callable[[], tuple[int, int | None] | None]
@@ -179,53 +179,34 @@ class _JsonLines(ProgressLines):
 
 
 class _Bar(ProgressLines):
-    """A bar of tqdm's, erased at the end."""
+    """The same line, drawn over and over behind a bar, and erased at the end."""
 
-    _bar: Any = None
-    _is_refreshed = False
-    """Whether the bar was drawn without an update: tqdm would not erase it."""
+    _drawn = 0.0
+    _width = 0
 
     def show(self, count: int) -> None:
-        if self._bar is None:
-            self._bar = self._begin()
-        self._bar.total = self._total
-        if count:
-            self._bar.update(count)
-        elif time.monotonic() - self._began >= _SECONDS_BEFORE_BAR:
-            self._bar.refresh()  # an update by 0 would leave its time out of the speed
-            self._is_refreshed = True
+        now = time.monotonic()
+        is_early = now - self._began < _SECONDS_BEFORE_BAR
+        if is_early or now - self._drawn < _SECONDS_BETWEEN_FRAMES:
+            return
+        self._drawn = now
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+        self._width = (columns or shutil.get_terminal_size().columns) - 1
+        state = self._state(now - self._began)
+        line = f"{self._what} {self._bar(state)}{state}"
+        draw("\r" + line[: self._width].ljust(self._width))
 
     def close(self) -> None:
-        if self._bar is not None:
-            if self._is_refreshed:
-                self._bar.clear()
-            self._bar.close()
+        if self._width:
+            draw("\r" + " " * self._width + "\r")
 
-    def _begin(self) -> Any:
-        from threading import RLock
-
-        from tqdm import tqdm  # here, since most commands draw no bar
-
-        # Neither a thread that watches bars, nor a lock between processes: one thread draws.
-        tqdm.monitor_interval = 0
-        tqdm.set_lock(RLock())
-        return tqdm(
-            desc=self._what,
-            leave=False,
-            **_bar_size(),
-            delay=_SECONDS_BEFORE_BAR,
-            miniters=0,
-            **_BAR_UNITS.get(self._unit, {"unit": self._unit.removesuffix("s")}),
-        )
-
-
-def _bar_size() -> dict[str, Any]:
-    """Return options for tqdm to follow the terminal's size, or to draw on one without a size."""
-    columns, lines = os.get_terminal_size(sys.stderr.fileno())
-    if columns and lines:
-        return {"dynamic_ncols": True}
-    columns, lines = shutil.get_terminal_size()
-    return {"ncols": columns - 1, "nrows": lines}
+    def _bar(self, state: str) -> str:
+        """Return a bar in the space that a state leaves; an empty one without a total."""
+        length = self._width - len(f"{self._what} [] {state}")
+        if not self._total or length < 1:
+            return ""
+        done = round(length * min(self._count / self._total, 1.0))
+        return f"[{'#' * done}{'-' * (length - done)}] "
 
 
 def _duration(seconds: float) -> str:
