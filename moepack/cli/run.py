@@ -79,7 +79,10 @@ _PROGRAM_OPTIONS = {
 @flag_option("--raw", help="Continue texts as they are, without a chat template.")
 @click.option("--system", "-sys", "--system-prompt", metavar="TEXT", help="System prompt.")
 @number_option(
-    *("-n", "--tokens", "--predict", "--n-predict"),
+    "-n",
+    "--tokens",
+    "--predict",
+    "--n-predict",
     least=-2,
     default=-1,
     help="Maximum number of tokens per answer; -1 is limited by the context alone.",

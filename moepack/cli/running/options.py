@@ -76,7 +76,9 @@ streaming_options = options(
 )
 
 context_option = number_option(
-    *("-c", "--context", "--ctx-size"),
+    "-c",
+    "--context",
+    "--ctx-size",
     least=0,
     most=MAX_CONTEXT,
     help="Context length in tokens; 0 is the trained length.  [default: that, within an eighth of "

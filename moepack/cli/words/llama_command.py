@@ -60,7 +60,7 @@ _ANSWERS = {
     """,
 }
 _HINTS = {name: hint for hint, names in _ANSWERS.items() for name in names.split()}
-"""What to type in place of options that cannot follow the dashes, by their names."""
+"""Hints by the names of options that may not follow the dashes."""
 _OPTION = re.compile("-[a-z]{2,}|--[A-Za-z][A-Za-z-]*")
 """The name of an option, but for those of one letter, behind which click takes a value."""
 _BEFORE = {name: name for name in ("--host", "--port", "--api-key", *_MODEL_OPTIONS)}
