@@ -77,7 +77,7 @@ _PROGRAM_OPTIONS = {
 )
 @file_option("-f", "--file", "prompt_path", help="File with the prompt.")
 @flag_option("--raw", help="Continue texts as they are, without a chat template.")
-@click.option("--system", "-sys", "--system-prompt", metavar="TEXT", help="System prompt.")
+@click.option("-sys", "--system", "--system-prompt", metavar="TEXT", help="System prompt.")
 @number_option(
     "-n",
     "--tokens",
