@@ -46,7 +46,6 @@ OTHER_WORDS = {
     "running/serving/server_options.py": "llama.cpp's command line",
     "running/programs/command.py": "llama.cpp's command line",
     "running/serving/drafts.py": "llama.cpp's command line",
-    "running/programs/executable.py": "options of env(1)",
     "running/serving/llama_server_options.py": "what is typed for llama-server",
     "running/programs/runner.py": "llama.cpp's command line",
     "running/serving/server.py": "what is typed for llama-server",
