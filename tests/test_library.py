@@ -118,6 +118,7 @@ def test_experts_are_counted_by_a_size_or_a_share(packs: dict[str, Path]) -> Non
         assert 0 < len(quarter) < pack.index.blob_count
         of_layer = sum(pack.locate(*key).length for key in pack.hottest(1 << 40, layers=[1]))
         assert pack.hottest("50%", layers=[1]) == pack.hottest(of_layer // 2, layers=[1])
+        assert pack.warm("25%") == sum(pack.locate(*key).length for key in quarter)
         with pytest.raises(RequestError, match="byte_budget: not a size"):
             pack.hottest("much")
 

@@ -102,11 +102,7 @@ class Inputs:
 
     def read(self, number: int, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes from `offset` of an input."""
-        data = bytearray(length)
-        view, done = memoryview(data), 0
-        while done < length:
-            done += self.read_into(number, offset + done, view[done:])
-        return bytes(data)
+        return b"".join(self.stream(number, offset, length))
 
     def descriptor(self, number: int) -> int | None:
         """Return the descriptor of an input; None if it is in memory, or not on this machine."""

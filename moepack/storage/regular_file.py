@@ -103,18 +103,6 @@ def read_back(path: AnyPath, most: int, flags: int = os.O_RDONLY) -> bytes:
         return file.read(most + 1)
 
 
-def read_whole(descriptor: int, offset: int, length: int) -> bytearray:
-    """Return `length` bytes from `offset` of an open file. Raises OSError, and EOFError."""
-    data = bytearray(length)
-    view = memoryview(data)
-    while view:
-        read_length = os.preadv(descriptor, [view], offset)
-        if not read_length:
-            raise EOFError(f"ends at byte {offset:,}")
-        view, offset = view[read_length:], offset + read_length
-    return data
-
-
 def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of `data` at `offset` of an open file. Raises OSError."""
     view = memoryview(data)

@@ -209,7 +209,7 @@ def test_a_drive_that_fails_is_named_with_its_place(
     def fail(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "preadv", fail)
+    monkeypatch.setattr(os, "pread", fail)
     for code in (errno.EIO, errno.ENOMEM):
         with Inputs([tmp_path / "input"], PackError) as inputs:
             with pytest.raises(MachineError, match=os.strerror(code)) as raised:

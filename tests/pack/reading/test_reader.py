@@ -12,12 +12,13 @@ import pytest
 import moepack
 from moepack.common.errors import PackError, RequestError
 from moepack.common.sizes import align
-from moepack.pack.reading.expert_read import read_of_parts
+from moepack.pack.reading.expert_read import ExpertRead, read_of_parts
 from moepack.pack.reading.pack import Pack
+from moepack.pack.reading.reader import Reader
 from moepack.storage import aligned_read
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
 from tests.support.interruptions import before_each
-from tests.support.models import keys_of, on_disk
+from tests.support.models import first_shard, keys_of, on_disk, pack_model
 
 
 def part_names(pack: Pack, layer: int, family: str | None = None) -> list[str]:
@@ -308,3 +309,37 @@ def test_statistics_count_reads_and_bytes(pack: Pack, name: str) -> None:
         assert 0 < now.peak_length <= 100_000
         assert now.seconds > 0
     assert reader.statistics == now
+
+
+# Warming
+
+
+def test_warming_reads_in_the_order_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {(layer, n): 1 + (n * 7 + layer) % 32 for layer in (0, 1) for n in range(16)}
+    pack_model([first_shard("qwen3moe")], tmp_path / "pack", counts=counts)
+    keys: list[tuple[int, int]] = []
+
+    def note(_: str, reader: Reader, reads: list[ExpertRead]) -> None:
+        assert reader.backend == "buffered"
+        keys.extend((read.layer, read.expert) for read in reads)
+
+    before_each(monkeypatch, note, (Reader, "submit_reads"))
+    with moepack.open(tmp_path / "pack") as opened:
+        total = sum(opened.locate(*key).length for key in keys_of(opened))
+        steps: list[int] = []
+        assert opened.warm(1 << 40, progress=steps.append) == sum(steps) == total
+        places = [opened.locate(*key)[3:5] for key in keys]
+        assert places == sorted(places)
+        assert sorted(keys) == sorted(keys_of(opened))
+        keys.clear()
+        assert opened.warm(opened.locate(*opened.hottest(1 << 40)[0]).length - 1) == 0
+        assert opened.warm(0) == 0
+        assert keys == []
+
+
+def test_warming_a_family_reads_that_family(families: Path) -> None:
+    with moepack.open(families) as pack:
+        lengths = [pack.locate(0, n, family="ffn_chexps").length for n in range(2)]
+        assert pack.warm(1 << 40, family="ffn_chexps") == sum(lengths)
