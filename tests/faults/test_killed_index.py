@@ -33,7 +33,7 @@ def assert_whole(target: Path, source: Path) -> None:
 
 
 @needs_strace()
-@pytest.mark.parametrize("step", amounts(5, 1))
+@pytest.mark.parametrize("step", amounts(9, 1))
 @pytest.mark.parametrize("fault", ["signal=SIGKILL", "error=EIO", "signal=SIGINT"])
 def test_after_each_call_that_it_does_not_survive_it_begins_again(
     fault: str, step: int, source: Path, tmp_path: Path

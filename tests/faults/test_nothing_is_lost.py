@@ -186,7 +186,7 @@ def says(errors: str, error: str, hint: str = "") -> bool:
 @pytest.mark.parametrize(
     ("number", "shares"),
     [
-        (signal.SIGKILL, (0.0, 0.25, 0.6, 0.95)),
+        (signal.SIGKILL, (0.0, 0.6, 0.95)),
         (signal.SIGINT, (0.6, 0.3)),
         (signal.SIGTERM, (0.6, 0.9)),
     ],
@@ -306,7 +306,7 @@ def in_pairs(work: Callable[[Shot], None], aimed: Sequence[Shot]) -> None:
 
 
 @needs_strace()
-@pytest.mark.parametrize("step", amounts(7, 1))
+@pytest.mark.parametrize("step", amounts(13, 1))
 def test_killed_before_any_call_and_robbed_of_what_was_not_synced_it_resumes(
     scene: Scene, tmp_path: Path, step: int
 ) -> None:
@@ -325,7 +325,7 @@ def test_killed_before_any_call_and_robbed_of_what_was_not_synced_it_resumes(
 
 
 @needs_strace()
-@pytest.mark.parametrize("step", amounts(9, 1))
+@pytest.mark.parametrize("step", amounts(17, 1))
 def test_a_call_that_fails_once_leaves_no_pack_and_resumes(
     scene: Scene, tmp_path: Path, step: int
 ) -> None:

@@ -174,17 +174,17 @@ def test_no_damage_to_the_journal_loses_a_byte(step: int, on_the_way: Moments) -
 
 def test_one_damaged_description_is_put_right_by_its_copy(on_the_way: Moments) -> None:
     snapshot = on_the_way.snapshots[len(on_the_way.snapshots) // 2]
-    for name in ("manifest.json", "manifest.json.copy", "index.bin", "index.bin.copy"):
+    names = ("manifest.json", "manifest.json.copy", "index.bin", "index.bin.copy")
+    for number, name in enumerate(names):
         path = f"model.moepack/in-place/{name}"
         whole = snapshot[path]
-        for at in (0, len(whole) // 2 | 1):
-            flipped = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
-            for data in (flipped, whole[:at]):
-                on_the_way.lay(snapshot | {path: data})
-                in_place_draft.read(on_the_way.target / "in-place", on_the_way.target)
-                assert (on_the_way.root / path).read_bytes() == whole
-                on_the_way.goes("pack" if at % 2 else "restore")
-                assert on_the_way.is_as_it_was()
+        at = len(whole) // 2
+        flipped = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
+        on_the_way.lay(snapshot | {path: (flipped, whole[:at], b"")[number % 3]})
+        in_place_draft.read(on_the_way.target / "in-place", on_the_way.target)
+        assert (on_the_way.root / path).read_bytes() == whole
+        on_the_way.goes("pack" if number % 2 else "restore")
+        assert on_the_way.is_as_it_was()
 
 
 def test_two_damaged_descriptions_are_refused_and_nothing_is_changed(on_the_way: Moments) -> None:
