@@ -15,7 +15,7 @@ from moepack.common.errors import MachineError, MoepackError
 from moepack.running.serving.server import ENDS_WITH_INPUT
 
 _LISTENING = re.compile(
-    rb'^listening on (http\S+)$|^.*"event": "listening", "url": "([^"]+)"', re.MULTILINE
+    rb'^listening on (http\S+)\n|^.*"event": "listening", "url": "([^"]+)"', re.MULTILINE
 )
 _SECONDS_TO_END = 5.0
 _SECONDS_BETWEEN = 0.01
