@@ -24,6 +24,7 @@ from tests.support.children import MOEPACK, run_command
 from tests.support.faulty_backend import NAMES, require
 from tests.support.machine_faults import Room
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, pack_model
+from tests.support.native import compile_with
 from tests.support.warm_command import Run
 
 # Random tests without settings of their own; `make fuzz` has tests that look much further.
@@ -173,5 +174,5 @@ def ggml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile as much of ggml as routers need."""
     library = tmp_path_factory.mktemp("ggml") / "libggml.so"
     source = Path(__file__).parent / "support" / "chooser.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    compile_with("cc", "-shared", "-fPIC", "-O1", "-o", library, source)
     return library

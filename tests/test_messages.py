@@ -19,6 +19,7 @@ from moepack.cli.words.front import commands_below
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
 from moepack.report.page import Page, Verbatim
+from tests.support.needs import needs_llama
 
 PACKAGE = Path(moepack.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
@@ -140,6 +141,7 @@ def test_the_command_line_says_what_is_typed_there(command: str, text: str, type
     assert as_typed(text, cli.commands[command]) == typed
 
 
+@needs_llama
 @pytest.mark.parametrize("name", ["a`memory`c", "a/`memory`", "`memory`/b", "it's `memory` here"])
 def test_names_of_files_stay_as_they_are(
     name: str,

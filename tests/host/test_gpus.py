@@ -48,6 +48,8 @@ class Driver:
         return self.gpus[number]
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python 3.14 looks at what it imports
+            raise AttributeError(name)
         assert self.is_open
         if not name.startswith("nvmlDeviceGet"):
             raise AttributeError(name)

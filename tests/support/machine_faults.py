@@ -340,6 +340,8 @@ class Room:
 
     def __init__(self) -> None:
         """Open a room as root, or as the root of a user namespace where that is permitted."""
+        if shutil.which("unshare") is None:
+            pytest.skip("unshare is not installed")
         for options in (["--mount"], ["--mount", "--map-root-user"]):
             self._shell = Piped("unshare", *options, "sh", stderr=subprocess.DEVNULL)
             if self.run("true"):

@@ -13,6 +13,7 @@ from moepack.source import gguf_header
 from moepack.source.shards import Source
 from tests.support import architectures
 from tests.support.gguf_builder import GgufBuilder, moe
+from tests.support.needs import needs_llama
 from tests.support.values import some
 
 Options = dict[str, Any]
@@ -115,6 +116,7 @@ def test_metadata_that_does_not_say_what_it_must_is_named(
     assert caught.value.found == (actual or "no such key")
 
 
+@needs_llama
 def test_a_model_that_caches_nothing_takes_as_much_for_any_count_of_tokens(tmp_path: Path) -> None:
     footprint = footprint_of(architectures.write("llada-moe", tmp_path / "m.gguf"))
     short, long = (footprint.compute_length(ContextOptions(count)) for count in (1024, 1 << 20))

@@ -26,6 +26,8 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files awa
 def compiled(path: Path, *flags: str) -> Path:
     source = path.with_suffix(".c")
     source.write_text("int main(void) { return 0; }\n")
+    if shutil.which("cc") is None:
+        pytest.skip("there is no cc here")
     run = subprocess.run(["cc", source, "-o", path, *flags], capture_output=True, timeout=PATIENCE)
     if run.returncode:
         pytest.skip(f"cc {' '.join(flags)} makes no programs here")

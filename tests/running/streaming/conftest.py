@@ -1,6 +1,5 @@
 """The fixture models in all forms that run, and the answers of programs alone."""
 
-import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from moepack.packing.shard_index import index_model
 from tests.support.models import first_shard
-from tests.support.native import compiled_once, sources
+from tests.support.native import compile_with, compiled_once, sources
 from tests.support.needs import require_llama
 from tests.support.supervised import ROOT, SLOTS, Alone, Answers, Form, Program, answers
 
@@ -52,7 +51,7 @@ def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     def compile_library(name: str) -> Path:
         library = tmp_path_factory.mktemp("preloaded") / f"{name}.so"
         source = ROOT / "tests" / "support" / f"{name}.c"
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        compile_with("cc", "-shared", "-fPIC", "-o", library, source, "-ldl")
         return library
 
     return compile_library

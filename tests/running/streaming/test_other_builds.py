@@ -4,7 +4,6 @@ Token ids, and with them the digests of all logits, are those of the same progra
 """
 
 import random
-import subprocess
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from moepack.running.streaming.usage import ExpertUsage
 from tests.support.models import I_QUANTS, REAL_MODELS, first_shard
+from tests.support.native import compile_with
 from tests.support.npm_builds import require_build, require_software_gpu
 from tests.support.supervised import ROOT, Form, Program, supervised
 
@@ -31,7 +31,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the variable by which a program alone computes with the same kernels."""
     library = tmp_path_factory.mktemp("plain") / "plain.so"
     source = ROOT / "tests" / "support" / "plain_callback.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    compile_with("cc", "-shared", "-fPIC", "-o", library, source, "-ldl")
     return {"LD_PRELOAD": str(library)}
 
 
