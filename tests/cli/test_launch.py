@@ -82,6 +82,8 @@ def has_ended(url: str) -> bool:
         httpx.get(url.replace("/v1", "/health"))
     except httpx.ConnectError:
         return True
+    except httpx.ReadError:  # it ends at this moment
+        return False
     return False
 
 
