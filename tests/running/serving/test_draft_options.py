@@ -93,10 +93,10 @@ def test_run_counts_drafts_and_those_that_its_text_has(cli: Run) -> None:
         "-c",
         "256",
     )
-    drafting = (*words, "-md", DRAFT, "--spec-type", "draft-simple", "--spec-draft-n-max", "2")
-    plain, drafted = (json.loads(cli(*one, "--json").stdout) for one in (words, drafting))
+    drafting = ("--", "-md", DRAFT, "--spec-type", "draft-simple", "--spec-draft-n-max", "2")
+    plain, drafted = (json.loads(cli(*words, "--json", *more).stdout) for more in ((), drafting))
     assert drafted["text"] == plain["text"]
     assert plain["draft_count"] == 0
     assert 0 < drafted["accepted_count"] <= drafted["draft_count"]
     assert (drafted["draft_hits"], drafted["draft_misses"]) == (0, 0), "it reads its own experts"
-    assert re.search(r"; \d+ of \d+ drafts accepted\n", cli(*drafting).stderr)
+    assert re.search(r"; \d+ of \d+ drafts accepted\n", cli(*words, *drafting).stderr)
