@@ -34,14 +34,16 @@ def write_synced(path: AnyPath, data: bytes | memoryview) -> None:
         os.fsync(file.fileno())
 
 
-def publish(partial: AnyPath, path: AnyPath) -> None:
+def publish(partial: AnyPath, path: AnyPath, *, syncs_folder: bool = True) -> None:
     """Give a finished, synced file its name; an older file of that name is gone then.
 
-    Raises NotRegularError if something other than a file has that name, and OSError.
+    The caller syncs the folder if it is not done here. Raises NotRegularError if something other
+    than a file has that name, and OSError.
     """
     require_replaceable(path)
     os.replace(partial, path)
-    sync_directory(Path(path).absolute().parent)
+    if syncs_folder:
+        sync_directory(Path(path).absolute().parent)
 
 
 def require_folder_of(path: AnyPath) -> None:

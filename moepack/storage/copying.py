@@ -44,10 +44,11 @@ class Copier:
 
     With `resume` a file may be there in part: a run that is correct already is left as it is, as
     far as the digests of its extents are known. With `clone` ranges are shared with the inputs if
-    the file system can: these are not read, and have the digests expected. With `by_input` the
-    inputs, all of them files, are read from start to end; one that is read whole must have the
-    SHA-256 in its stamp. `advanced` is called with the bytes done since its last call, from one
-    thread at a time. `compared_length` is the bytes that were found to have the digests expected.
+    the file system can: these are not read, and have the digests expected. Without `syncs` the
+    caller syncs the files. With `by_input` the inputs, all of them files, are read from start to
+    end; one that is read whole must have the SHA-256 in its stamp. `advanced` is called with the
+    bytes done since its last call, from one thread at a time. `compared_length` is the bytes that
+    were found to have the digests expected.
     """
 
     target: Path
@@ -56,6 +57,7 @@ class Copier:
     _: KW_ONLY
     resume: bool = False
     clone: bool = False
+    syncs: bool = True
     by_input: bool = False
     cloned_length: int = field(default=0, init=False)
     kept_length: int = field(default=0, init=False)
@@ -168,7 +170,8 @@ class Copier:
                 file.left -= len(digests)
                 is_whole = not file.left
             if is_whole:
-                os.fsync(file.descriptor)
+                if self.syncs:
+                    os.fsync(file.descriptor)
                 yield file
 
     def _copy_all(self, extents: Sequence[Extent], writer: _RunWriter) -> list[int]:

@@ -18,16 +18,19 @@ from moepack.common import digest
 from moepack.common.errors import PackError, RequestError, write_failure
 from moepack.common.pack_files import is_in_pack
 from moepack.common.phases import DigestCounts, Progress, advancing
-from moepack.storage.atomic import publish, refuse_special, require_folder_of
+from moepack.storage.atomic import publish, refuse_special, require_folder_of, sync_directory
 from moepack.storage.blocks import can_clone
 from moepack.storage.copying import Copier
 from moepack.storage.extents import FinishedFile, NewFile, is_whole
 from moepack.storage.folders import check_space, lock
 from moepack.storage.inputs import Inputs
+from moepack.storage.libc import sync_file_system
 from moepack.storage.regular_file import open_regular
 from moepack.storage.thread_pool import run_each
 
 SUFFIX = ".partial"
+_MANY, _SMALL_LENGTH = 32, 64 << 20
+"""More files than this, shorter than that on average, are synced together."""
 MAX_NAME_LENGTH = 255
 """In bytes: that of Linux."""
 
@@ -85,7 +88,16 @@ def write_whole_files(
             for file in kept:
                 check(folder / file.name, file.name)
         with Inputs(inputs, PackError, data) as opened:
-            copier = Copier(folder, opened, advanced, resume=resume, clone=clone)
+            left = sum(file.length for file in missing)
+            are_small = len(missing) > _MANY and left < len(missing) * _SMALL_LENGTH
+            copier = Copier(
+                folder,
+                opened,
+                advanced,
+                resume=resume,
+                clone=clone,
+                syncs=not are_small,
+            )
             _write(missing, copier, check, threads)
     kept_length = copier.kept_length + sum(file.length for file in kept)
     known_length, unknown_length = _part_lengths(files)
@@ -112,18 +124,24 @@ def _write(
     check: Callable[[Path, str], None] | None,
     threads: int,
 ) -> None:
-    """Write files, and give each its name when it is synced."""
+    """Write files, and give them their names: each when it is synced, or all together."""
     folder = copier.target
     names = {partial_name(file.name): file.name for file in files}
+    unsynced: list[FinishedFile] = []
 
     def complete(file: FinishedFile) -> None:
         name = names[file.name]
         if check is not None:
             check(folder / file.name, name)
-        publish(folder / file.name, folder / name)
+        publish(folder / file.name, folder / name, syncs_folder=copier.syncs)
 
     partials = [file._replace(name=partial_name(file.name)) for file in files]
-    copier.write(partials, threads, complete)
+    copier.write(partials, threads, complete if copier.syncs else unsynced.append)
+    if unsynced:
+        sync_file_system(folder)
+        for file in unsynced:
+            complete(file)
+        sync_directory(folder)
 
 
 def partial_name(name: str) -> str:

@@ -1,14 +1,13 @@
 """Verify an export: compare its files with those that exporting the model anew would write.
 
 The plan of an export says where each byte of it comes from. Parts are compared by the digests of
-the pack's index, headers by their own, manifests and parts without digests byte for byte.
+the pack's index; headers, manifests and parts without digests byte for byte.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
 
 from moepack.common.errors import PackError, RequestError, SourceError
@@ -78,13 +77,13 @@ def _verify(
     require(engine, pack, settings)
     plan = engine.plan(pack, path, settings)
     phases = Phases(progress)
-    plan.heads(threads, phases.begin(later=sum(file.length for file in plan.files)))
+    heads = plan.heads(threads, phases.begin(later=sum(file.length for file in plan.files)))
     files = [file for file in plan.files if _is_there(plan.folder, file, findings)]
     paths = [plan.folder / file.name for file in files]
     segments = _segments(pack, files)
     length = sum(file.length for file in files)
     advanced = advancing(phases.begin(), length)
-    findings.all += _compare(pack, paths, segments, reference, threads, advanced)
+    findings.all += _compare(pack, paths, segments, heads, reference, threads, advanced)
     if plan.last is not None:
         length += _check_last(plan.folder, plan.last, phases.begin(), findings)
     if engine.owns_folder:
@@ -161,22 +160,40 @@ def _compare(
     pack: Pack,
     paths: Sequence[Path],
     segments: Sequence[Segment],
+    heads: Sequence[bytes],
     reference: str,
     threads: int,
     advanced: Callable[[int], None],
 ) -> Iterator[Finding]:
     """Yield the differences of an export; what lacks its digest is compared with the pack."""
     fault = PackError if reference == "the pack" else SourceError
-    needs_pack = any(one.source is not None for segment in segments for one in segment.ranges)
-    inputs = list(map(str, pack.file_paths)) if needs_pack else []
-    for finding in scan(paths, inputs, segments, threads, advanced, fault=fault).findings:
-        if finding.kind not in ("digest", "bytes"):
-            yield finding
-        elif finding.layer is None and finding.tensor is None:
-            message = f"the header differs from that of an export of {reference}"
-            yield Finding("record", message, file=finding.file, offset=finding.offset)
-        else:
+    inputs = list(map(str, pack.file_paths))
+    ranges = [one for segment in segments for one in segment.ranges]
+    used = inputs if any(one.source is not None for one in ranges) else []
+    findings = scan(paths, used, segments, threads, advanced, fault=fault).findings
+    wrong = {(one.file, one.offset) for one in findings if one.kind == "digest"}
+    again = []
+    for one in (one for one in ranges if (paths[one.file].name, one.offset) in wrong):
+        assert one.shard is not None
+        if one.where:
+            alone = one._replace(digest=None, source=(one.shard, one.shard_offset))
+            again.append(Segment(one.file, one.offset, one.end, (alone,)))
+            continue
+        actual = read_back(paths[one.file], one.end)[one.offset :]
+        offset = one.offset + _common_length(actual, heads[one.shard - len(inputs)])
+        message = f"the header differs from that of an export of {reference}"
+        yield Finding("record", message, file=paths[one.file].name, offset=offset)
+    if again:
+        findings += scan(paths, inputs, again, threads, lambda _length: None, fault=fault).findings
+    located = {finding[2:7] for finding in findings if finding.kind == "bytes"}
+    for finding in findings:
+        if finding.kind == "bytes":
             yield finding._replace(message=f"not the bytes of {reference}")
+        elif finding.kind != "digest":
+            yield finding
+        elif finding[2:6] != (None, None, None, None) and finding[2:7] not in located:
+            message = "they do not have their digest, neither here nor in the pack"
+            yield finding._replace(message=message)
 
 
 def _check_last(folder: Path, last: LastFile, progress: Progress, findings: Findings) -> int:
@@ -189,16 +206,22 @@ def _check_last(folder: Path, last: LastFile, progress: Progress, findings: Find
     expected = last.content(progress)
     actual = read_back(path, len(expected))
     if actual != expected:
-        lines = zip_longest(expected.split(b"\n"), actual.split(b"\n"), fillvalue=b"")
-        pairs = enumerate(lines, 1)
-        number, (ours, theirs) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
-        message = f"line {number:,}: expected {_shown(ours)}, found {_shown(theirs)}"
-        findings.add("manifest", message, file=last.name)
+        offset = _common_length(actual, expected)
+        line = expected.count(b"\n", 0, offset)
+        message = f"line {line + 1:,}: expected {_line(expected, line)}"
+        message += f", found {_line(actual, line)}"
+        findings.add("manifest", message, file=last.name, offset=offset)
     return len(expected)
 
 
-def _shown(line: bytes) -> str:
-    return line[:_SHOWN_LENGTH].strip().decode("utf-8", "replace")
+def _common_length(one: bytes, other: bytes) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _line(text: bytes, number: int) -> str:
+    line = text.split(b"\n")[number].strip().decode("utf-8", "replace")
+    return line if len(line) <= _SHOWN_LENGTH else f"{line[:_SHOWN_LENGTH]}…"
 
 
 def _report(

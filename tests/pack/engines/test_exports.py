@@ -1,15 +1,18 @@
 """What holds for every format: experts read back, refusals, dry runs, names, interruptions."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import moepack
-from moepack.common.errors import RequestError
+from moepack.common.errors import MachineError, RequestError
 from moepack.pack.engines.exporting import ENGINES
+from moepack.storage import whole_files
 from tests.support.export_readers import READERS
+from tests.support.gguf_builder import moe
 from tests.support.models import REAL_MODELS, first_shard, oracle, pack_model, shards_of, tree
 
 NAMES = [engine.name for engine in ENGINES]
@@ -273,3 +276,31 @@ def test_files_that_are_missing_or_do_not_belong_there_are_found(
     other = moepack.verify_export("moe-stream-dir", tmp_path / "experts", pack=natural["mixtral"])
     assert other.headline == "the export is not whole, or not of the pack"
     assert {finding.kind for finding in other.findings} >= {"file"}
+
+
+def test_many_small_files_are_synced_together_before_any_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal's commit for each of thousands of files would take longer than copying them."""
+    moepack.pack_model(moe((0,), 40).write(tmp_path / "m.gguf"), tmp_path / "pack")
+    target, states = tmp_path / "out", []
+
+    def look(folder: Path) -> None:
+        states.append(sorted(os.listdir(folder)))
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_files, "sync_file_system", look)
+        with pytest.raises(MachineError, match="cannot write: Input/output error"):
+            moepack.export("moe-flash", tmp_path / "pack", target, alignment=4096)
+    names = [f"L000_E{expert:04}.bin" for expert in range(40)]
+    assert states == [[f"{name}.partial" for name in names]]
+    assert sorted(os.listdir(target)) == states[0]
+    folders: list[Path] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_files, "sync_directory", folders.append)
+        done = moepack.export("moe-flash", tmp_path / "pack", target, alignment=4096, resume=True)
+    assert folders == [target]
+    assert done.kept_length == 40 * 8192
+    assert sorted(os.listdir(target)) == [*names, "manifest.json"]
+    assert moepack.verify_export("moe-flash", target, pack=tmp_path / "pack").passed

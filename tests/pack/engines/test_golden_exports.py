@@ -203,17 +203,26 @@ def test_a_manifest_elsewhere_finds_the_pack(pack: Path, tmp_path: Path) -> None
     assert not report.findings
 
 
-def test_a_changed_manifest_or_header_is_named(pack: Path, tmp_path: Path) -> None:
-    manifest, target = pack / "anemll.json", tmp_path / "exported.gguf"
+def test_a_changed_manifest_is_found_by_its_line(pack: Path) -> None:
+    path = pack / "anemll.json"
     moepack.export("anemll", pack)
-    manifest.write_text(manifest.read_text().replace('stride": 12288', 'stride": 100', 1))
-    (finding,) = moepack.verify_export("anemll", manifest, pack=pack).findings
-    assert (finding.kind, finding.file) == ("manifest", "anemll.json")
-    assert 'expected "expert_stride": 12288,, found "expert_stride": 100,' in finding.message
+    text = path.read_text()
+    path.write_text(text.replace('"expert_stride": 12288', '"expert_stride": 100', 1))
+    (finding,) = moepack.verify_export("anemll", path, pack=pack).findings
+    offset = text.index('"expert_stride": 12288') + len('"expert_stride": 1')
+    line = text.count("\n", 0, offset) + 1
+    assert finding.message == (
+        f'line {line}: expected "expert_stride": 12288,, found "expert_stride": 100,'
+    )
+    assert (finding.kind, finding.file, finding.offset) == ("manifest", "anemll.json", offset)
+
+
+def test_a_changed_header_of_a_gguf_is_found_by_its_offset(pack: Path, tmp_path: Path) -> None:
+    target = tmp_path / "exported.gguf"
     moepack.export("gguf", pack, target)
-    flip(target, target.read_bytes().index(b"Built for"))
+    flip(target, offset := target.read_bytes().index(b"Built for"))
     (finding,) = moepack.verify_export("gguf", target, pack=pack).findings
-    assert (finding.kind, finding.file) == ("record", "exported.gguf")
+    assert (finding.kind, finding.file, finding.offset) == ("record", "exported.gguf", offset)
 
 
 def test_damage_that_was_copied_from_the_pack_is_found_by_the_digest(
