@@ -32,7 +32,7 @@ static uint32_t draw(uint32_t below) {
 }
 
 static void use(void) {
-    uint32_t layer = draw(LAYERS), used[MOST_EXPERTS], count = 0, first = layers[layer].first;
+    uint32_t layer = draw(LAYERS), used[MOST_EXPERTS] = {0}, count = 0, first = layers[layer].first;
     if (layer <= plain.lowest) {
         plain.lowest = layer;
         for (uint32_t e = 0, is_halved = ++plain.call_count % HALF_LIFE == 0; e < experts.count && is_halved; e++) plain.counts[e] /= 2;
@@ -72,7 +72,7 @@ static bool is_before(uint32_t expert, uint32_t other) {
 }
 
 static bool evict(void) {
-    uint8_t kept[MOST];
+    uint8_t kept[MOST] = {0};
     uint32_t expected = NO_EXPERT, slot_class = draw(2) ? ANY_CLASS : draw(CLASSES);
     for (uint32_t e = 0; e < experts.count; e++) kept[e] = draw(4) == 0;
     for (uint32_t turn = 0; turn < LAYERS; turn++) {

@@ -99,9 +99,10 @@ static uint32_t expect_ahead(uint32_t layer, double independent, int64_t length,
     uint32_t first = layers[layer].first, count = 0;
     for (uint32_t e = first; e < first + layers[layer].count; e++) likely += likelihood_of(e, independent);
     for (uint32_t i = 0; i < layers[layer].count; i++) {
-        uint32_t best = NO_EXPERT;
-        for (uint32_t e = first; e < first + layers[layer].count; e++)
-            if (!is_tried[e] && (best == NO_EXPERT || likelihood_of(e, independent) > likelihood_of(best, independent))) best = e;
+        uint32_t best = first;
+        while (is_tried[best]) best++;
+        for (uint32_t e = best + 1; e < first + layers[layer].count; e++)
+            if (!is_tried[e] && likelihood_of(e, independent) > likelihood_of(best, independent)) best = e;
         is_tried[best] = true;
         if (residents.states[best].bytes != ABSENT) continue;
         unlikely += 1 - likelihood_of(best, independent);
@@ -125,7 +126,7 @@ static void check_admitted(const char *rule) {
 }
 
 static void look_ahead(uint32_t layer, const uint32_t *counts, uint32_t token_count) {
-    uint32_t chosen[MOST], count = 0, used_count = 0;
+    uint32_t chosen[MOST] = {0}, count = 0, used_count = 0;
     uint64_t length = 0;
     int64_t most = free_length();
     for (uint32_t e = 0; e < experts.count; e++) most += may_go(e, layer, counts) ? (int64_t)slot_length(&experts, e) : 0;
