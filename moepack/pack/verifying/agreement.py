@@ -146,5 +146,5 @@ def _differing_hotness(index: Index, described: Manifest) -> Iterator[str]:
     counts = {"measured_blob_count": measured, "blob_count": index.blob_count}
     for key, count in counts.items():
         value = described.hotness.get(key)
-        if value not in (None, count):
+        if value is not None and (type(value) is not int or value != count):
             yield f"hotness.{key} is {shorten(json.dumps(value))}, the index has {count:,}"

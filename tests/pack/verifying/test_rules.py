@@ -101,6 +101,12 @@ RULES = [
     Rule("a header's SHA-256", header_sha256, "manifest", "the SHA-256 of this header is"),
     Rule("not whole", stated(whole=False), "manifest", "it says that the pack is not whole"),
     Rule("layers", stated(layers=[0], whole=False), "manifest", "it lists layers 0"),
+    Rule(
+        "a count that is not whole",
+        stated(hotness={"measured_blob_count": 4.0}),
+        "manifest",
+        "hotness.measured_blob_count is 4.0, the index has 4",
+    ),
     Rule("fewer files", lambda e: e.body["files"].pop(), "manifest", "it lists 2 files"),
 ]
 """Rules that are in no table of `broken_packs`."""
