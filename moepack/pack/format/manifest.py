@@ -21,9 +21,6 @@ MAX_LENGTH = 8 << 20
 PAGE_LENGTH = 64 << 10
 FORMAT = pack_files.FORMAT
 
-_END_LENGTH = 49
-"""Of the bytes of a manifest that are not under its digest: those of the digest's own line."""
-
 
 class FileEntry(NamedTuple):
     """A file by its plain name, and its length in bytes."""
@@ -123,6 +120,10 @@ def seal(body: dict[str, Any]) -> bytes:
 
 def _end(signed: bytes) -> bytes:
     return f',\n  "manifest_digest": "{digest.to_text(digest.xxh3(signed))}"\n}}\n'.encode()
+
+
+_END_LENGTH = len(_end(b""))
+"""Of the bytes of a manifest that are not under its digest: those of the digest's own line."""
 
 
 def decode(data: bytes, path: str) -> Manifest:
