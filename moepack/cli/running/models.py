@@ -249,8 +249,7 @@ def run_program_command(
 
     if not command:
         raise RequestError("no program is named", hint="moepack run MODEL -- PROGRAM ARGUMENTS")
-    trace_path = options["trace_path"]
-    with open_model(fetch(source_or_pack)) as pack, trace_to(trace_path, pack) as trace:
+    with open_model(fetch(source_or_pack)) as pack, trace_to(options["trace_path"], pack) as trace:
         pack.require_files()
         command = [*command, *model_words(pack)]
         streaming = StreamingOptions(

@@ -151,15 +151,11 @@ class LlamaCommand(click.Command):
                 arguments.append(_model_of(name, value if sign else left.pop(0)))
                 ours.insert(place, arguments[-1])
             elif name in counts:
-                count = 0 if sign else counts[name]
-                ours += [word, *left[:count]]
-                left = left[count:]
+                ours += [word, *_take(left, 0 if sign else counts[name])]
             elif name in _VALUE_COUNTS:
                 if name in _FLASH and not sign and not _SWITCHES.issuperset(left[:1] or ["none"]):
                     left.insert(0, "on")
-                count = 0 if sign else _VALUE_COUNTS[name]
-                passed_on += [name, *([value] if sign else left[:count])]
-                left = left[count:]
+                passed_on += [name, *([value] if sign else _take(left, _VALUE_COUNTS[name]))]
             elif _OPTION.fullmatch(name) or name in _HINTS:
                 has_server = _SERVER_OPTION in ours
                 raise self._unknown(name, [*counts], arguments[place:], [word, *left], has_server)
@@ -191,6 +187,13 @@ class LlamaCommand(click.Command):
         near = get_close_matches(name.lower(), [one for one in names if one.startswith("--")])
         problem = click.NoSuchOption(name, possibilities=near).format_message()
         return RequestError(problem.removesuffix("."), hint=self.line_with_options(model, option))
+
+
+def _take(words: list[str], count: int) -> list[str]:
+    """Remove the first words, and return them."""
+    first = words[:count]
+    del words[:count]
+    return first
 
 
 def _refuse_program(words: Sequence[str]) -> None:

@@ -45,15 +45,18 @@ class PlacementRequest:
         weights, context = footprint.weights, footprint.context(options)
         compute_length, outer = footprint.compute_length(options), weights.outer
         step, parameters = weights.read_expert_length, weights.parameters
-        unknown = RequestError(
-            "the memory that the model needs is unknown",
-            path=footprint.path,
-            hint="name the source, or a pack with the dense part and all metadata",
-        )
-        if context is None or compute_length is None or outer is None:
-            raise unknown
-        if step is None or parameters is None:
-            raise unknown
+        if (
+            context is None
+            or compute_length is None
+            or outer is None
+            or step is None
+            or parameters is None
+        ):
+            raise RequestError(
+                "the memory that the model needs is unknown",
+                path=footprint.path,
+                hint="name the source, or a pack with the dense part and all metadata",
+            )
         if not weights.expert_length:
             raise RequestError("the model has no experts to place", path=footprint.path)
         self.footprint, self.weights, self.parameters = footprint, weights, parameters
