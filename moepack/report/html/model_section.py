@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,15 @@ from moepack.inspection.listing import BlobRow
 from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.report import model_text
 from moepack.report.html.drawing import Axis, cell_map, row_ticks, size_axis, stacked_bars
-from moepack.report.html.section import DataTable, Key, PageSection, Picture, ReportFacts, pair_rows
+from moepack.report.html.section import (
+    DataTable,
+    Key,
+    PageSection,
+    Picture,
+    Pointer,
+    ReportFacts,
+    pair_rows,
+)
 from moepack.report.page import Column, Table
 from moepack.report.values import UNKNOWN, length_text, parameters_text, share_text
 from moepack.source.parameters import Parameters
@@ -170,39 +178,29 @@ def pack_section(facts: ReportFacts) -> PageSection | str:
     )
 
 
-def _map(files: Files) -> tuple[str, dict[str, Any]]:
-    """Draw a cell for each blob, in rows for each file, and return the data of the pointer too."""
+def _map(files: Files) -> tuple[str, Pointer]:
+    """Draw a cell for each blob, in rows for each file, and return their texts too."""
     columns = min(_MAX_COLUMNS, max(map(len, files.values())))
-    row_counts = [divide_up(len(blobs), columns) for blobs in files.values()]
-    starts = [sum(row_counts[:number]) for number in range(len(files))]
-    cells = np.full((sum(row_counts), columns), np.nan)
-    all_blobs = [blob for blobs in files.values() for blob in blobs]
-    last = max(1, max(blob.rank for blob in all_blobs))
-    skips = []
-    for start, blobs in zip(starts, files.values(), strict=True):
-        ranks = np.array([blob.rank for blob in blobs])
-        cells[start:].reshape(-1)[: len(ranks)] = 1 - ranks / last
-        end = 0
-        for blob in blobs:
-            skips.append((blob.offset or 0) - end)
-            end = (blob.offset or 0) + blob.length
-    middles = [start + count / 2 for start, count in zip(starts, row_counts, strict=True)]
-    names = [name.removesuffix(".bin") for name in files]
-    up = Axis("", len(cells), 0, row_ticks(names, middles))
-    svg = cell_map(cells, "blob, by offset in its file", up, min(19, max(4, 0.2 * len(cells))))
-    return svg, {
-        "kind": "blobs",
-        "columns": columns,
-        "rows": len(cells),
-        "files": [*files],
-        "starts": starts,
-        "counts": [*map(len, files.values())],
-        "layer": [blob.layer for blob in all_blobs],
-        "expert": [blob.expert for blob in all_blobs],
-        "hotness": [blob.hotness for blob in all_blobs],
-        "skip": skips,
-        "length": [blob.length for blob in all_blobs],
-    }
+    cells: list[BlobRow | None] = []
+    names: list[str] = []
+    middles = []
+    for name, blobs in files.items():
+        row_count = divide_up(len(blobs), columns)
+        middles.append(len(cells) / columns + row_count / 2)
+        names += [name] * row_count * columns
+        cells += [*blobs, *[None] * (row_count * columns - len(blobs))]
+    ranks = np.array([math.nan if blob is None else blob.rank for blob in cells])
+    levels = (1 - ranks / max(1, np.nanmax(ranks))).reshape(-1, columns)
+    ticks = row_ticks([name.removesuffix(".bin") for name in files], middles)
+    height = min(19, max(4, 0.2 * len(levels)))
+    svg = cell_map(levels, "blob, by offset in its file", Axis("", len(levels), 0, ticks), height)
+    text = (
+        "layer {layer}, expert {expert}\n{hotness:,} selections\n"
+        "{length:,} bytes at byte {offset:,}\nof {file}"
+    )
+    fields = ("layer", "expert", "hotness", "length", "offset")
+    values = {field: [getattr(blob, field, None) for blob in cells] for field in fields}
+    return svg, Pointer(len(levels), columns, text, values | {"file": names})
 
 
 def _files(files: Files) -> DataTable:

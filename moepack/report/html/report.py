@@ -163,7 +163,7 @@ def _render(
         style=_resource("page.css"),
         script=script,
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        facts=_packed({name: to_json(getattr(facts, name)) for name in names}),
+        facts=_packed({name: getattr(facts, name) for name in names}),
     )
     return html
 
@@ -197,6 +197,6 @@ def _spans(text: str) -> list[tuple[bool, str]]:
 
 
 def _packed(value: Any) -> str:
-    """Return JSON, deflated, as base64: letters that end no element of a page."""
-    text = escape_delete(json.dumps(value, separators=(",", ":"), allow_nan=False))
+    """Return facts as JSON, deflated, as base64: letters that end no element of a page."""
+    text = escape_delete(json.dumps(to_json(value), separators=(",", ":"), allow_nan=False))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +25,10 @@ from moepack.report.html.section import (
     Key,
     PageSection,
     Picture,
+    Pointer,
     ReportFacts,
     adding,
+    points,
 )
 from moepack.report.page import Column, Table
 from moepack.report.values import UNKNOWN, length_text, rate_text, share_text, tokens_text
@@ -68,30 +69,41 @@ def heat_section(facts: ReportFacts) -> PageSection | str:
 
 
 def _heat_map(table: CountTable) -> Picture:
-    rows, columns = table.counts.shape
-    counts = np.maximum(table.counts, 0)
-    widths = np.maximum((table.counts >= 0).sum(axis=1, keepdims=True), 1)
-    multiples = counts * widths / np.maximum(counts.sum(1, keepdims=True), 1)
-    levels = np.log2(1 + multiples) / np.log2(1 + max(float(multiples.max()), 1e-9))
-    levels[table.counts < 0] = np.nan
-    ordered = -np.sort(-levels, axis=1)  # what is no number stays at the end
-    middles = [row + 0.5 for row in range(rows)]
-    up = Axis("layer", rows, 0, row_ticks([*map(str, table.layers)], middles))
-    height = min(20, max(5, 0.23 * rows))
-    ramp = ("never", f"{rate_text(float(multiples.max()))} × a uniform share")
-    text = (
-        f"{rows} rows of up to {columns} cells, a cell for each expert, brighter with more "
-        "selections. The table has figures of each layer."
+    """Draw the experts of each layer, the most selected first; those that are none come last."""
+    order = np.argsort(-table.counts, axis=1, kind="stable")
+    counts = np.take_along_axis(table.counts, order, axis=1)
+    is_there = counts >= 0
+    row_count, column_count = counts.shape
+    widths = np.maximum(is_there.sum(axis=1, keepdims=True), 1)
+    totals = np.maximum(counts, 0).sum(axis=1, keepdims=True)
+    multiples = np.maximum(counts, 0) * widths / np.maximum(totals, 1)
+    most = float(multiples.max())
+    levels = np.where(is_there, np.log2(1 + multiples) / np.log2(1 + max(most, 1e-9)), np.nan)
+    ticks = row_ticks([*map(str, table.layers)], [row + 0.5 for row in range(row_count)])
+    up = Axis("layer", row_count, 0, ticks)
+    svg = cell_map(
+        levels, "expert, hottest first in its layer", up, min(20, max(5, 0.23 * row_count))
     )
-    pointer: dict[str, Any] = {
-        "kind": "heat",
-        "layers": [*table.layers],
-        "rows": rows,
-        "columns": columns,
-        "counts": table.counts.reshape(-1).tolist(),
+    columns = {
+        "expert": np.where(is_there, order, None),
+        "layer": np.broadcast_to(np.array(table.layers)[:, None], counts.shape),
+        "count": counts,
+        "number": np.broadcast_to(np.arange(1, column_count + 1), counts.shape),
+        "width": np.broadcast_to(widths, counts.shape),
     }
-    svg = cell_map(ordered, "expert, hottest first in its layer", up, height)
-    return Picture("heat", "Selections, hottest first", text, svg, ramp=ramp, pointer=pointer)
+    values = {name: column.ravel().tolist() for name, column in columns.items()}
+    values["multiple"] = [rate_text(multiple) for multiple in multiples.ravel().tolist()]
+    text = (
+        "layer {layer}, expert {expert}\n{count:,} selections, {multiple} × a uniform share\n"
+        "number {number:,} of {width:,} in its layer"
+    )
+    about = (
+        f"{row_count} rows of up to {column_count} cells, a cell for each expert, brighter with "
+        "more selections. The table has figures of each layer."
+    )
+    pointer = Pointer(row_count, column_count, text, values)
+    ramp = ("never", f"{rate_text(most)} × a uniform share")
+    return Picture("heat", "Selections, hottest first", about, svg, ramp=ramp, pointer=pointer)
 
 
 def _layers(table: CountTable) -> DataTable:
@@ -163,7 +175,7 @@ def _coverage_curves(named: Mapping[str, list[float]], reason: str) -> Picture:
         f"Curves that rise from nothing to everything: {reason}.",
         picture(15, across, up, *reversed(lines)),
         keys=[*curves],
-        pointer={"kind": "points", "at": [*shares], "lines": [*texts]},
+        pointer=points(shares, texts),
     )
 
 
@@ -211,7 +223,7 @@ def cache_section(facts: ReportFacts) -> PageSection | str:
 
 
 def _hit_rates(simulation: Simulation, budget: int | None, sentence: str) -> Picture:
-    points: dict[Key, list[tuple[float, float | None]]] = {
+    curves: dict[Key, list[tuple[float, float | None]]] = {
         Key("LRU", "c1"): [(one.budget_length, one.decode_hit_rate) for one in simulation.curve]
     }
     for policy, key in _POLICIES.items():
@@ -221,12 +233,12 @@ def _hit_rates(simulation: Simulation, budget: int | None, sentence: str) -> Pic
             if one.policy == policy and one.decode_hit_rate is not None
         )
         if rates:
-            points[key] = [*rates]
+            curves[key] = [*rates]
     even = [(one.budget_length, one.even_hit_rate) for one in simulation.curve]
-    points[Key("LRU, uniform router", "muted", "dashed")] = [*even]
+    curves[Key("LRU, uniform router", "muted", "dashed")] = [*even]
     across = log_size_axis("memory for experts", (one.budget_length for one in simulation.curve))
     up = share_axis("lookups that hit")
-    content = [line(across, up, key, pairs) for key, pairs in reversed(points.items())]
+    content = [line(across, up, key, pairs) for key, pairs in reversed(curves.items())]
     marks = {"one token": simulation.step_length, f"budget {length_text(budget)}": budget}
     content += [
         mark(across, length, text)
@@ -245,6 +257,6 @@ def _hit_rates(simulation: Simulation, budget: int | None, sentence: str) -> Pic
         "Hit rate in decoding, by memory for experts",
         f"Curves that rise with memory: {sentence}.",
         picture(15, across, up, *content),
-        keys=[*points],
-        pointer={"kind": "points", "at": [*places], "lines": [*texts]},
+        keys=[*curves],
+        pointer=points(places, texts),
     )

@@ -83,11 +83,31 @@ class Key(NamedTuple):
     look: str = "solid"
 
 
+class Pointer(NamedTuple):
+    """The texts about the places of a picture, for the page's script: a grid of cells.
+
+    `text` names `values` in braces, `{offset:,}` with separators; each has an item for every cell,
+    row by row. A cell has no text if its first value is None. `at` is the places of columns, shares
+    of the width, if they are no cells.
+    """
+
+    row_count: int
+    column_count: int
+    text: str
+    values: Mapping[str, Sequence[JsonValue]]
+    at: Sequence[float] | None = None
+
+
+def points(at: Sequence[float], texts: Sequence[str]) -> Pointer:
+    """Return the texts about points of curves, at shares of the width."""
+    return Pointer(1, len(at), "{text}", {"text": texts}, at)
+
+
 class Picture(NamedTuple):
     """A picture as SVG, with its title and a `text` for people who do not see it.
 
-    `ramp` labels the least and the most of a map's colours. `pointer` is the data that the page's
-    script describes the place under the pointer with, None if the picture has none.
+    `ramp` labels the least and the most of a map's colours. `pointer` describes the place under the
+    pointer, None if nothing does.
     """
 
     name: str
@@ -96,7 +116,7 @@ class Picture(NamedTuple):
     svg: str
     keys: Sequence[Key] = ()
     ramp: tuple[str, str] | None = None
-    pointer: Mapping[str, JsonValue] | None = None
+    pointer: Pointer | None = None
 
 
 class DataTable(NamedTuple):
