@@ -27,14 +27,7 @@ from moepack.cli.run import serve
 from moepack.cli.shared.argument_names import as_typed
 from moepack.cli.shared.exit_codes import ExitCode, TerminatedError, report
 from moepack.cli.shared.terminal import complain
-from moepack.cli.traces import (
-    hotness,
-    simulate,
-    trace_concentration,
-    trace_import,
-    trace_record,
-    trace_stats,
-)
+from moepack.cli.traces import hotness, simulate, trace
 from moepack.cli.words.front import HELP_OPTIONS, Commands
 from moepack.common.errors import MachineError, MoepackError, shortage_behind
 
@@ -48,20 +41,13 @@ def cli() -> None:
     """
 
 
-@cli.group(cls=Commands)
-def trace() -> None:
-    """Record, import and analyse routing traces: the experts that each token used."""
-
-
-for _group, _commands in (
-    (cli, (inspect, pack, verify, locate, extract, include_dir, index, restore)),
-    (cli, (list_experts, rank, mirror, pull, repair, mount, run_command, serve, launch, ps, bench)),
-    (cli, (hotness, export, simulate, forecast, place, machine, doctor, tune, report_command)),
-    (cli, (models,)),
-    (trace, (trace_import, trace_stats, trace_concentration, trace_record)),
+for _commands in (
+    (inspect, pack, verify, locate, extract, include_dir, index, restore, list_experts, rank),
+    (mirror, pull, repair, mount, export, run_command, serve, launch, ps, models, bench, tune),
+    (trace, hotness, simulate, forecast, place, machine, doctor, report_command),
 ):
     for _command in _commands:
-        _group.add_command(_command)
+        cli.add_command(_command)
 
 
 def _terminate(_signal: int, _frame: object) -> NoReturn:

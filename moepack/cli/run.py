@@ -47,7 +47,7 @@ from moepack.cli.shared.options import (
     verbose_option,
 )
 from moepack.cli.shared.parameters import STANDARD_INPUT, STANDARD_STREAM
-from moepack.cli.shared.terminal import complain, is_json, is_verbose, set_log_format
+from moepack.cli.shared.terminal import complain, is_json, is_verbose, remember
 from moepack.cli.words.llama_command import LlamaCommand, check_rest, is_prompt
 from moepack.common.errors import RequestError
 from moepack.common.escaping import one_line, shell_word
@@ -278,7 +278,7 @@ def _run_program(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
-    callback=set_log_format,
+    callback=remember("log"),
     help="Format of the log on standard error: lines for people, or a JSON object for each event.",
 )
 @quiet_option

@@ -1,4 +1,4 @@
-"""The commands of `trace`, `hotness` and `simulate`."""
+"""The group `trace`, and the commands `hotness` and `simulate`."""
 
 import os
 import re
@@ -22,12 +22,18 @@ from moepack.cli.shared.options import (
 from moepack.cli.shared.parameters import STANDARD_STREAM, InputPath
 from moepack.cli.shared.progress import progress
 from moepack.cli.shared.terminal import next_line, show, sum_up
+from moepack.cli.words.front import Commands
 from moepack.common.sizes import divide_up
 from moepack.pack.reading.directory import named_pack
 from moepack.running.serving.sampling import MAX_CONTEXT, MAX_THREADS
 
 
-@click.command("record")
+@click.group(cls=Commands)
+def trace() -> None:
+    """Record, import and analyse routing traces: the experts that each token used."""
+
+
+@trace.command("record")
 @model_option("--model", required=True, help="Model to run.")
 @file_option("--prompts", required=True, help="Prompts, one per line: text, or JSON.")
 @options.output_option()
@@ -74,7 +80,7 @@ def trace_record(
     sum_up(replace(summary, path=output), trace_text.imported, _count_line(output))
 
 
-@click.command("import")
+@trace.command("import")
 @options.traces_argument
 @options.output_option()
 @options.force_option
@@ -93,7 +99,7 @@ def trace_import(paths: tuple[str, ...], output: str, force: bool, **reading: An
     sum_up(replace(summary, path=output), trace_text.imported, _count_line(output))
 
 
-@click.command("stats")
+@trace.command("stats")
 @options.traces_argument
 @number_option("--window", least=1, default=128, help="Length of a window in tokens.")
 @options.traced_model_options
@@ -110,7 +116,7 @@ def trace_stats(paths: tuple[str, ...], window: int, **reading: Any) -> None:
     show(facts, trace_text.stats)
 
 
-@click.command("concentration")
+@trace.command("concentration")
 @options.traces_argument
 @options.plot_options("heat and coverage")
 @options.traced_model_options

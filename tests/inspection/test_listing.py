@@ -178,4 +178,4 @@ def test_the_command_prints_a_pinning_list(hot_pack: Path, cli: Run) -> None:
     assert all(len(line) <= 80 for line in text)
     run = cli("list", hot_pack, "--json", "--csv")
     assert (run.returncode, run.stdout) == (2, "")
-    assert "CSV and JSON at once" in run.stderr
+    assert "--csv and --json at once" in run.stderr

@@ -17,7 +17,7 @@ from moepack.cli.shared.parameters import (
     OutputFile,
     PathName,
 )
-from moepack.cli.shared.terminal import set_csv, set_json, set_progress, set_verbosity
+from moepack.cli.shared.terminal import remember
 from moepack.common.sizes import LEAST_BARE
 from moepack.running.serving.sampling import MAX_CONTEXT
 
@@ -93,14 +93,18 @@ measured_model_argument = click.argument(
 )
 
 json_option = flag_option(
-    "--json", "as_json", expose_value=False, callback=set_json, help="Print one JSON object."
+    "--json",
+    "as_json",
+    expose_value=False,
+    callback=remember("form", "json"),
+    help="Print one JSON object.",
 )
 
 
 def csv_option(*rows: str) -> Option[Any]:
     """Return the option for CSV of the rows in the first of these fields that the facts have."""
     return flag_option(
-        "--csv", "as_csv", expose_value=False, callback=set_csv(*rows), help="Print CSV."
+        "--csv", "as_csv", expose_value=False, callback=remember("form", rows), help="Print CSV."
     )
 
 
@@ -108,14 +112,14 @@ quiet_option = flag_option(
     "-q",
     "--quiet",
     expose_value=False,
-    callback=set_verbosity(-1),
+    callback=remember("verbosity", "quiet"),
     help="Print only errors, and JSON.",
 )
 verbose_option = flag_option(
     "-v",
     "--verbose",
     expose_value=False,
-    callback=set_verbosity(1),
+    callback=remember("verbosity", "verbose"),
     help="Print more, such as the time taken.",
 )
 summary_options = options(quiet_option, json_option)
@@ -124,7 +128,7 @@ progress_option = click.option(
     type=click.Choice(["text", "json"]),
     default="text",
     expose_value=False,
-    callback=set_progress,
+    callback=remember("progress"),
     help="Format of the progress on standard error; json for programs.",
 )
 progress_options = options(quiet_option, verbose_option, progress_option, json_option)

@@ -24,68 +24,48 @@ if TYPE_CHECKING:
 
 Facts = TypeVar("Facts")
 
-_VERBOSITY, _FORM, _JSON = "moepack.verbosity", "moepack.form", "json"
-_JSON_LOG, _JSON_PROGRESS = "moepack.json_log", "moepack.json_progress"
+_JSON = "json"
 
 
-def set_verbosity(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
-    """Return the callback of an option that sets how much is printed: -1 quiet, 1 verbose."""
+def remember(
+    setting: str, value: object = None
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return the callback of an option that sets how the command prints.
 
-    def remember(context: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
-        if is_set and context.meta.setdefault(_VERBOSITY, level) != level:
-            raise click.UsageError("-q and -v at once")
-
-    return remember
-
-
-def set_json(context: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
-    """Remember whether the answer is to be JSON. Raises RequestError if it is to be CSV as well."""
-    if is_set:
-        _set_form(context, _JSON)
-
-
-def set_csv(*names: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-    """Return the callback of an option that has rows printed as CSV.
-
-    They are in the first field of `names` that the facts have. Raises as `set_json`.
+    `setting` is `form`, `verbosity`, `log` or `progress`. If `value` is not None the option is a
+    flag for it, else the typed text is the value. Raises UsageError for two options that differ.
     """
 
-    def remember(context: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
-        if is_set:
-            _set_form(context, names)
+    def callback(context: click.Context, parameter: click.Parameter, typed: Any) -> Any:
+        option = (typed if value is None else value, parameter.opts[0])
+        if typed:
+            _, other = first = context.meta.setdefault(f"moepack.{setting}", option)
+            if first != option:
+                raise click.UsageError(f"{parameter.opts[0]} and {other} at once")
+        return typed
 
-    return remember
+    return callback
 
 
-def _set_form(context: click.Context, form: str | tuple[str, ...]) -> None:
-    if context.meta.setdefault(_FORM, form) != form:
-        raise RequestError("CSV and JSON at once", hint="give --csv or --json, not both")
-
-
-def set_log_format(context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Remember whether a command that runs on writes its events as JSON; return the value."""
-    context.meta[_JSON_LOG] = value == "json"
+def _setting(name: str) -> Any:
+    context = click.get_current_context(silent=True)
+    value, _ = (None, "") if context is None else context.meta.get(f"moepack.{name}", (None, ""))
     return value
-
-
-def set_progress(context: click.Context, _parameter: click.Parameter, value: str) -> None:
-    """Remember whether progress is to be printed as JSON."""
-    context.meta[_JSON_PROGRESS] = value == "json"
 
 
 def is_json_progress() -> bool:
     """Return whether progress is printed as a JSON object for each state."""
-    return bool(_meta(_JSON_PROGRESS, False))
+    return bool(_setting("progress") == _JSON)
 
 
 def is_json_log() -> bool:
     """Return whether the command prints a JSON object for each event and nothing else."""
-    return bool(_meta(_JSON_LOG, False))
+    return bool(_setting("log") == _JSON)
 
 
 def is_json() -> bool:
     """Return whether the command prints one JSON object and nothing else."""
-    return bool(_meta(_FORM, None) == _JSON)
+    return bool(_setting("form") == _JSON)
 
 
 def is_csv() -> bool:
@@ -94,22 +74,17 @@ def is_csv() -> bool:
 
 
 def _is_for_programs() -> bool:
-    return _meta(_FORM, None) is not None
+    return _setting("form") is not None
 
 
 def is_quiet() -> bool:
     """Return whether only errors are to be printed."""
-    return int(_meta(_VERBOSITY, 0)) < 0
+    return bool(_setting("verbosity") == "quiet")
 
 
 def is_verbose() -> bool:
     """Return whether more than usual is to be printed."""
-    return int(_meta(_VERBOSITY, 0)) > 0
-
-
-def _meta(name: str, default: Any) -> Any:
-    context = click.get_current_context(silent=True)
-    return default if context is None else context.meta.get(name, default)
+    return bool(_setting("verbosity") == "verbose")
 
 
 def say(text: str = "", *, err: bool = False) -> None:
@@ -176,7 +151,7 @@ def show(facts: Facts, render: Callable[[Facts], Page | str], next_step: str | N
         say(json_text(facts), err=err)
         return
     if is_csv():
-        pass_on(rows_csv(facts, _meta(_FORM, ())), err=err)
+        pass_on(rows_csv(facts, _setting("form")), err=err)
         return
     lay_out(render(printable(facts)), err=err)
     if columns(err=err) is not None:

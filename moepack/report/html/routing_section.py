@@ -84,8 +84,10 @@ def _heat_map(table: CountTable) -> Picture:
     svg = cell_map(
         levels, "expert, hottest first in its layer", up, min(20, max(5, 0.23 * row_count))
     )
+    experts = order.astype(object)
+    experts[~is_there] = None
     columns = {
-        "expert": np.where(is_there, order, None),
+        "expert": experts,
         "layer": np.broadcast_to(np.array(table.layers)[:, None], counts.shape),
         "count": counts,
         "number": np.broadcast_to(np.arange(1, column_count + 1), counts.shape),
