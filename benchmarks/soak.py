@@ -38,6 +38,8 @@ _ROUND, _PHASE = 10.0, 2.0
 """Seconds of a round, and of the same free memory in it."""
 _LEAST_ROUNDS = 6
 _CLIENTS = 6
+_TEXTS = ("--cache-ram", "8")
+"""MiB of earlier texts: as few as are full soon, so that what grows later is something else."""
 _PATIENCE = 60.0
 _TOKENS = 24
 _TEXT = (ROOT / "fixtures" / "prompt.txt").read_text()
@@ -253,7 +255,7 @@ class Watched:
         self.set_free(_MUCH)
         names = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
         command = [sys.executable, "-m", "benchmarks.soak", _SERVE, str(self._free), "serve"]
-        words = [str(folder / "pack"), "--port", "0", "-t", "1", "-c", "8192", "-q"]
+        words = [str(folder / "pack"), "--port", "0", "-t", "1", "-c", "8192", "-q", *_TEXTS]
         self._log = (folder / "log").open("wb")
         self.process = subprocess.Popen(
             [*command, *words], env=os.environ | names, stdout=subprocess.PIPE, stderr=self._log

@@ -40,6 +40,7 @@ from moepack.running.serving.served_model import Watched
 from moepack.running.serving.server_log import ServerLog
 from moepack.running.serving.watch import Watch
 from moepack.running.streaming.control import CacheStatistics, Control
+from moepack.storage.libc import function
 from moepack.storage.regular_file import open_regular
 
 ENDS_WITH_INPUT = "MOEPACK_ENDS_WITH_INPUT"
@@ -63,6 +64,8 @@ _SECONDS_TO_SAVE = 3.0
 """After these."""
 _SPARE_DESCRIPTORS = 8
 """For what llama.cpp opens besides connections."""
+_ARENA_MAX = -8
+"""M_ARENA_MAX of glibc's malloc.h."""
 _EXIT_CODES = {RequestError: 2, SourceError: 3, MachineError: 6}
 
 
@@ -102,6 +105,7 @@ def _serve(params: Any, log: ServerLog) -> None:
     # Until the model is loaded there is nothing to clean up, and xllamacpp lets no Python run.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = read_gate_options(sys.argv[1:])
+    _share_one_arena()
     params.ssl_file_key = params.ssl_file_cert = ""
     params.cors_origins = THIS_MACHINE  # the gate decides, and hides origins
     tls, listeners = _tls(options), _listeners(options)
@@ -133,6 +137,17 @@ def _serve(params: Any, log: ServerLog) -> None:
     gate = _gate(connect, options, log, watch, counted, routed_count, states)
     asyncio.run(_answer(gate, listeners, tls, _announcement(options, log), watch, states=states))
     del server
+
+
+def _share_one_arena() -> None:
+    """Let the threads of this process allocate from one arena, where the C library is glibc.
+
+    Each thread that answers has its own else, and each of them keeps of the largest request so far
+    what lies below something still in use.
+    """
+    mallopt = function("mallopt", ctypes.c_int, ctypes.c_int)
+    if mallopt is not None:
+        mallopt(_ARENA_MAX, 1)
 
 
 def _serve_installed(program: Path, words: Sequence[str]) -> NoReturn:

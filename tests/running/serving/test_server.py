@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,21 @@ def test_a_page_of_another_site_has_nothing_computed(server: ServerProcess) -> N
         assert (status, answer["error"]["type"]) == (403, "permission_error")
         assert "evil.example" in answer["error"]["message"]
         assert "--cors-origins" in answer["error"]["message"]
+
+
+def test_what_large_requests_took_is_given_back(server: ServerProcess) -> None:
+    def memory() -> int:
+        status = Path(f"/proc/{server.process_id}/status").read_text()
+        return int(status.partition("RssAnon:")[2].split()[0]) << 10
+
+    body = json.dumps({"prompt": "x y " * 60_000}).encode()
+    ask(server.url, "Host: localhost")
+    before = memory()
+    for _ in range(4):
+        with ThreadPoolExecutor(8) as pool:  # each is in a thread of the server's own
+            answers = pool.map(lambda _: ask(server.url, "Host: localhost", body=body), range(8))
+        assert {status for status, _ in answers} == {400}
+    assert memory() - before < 110 << 20
 
 
 def test_slow_clients_leave_others_their_answers(server: ServerProcess) -> None:
