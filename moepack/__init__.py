@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from moepack.packing.copies.pull import pull as pull
     from moepack.packing.copies.repair import repair as repair
     from moepack.packing.fetched import fetch_model as fetch_model
+    from moepack.packing.pack_model import SharedPack as SharedPack
     from moepack.packing.pack_model import pack_in_place as pack_in_place
     from moepack.packing.pack_model import pack_model as pack_model
     from moepack.packing.ranking import rank_pack as rank_pack
     from moepack.packing.restore import restore as restore
     from moepack.packing.shard_index import index_model as index_model
-    from moepack.packing.shared_pack import SharedPack as SharedPack
     from moepack.planning.forecasting.comparison import compare_machines as compare_machines
     from moepack.planning.forecasting.forecast import forecast as forecast
     from moepack.planning.machine.described import describe_machine as describe_machine
@@ -108,13 +108,12 @@ _NAMES = {
     "pack.verifying.verifier": "verify",
     "packing.fetched": "fetch_model",
     "packing.copies.mirror": "mirror_pack remove_mirror",
-    "packing.pack_model": "pack_in_place pack_model",
+    "packing.pack_model": "SharedPack pack_in_place pack_model",
     "packing.copies.pull": "pull",
     "packing.copies.repair": "repair",
     "packing.ranking": "rank_pack",
     "packing.restore": "restore",
     "packing.shard_index": "index_model",
-    "packing.shared_pack": "SharedPack",
     "planning.forecasting.comparison": "compare_machines",
     "planning.forecasting.forecast": "forecast",
     "planning.machine.described": "describe_machine presets",

@@ -1,4 +1,7 @@
-"""Pack a model in one call, or its shards in place: open, plan, write, and summarise."""
+"""Pack a model in one call, on several machines, or its shards in place.
+
+Each opens the source, plans the pack, writes it, and returns a summary.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moepack.common.errors import ErrorCode, RequestError, SourceError
+from moepack.common.errors import ErrorCode, PackError, RequestError, SourceError
 from moepack.common.paths import AnyPath, PathOrPaths, is_remote
-from moepack.common.phases import Phases, Progress
+from moepack.common.phases import DigestCounts, Phases, Progress
+from moepack.pack.format import manifest
+from moepack.pack.format.manifest import Manifest
+from moepack.pack.reading.pack import Pack
 from moepack.packing.in_place import in_place
 from moepack.packing.in_place.refusals import raise_first
 from moepack.packing.in_place.unfinished import is_unfinished
@@ -20,7 +26,6 @@ from moepack.packing.plan.layout import DEFAULT, Layout
 from moepack.packing.plan.pack_request import PackRequest, PlannedModel
 from moepack.packing.plan.pack_summary import PackSummary, WrittenFiles, from_pack, from_plan
 from moepack.packing.writing import packer
-from moepack.packing.writing.finished_pack import finished_pack
 from moepack.packing.writing.packer import DEFAULT_THREADS
 from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.packing.writing.target import (
@@ -31,6 +36,8 @@ from moepack.packing.writing.target import (
     open_target,
 )
 from moepack.traces.hotness.model import Hotness
+
+_MAKE_ANEW = "remove the pack, and run the same again: the source is here"
 
 
 def pack_model(
@@ -73,17 +80,8 @@ def pack_model(
 
     Raises SourceError, TraceError, RequestError or MachineError, by whose fault it is.
     """
-    request = PackRequest(
-        source=source,
-        layout=layout,
-        hotness=hotness,
-        layers=layers,
-        mtp=mtp,
-        experts_only=experts_only,
-        alignment=alignment,
-    )
-    return make_pack(
-        request,
+    return _make_pack(
+        PackRequest(source, layout, hotness, layers, mtp, experts_only, alignment),
         target,
         partial(packer.pack, resume=resume, strong=strong, threads=threads),
         is_alone=True,
@@ -95,6 +93,59 @@ def pack_model(
         planned=planned,
         progress=progress,
     )
+
+
+class SharedPack:
+    """A pack of several writers; each of them reaches source and target.
+
+    All need the same choices; the arguments are those of `pack_model`. Each writes a part, and
+    anyone commits once all are written. Finished files are skipped: whatever was killed is run
+    again. The methods raise as `pack_model` does.
+    """
+
+    def __init__(
+        self,
+        source: PathOrPaths,
+        target: AnyPath,
+        *,
+        layout: str | os.PathLike[str] | Layout = DEFAULT,
+        hotness: str | os.PathLike[str] | Hotness | None = None,
+        layers: str | Iterable[int] | None = None,
+        mtp: bool = True,
+        experts_only: bool = False,
+        alignment: int | None = None,
+        sha256: bool = False,
+        strong: bool = False,
+        dry_run: bool = False,
+        threads: int = DEFAULT_THREADS,
+        planned: Callable[[PackSummary], None] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._target = target
+        self._request = PackRequest(source, layout, hotness, layers, mtp, experts_only, alignment)
+        self._sha256, self._strong, self._threads = sha256, strong, threads
+        self._options: Any = {"dry_run": dry_run, "planned": planned, "progress": progress}
+
+    def write_part(self, part: str | tuple[int, int]) -> PackSummary:
+        """Write the share `part` of the data files, such as `3/16` or (3, 16)."""
+        return self._make(partial(packer.write_part, part=part), sha256=False)
+
+    def commit(self) -> PackSummary:
+        """Make a pack of the parts, once all are written."""
+        return self._make(partial(packer.commit, strong=self._strong))
+
+    def _make(self, write: Callable[..., Any], *, sha256: bool | None = None) -> PackSummary:
+        return _make_pack(
+            self._request,
+            self._target,
+            partial(write, threads=self._threads),
+            is_alone=False,
+            resume=True,
+            sha256=self._sha256 if sha256 is None else sha256,
+            strong=self._strong,
+            threads=self._threads,
+            **self._options,
+        )
 
 
 def pack_in_place(
@@ -154,7 +205,7 @@ def pack_in_place(
     return _carry_out(partial(write, threads=threads, progress=phases.begin()), summary)
 
 
-def make_pack(
+def _make_pack(
     request: PackRequest,
     target: AnyPath,
     write: Callable[..., WrittenFiles],
@@ -172,7 +223,9 @@ def make_pack(
     model = _plan(request, Path(target), resume)
     opened = open_target(target, is_alone=is_alone)
     summary = from_plan(model.plan, target, dry_run)
-    check = partial(_check_target, model, target, opened, resume, sha256=sha256, strong=strong)
+    check = partial(
+        _finished_pack, model, target, opened, resume=resume, sha256=sha256, strong=strong
+    )
     # Before the source is read for its SHA-256, too.
     if not dry_run and (finished := check()):
         return finished
@@ -203,28 +256,66 @@ def _plan(request: PackRequest, target: Path, resume: bool) -> PlannedModel:
         raise
 
 
-def _check_target(
+def _finished_pack(
     model: PlannedModel,
     path: AnyPath,
     target: Target,
-    resume: bool,
     *,
+    resume: bool,
     sha256: bool,
     strong: bool,
 ) -> PackSummary | None:
-    """Return the summary of this very pack, if it is there.
+    """Return the summary of the planned pack, if it is at the target already.
 
-    Raises the error with which packing would end before it wrote.
+    That is told by its manifest, and the lengths of files on this machine. With `sha256` it has to
+    state the SHA-256 of all shards, with `strong` that of its index. The version that wrote it does
+    not matter. Raises PackError for a pack that cannot be opened, or has lost bytes, and the error
+    with which packing would end before it wrote.
     """
     try:
         length = model.plan.data_length + model.plan.index_length
         check_as_if_packing(target, length, resume=resume)
+        return None
     except RequestError as error:
         if error.code is not ErrorCode.PACK_EXISTS:
             raise
-        pack = PlannedPack.describe(model)
-        finished = finished_pack(pack, path, sha256=sha256, strong=strong)
-        if finished is None:
-            raise
-        return finished
-    return None
+        planned = PlannedPack.describe(model)
+        with Pack(path) as opened:
+            described, paths = opened.manifest, opened.file_paths
+            if not _is_planned(described, planned, sha256=sha256, strong=strong):
+                raise
+    if not is_remote(path):
+        for entry, file in zip(described.files, paths, strict=True):
+            _check_length(os.fspath(file), entry.length)
+    digests = DigestCounts(known_length=sum(entry.length for entry in described.files))
+    return replace(from_pack(path), is_finished=True, written_length=0, digests=digests)
+
+
+def _is_planned(described: Manifest, planned: PlannedPack, *, sha256: bool, strong: bool) -> bool:
+    """Return whether a manifest says what that of the planned pack would, and has what is asked."""
+    sha256_by_name = {shard.name: shard.sha256 for shard in described.source.shards}
+    if sha256 and not all(sha256_by_name.values()):
+        return False
+    if strong and described.index_entry.sha256 is None:
+        return False
+    shards = tuple(
+        shard._replace(sha256=shard.sha256 or sha256_by_name.get(shard.name))
+        for shard in planned.described.shards
+    )
+    expected = planned.to_manifest(described.index_entry)._replace(
+        tool=described.tool, source=planned.described._replace(shards=shards)
+    )
+    return manifest.encode(expected) == manifest.encode(described)
+
+
+def _check_length(path: str, length: int) -> None:
+    if not os.path.isfile(path):
+        raise PackError("a data file is missing", path=path, hint=_MAKE_ANEW)
+    if (actual_length := os.path.getsize(path)) != length:
+        raise PackError(
+            "the file is not as long as the manifest says",
+            path=path,
+            expected=f"{length:,} bytes",
+            found=f"{actual_length:,}",
+            hint=_MAKE_ANEW,
+        )

@@ -12,8 +12,8 @@ import moepack
 from moepack.common.errors import MachineError, RequestError
 from moepack.common.fields import parse_strictly
 from moepack.pack.format import manifest
+from moepack.packing.pack_model import SharedPack
 from moepack.packing.plan.pack_summary import PackSummary
-from moepack.packing.shared_pack import SharedPack
 from moepack.packing.writing import commit, records
 from tests.support.gguf_builder import F32, moe
 from tests.support.hostile_input import QUICK, Edit, assert_cheap, edits, mutate

@@ -15,8 +15,7 @@ import moepack
 from moepack.common.errors import MachineError, RequestError
 from moepack.common.paths import RemotePath
 from moepack.pack.verifying.verifier import verify
-from moepack.packing.pack_model import pack_model
-from moepack.packing.shared_pack import SharedPack
+from moepack.packing.pack_model import SharedPack, pack_model
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteError
 from moepack.storage.remote.stores import store_of

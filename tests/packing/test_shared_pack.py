@@ -15,10 +15,9 @@ import pytest
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.common.paths import RemotePath
 from moepack.pack.verifying.verifier import verify
-from moepack.packing.pack_model import pack_model
+from moepack.packing.pack_model import SharedPack, pack_model
 from moepack.packing.plan.pack_summary import PackSummary
 from moepack.packing.restore import restore
-from moepack.packing.shared_pack import SharedPack
 from moepack.storage import inputs
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteStamp
