@@ -30,7 +30,7 @@ from moepack.common import digest
 from moepack.common.errors import MachineError, MoepackError, PackError, RequestError, SourceError
 from moepack.common.pack_files import IN_PLACE_NAME
 from moepack.common.paths import PathOrPaths, path_list
-from moepack.common.phases import DigestCounts, Phases, Progress
+from moepack.common.phases import DigestCounts, Phases, Progress, advancing
 from moepack.pack.format import manifest, records
 from moepack.pack.format.names import MIRROR_NAME
 from moepack.pack.format.source_entry import ShardEntry
@@ -57,7 +57,7 @@ from moepack.packing.in_place.unfinished import (
 )
 from moepack.packing.in_place.unit_files import PackFiles, ShardFiles
 from moepack.packing.in_place.units import Piece, PieceKey, Units, unit_length
-from moepack.packing.in_place.work import ByteProgress, InPlaceWork, margin
+from moepack.packing.in_place.work import InPlaceWork, margin
 from moepack.packing.plan.pack_summary import InPlaceFacts, WrittenFiles
 from moepack.packing.writing.planned_pack import PlannedPack
 from moepack.packing.writing.target import OwnFolder, check_existing
@@ -116,28 +116,29 @@ def pack_in_place(
     `examine` found no reason against it. Raises SourceError or MachineError for failures; if no
     byte of the shards was given up yet, they are put back.
     """
-    path, advanced = Path(target), ByteProgress(progress)
+    path, phases = Path(target), Phases(progress)
     with translated(path), made(path) as unfinished:
-        draft, locations = _read_shards(path, planned, threads, advanced)
+        draft, locations = _read_shards(path, planned, threads, phases)
         shards = []
         for header in planned.source.shards:
             status = os.stat(header.path)
             shards.append(Shard(os.path.abspath(header.path), status.st_size, status.st_mtime_ns))
         drafts.write(unfinished.inner, draft)
         unfinished.begin(Beginning(False, unit_length(draft.index), tuple(shards)))
-        work = InPlaceWork(unfinished, draft, threads, advanced)
+        work = InPlaceWork(unfinished, draft, threads, phases)
         with work.undone_on_failure():
             work.pack(locations)
     return WrittenFiles(planned.plan.data_length, 0)
 
 
 def _read_shards(
-    path: Path, planned: PlannedPack, threads: int, advanced: ByteProgress
+    path: Path, planned: PlannedPack, threads: int, phases: Phases
 ) -> tuple[Draft, PieceLocations]:
     """Read all of the shards; return the draft of the pack at `path`, with all digests."""
     headers = planned.source.shards
     units = _units(_draft(path, planned, {}))
-    advanced.expect(3 * sum(piece.length for piece in units.pieces))  # then they are moved
+    length = sum(piece.length for piece in units.pieces)
+    advanced = advancing(phases.begin(later=length), 2 * length)  # then they are moved
     shards = ShardFiles([Path(header.path) for header in headers])
     no_pack = PackFiles([None] * len(planned.files))
     pieces = [piece._replace(digest=None) for piece in units.pieces]
@@ -258,7 +259,7 @@ def _restore_whole(
     with made(path) as unfinished:
         drafts.write(unfinished.inner, draft)
         unfinished.begin(_beginning_at(homes, draft))
-        work = InPlaceWork(unfinished, draft, threads, ByteProgress(progress))
+        work = InPlaceWork(unfinished, draft, threads, Phases(progress))
         with work.undone_on_failure():
             return work.restore(work.locate(pack_first=False), folder, force)
 
@@ -334,7 +335,7 @@ def _opened(
             assert recover is not None
             names = [entry.name for entry in draft.manifest.source.shards]
             unfinished.begin(_beginning_at(recover(names), draft))
-        yield InPlaceWork(unfinished, draft, threads, ByteProgress(progress))
+        yield InPlaceWork(unfinished, draft, threads, Phases(progress))
     finally:
         unfinished.close()
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from moepack.common.errors import MoepackError, RequestError
-from moepack.common.phases import DigestCounts, Progress
+from moepack.common.phases import DigestCounts, Phases, advancing
 from moepack.pack.format.index import Index
 from moepack.pack.format.source_entry import ShardEntry
 from moepack.pack.reading.shard_map import map_shards
@@ -26,38 +26,19 @@ _MARGIN_OF_PIECE = 64
 """For each piece in such lists."""
 
 
-class ByteProgress:
-    """Passes the bytes done on to `progress`, with the sum of those to be done."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self._total = 0
-
-    def expect(self, length: int) -> None:
-        """Count `length` bytes more as still to be done."""
-        self._total += length
-
-    def __call__(self, length: int) -> None:
-        """Count `length` bytes as done."""
-        if self._progress is not None:
-            self._progress(length, self._total)
-
-
 class InPlaceWork:
     """The units of an unfinished directory with a journal that has begun.
 
     `has_given_up` if any byte was taken from a side that had it.
     """
 
-    def __init__(
-        self, unfinished: Unfinished, draft: Draft, threads: int, advanced: ByteProgress
-    ) -> None:
+    def __init__(self, unfinished: Unfinished, draft: Draft, threads: int, phases: Phases) -> None:
         assert unfinished.beginning is not None
         self._unfinished = unfinished
         self._beginning = unfinished.beginning
         self._draft = draft
         self._threads = threads
-        self._advanced = advanced
+        self._phases = phases
         self._maps = map_shards(draft)
         file_lengths = [file.length for file in draft.index.files]
         self._units = Units(self._maps, file_lengths, self._beginning.unit_length)
@@ -69,7 +50,8 @@ class InPlaceWork:
 
         Nothing is changed. Raises PackError if one is lost.
         """
-        self._advanced.expect(2 * _length(self._units.pieces))  # all may have to be moved
+        length = _length(self._units.pieces)  # all may have to be moved
+        advanced = advancing(self._phases.begin(later=length), length)
         with self._files(writable=False) as (shards, pack):
             pack.open_all()
             shards.open_all()
@@ -78,7 +60,7 @@ class InPlaceWork:
                 pieces = [piece for piece in self._units.pieces if piece.shard == number]
                 if not all(map(search.is_in_shard, pieces)):
                     shards.drop(number)
-            locations = search.run(self._units.pieces, self._threads, self._advanced)
+            locations = search.run(self._units.pieces, self._threads, advanced)
             pack.drop_cached()
             shards.drop_cached()
             self._shard_paths = shards.paths
@@ -199,9 +181,8 @@ class InPlaceWork:
         pieces: Sequence[Piece],
     ) -> Conversion:
         """Return the conversion that moves `pieces`."""
-        self._advanced.expect(_length(pieces) - _length(self._units.pieces))
-        threads, advanced = self._threads, self._advanced
-        return Conversion(shards, pack, locations, threads, advanced, self._give_up)
+        advanced = advancing(self._phases.begin(), _length(pieces))
+        return Conversion(shards, pack, locations, self._threads, advanced, self._give_up)
 
     def _give_up(self) -> None:
         self.has_given_up = True
