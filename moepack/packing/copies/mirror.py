@@ -43,7 +43,6 @@ from moepack.storage import blocks
 from moepack.storage.atomic import make_folder, sync_directory
 from moepack.storage.extents import RangeSet
 from moepack.storage.folders import locked_folder
-from moepack.storage.page_cache import drop
 from moepack.storage.regular_file import open_regular
 
 _SUFFIX = ".mirror"
@@ -108,7 +107,7 @@ def mirror_pack(
             make_folder(folder)
             with locked_folder(folder):
                 _prepare(path, folder, {one.name: one.length for one in opened.index.files}, record)
-                kept_length = _fill(opened, folder, chosen, copy, Phases(progress))
+                kept_length = _fill(chosen, copy, Phases(progress))
                 _write(folder, record)
             _link(path, folder)
         except OSError as error:
@@ -145,15 +144,14 @@ def _choose(
     return chosen, CopyRecord(path, pack.index.content_digest(), request, files)
 
 
-def _fill(pack: Pack, folder: Path, chosen: set[int], copy: SubsetCopy, phases: Phases) -> int:
+def _fill(chosen: set[int], copy: SubsetCopy, phases: Phases) -> int:
     """Copy the chosen items that are missing or wrong; return the bytes of the others.
 
     Raises PackError for items that are damaged in the pack, MachineError for a drive that does not
     give back the written bytes, and OSError.
     """
     numbers = sorted({copy.items[number].file for number in chosen})
-    paths = [folder / pack.index.files[number].name for number in numbers]
-    drop(path for path in paths if path.is_file())  # what is read is then what is on the drive
+    copy.drop_cached(numbers)
     copy.find(chosen, _THREADS, phases.begin(later=copy.part_length(chosen)))
     kept_length = copy.length(copy.here)
     missing = chosen - copy.here

@@ -165,11 +165,8 @@ class _Pull:
         self._folder = folder
         self._record = record
         self._digest = digest.xxh3(pack.manifest_bytes)
-        for file in pack.index.files:
-            if file.is_shard or not file.has_digests:
-                problem = "an index over shards" if file.is_shard else "has no digests"
-                raise PackError(problem, path=pack.index.path, place=file.name, expected="a pack")
         self._copy = SubsetCopy(pack, folder)
+        self._copy.require_pack()
         if hottest is not None:
             request = request._replace(hottest=pack.budget_length(hottest, "hottest"))
         self._request = request

@@ -47,7 +47,6 @@ from moepack.source.shards import Source, open_source
 from moepack.storage.extents import Extent, RangeSet
 from moepack.storage.folders import locked_folder
 from moepack.storage.inputs import Inputs
-from moepack.storage.page_cache import drop
 from moepack.storage.regular_file import open_regular, write_at
 from moepack.storage.thread_pool import run_each
 
@@ -176,12 +175,9 @@ class _Repair:
     """One repair of an open pack."""
 
     def __init__(self, pack: Pack, threads: int, phases: Phases) -> None:
-        for file in pack.index.files:
-            if file.is_shard or not file.has_digests:
-                problem = "an index over shards" if file.is_shard else "has no digests"
-                raise PackError(problem, path=pack.index.path, place=file.name, expected="a pack")
         self._pack, self._threads, self._phases = pack, threads, phases
         self._copy = SubsetCopy(pack, pack.path, by_part=True)
+        self._copy.require_pack()
         self._paths = [pack.path / file.name for file in pack.index.files]
 
     def run(self, source: Pack | Source | None, described: Mapping[str, int]) -> RepairSummary:
@@ -190,7 +186,7 @@ class _Repair:
         here = copy.all
         if pack.partial is not None:
             here = copy.named(pack.partial.record, unchanged=False)
-        self._drop()
+        copy.drop_cached(range(len(self._paths)))
         copy.find(here, self._threads, self._phases.begin())
         damaged = sorted(here - copy.here)
         padding_length = copy.find_wrong_padding()
@@ -212,10 +208,6 @@ class _Repair:
             padding_length=padding_length,
             digests=copy.digest_counts(here),
         )
-
-    def _drop(self) -> None:
-        """Drop the files from the page cache: what is read is then what is on the drive."""
-        drop(path for path in self._paths if path.is_file())
 
     def _origin(self, source: Pack | Source | None, damaged: Sequence[int]) -> _Origin | None:
         """Return where the right bytes are: in the source, else where the pack says."""
@@ -306,13 +298,11 @@ class _Repair:
 
     def _check(self, repaired: Sequence[int], *, is_padded: bool) -> None:
         """Compare repaired ranges on the drive with their digests. Raises MachineError."""
-        copy = self._copy
-        if not repaired and not is_padded:
-            return
-        copy.prove(repaired, self._threads, self._phases.begin(), _ANOTHER_DRIVE)
+        if repaired:
+            self._copy.prove(repaired, self._threads, self._phases.begin(), _ANOTHER_DRIVE)
         if is_padded:
-            self._drop()
-        if is_padded and copy.find_wrong_padding():
+            self._copy.drop_cached(range(len(self._paths)))
+        if is_padded and self._copy.find_wrong_padding():
             raise MachineError(
                 "the drive returned other bytes than were written",
                 path=self._pack.path,

@@ -62,6 +62,14 @@ class SubsetCopy:
         self._names = [file.name for file in pack.index.files]
         self._lengths = [file.length for file in pack.index.files]
 
+    def require_pack(self) -> None:
+        """Raise PackError if the pack is an index over shards, or has no digests."""
+        for file in self._pack.index.files:
+            if file.is_shard or not file.has_digests:
+                problem = "an index over shards" if file.is_shard else "has no digests"
+                path = self._pack.index.path
+                raise PackError(problem, path=path, place=file.name, expected="a pack")
+
     def length(self, numbers: Iterable[int]) -> int:
         """Return the bytes of items, padding included."""
         return sum(self.items[number].length for number in numbers)
@@ -99,6 +107,11 @@ class SubsetCopy:
         lengths = [_allocated_length(self._folder / name) for name in self._names]
         self.compare([n for n in numbers if lengths[self.items[n].file]], threads, progress)
 
+    def drop_cached(self, files: Iterable[int]) -> None:
+        """Drop files from the page cache: what is read of them is then what is on the drive."""
+        paths = (self._folder / self._names[file] for file in sorted(files))
+        drop(path for path in paths if path.is_file())
+
     def compare(self, numbers: Collection[int], threads: int, progress: Progress) -> set[int]:
         """Read items, add to `here` those with their digests, and return them. Raises OSError."""
         by_file: dict[int, list[int]] = {}
@@ -128,8 +141,7 @@ class SubsetCopy:
         What was written may have gone astray, or nowhere, on a drive that fails. `advice` ends the
         hint.
         """
-        files = {self.items[number].file for number in numbers}
-        drop(self._folder / self._names[file] for file in sorted(files))
+        self.drop_cached({self.items[number].file for number in numbers})
         for number in sorted(set(numbers) - self.compare(numbers, threads, progress)):
             item = self.items[number]
             raise MachineError(
