@@ -19,12 +19,11 @@ from moepack.packing.pack_model import SharedPack, pack_model
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteError
 from moepack.storage.remote.stores import store_of
-from tests.support.buckets import faulty_bucket
+from tests.support.buckets import faulty_bucket, objects
 from tests.support.models import contents, keys_of, shards_of
 from tests.support.remote_servers import FaultyStore, StoreFault, faults_by_chance
 
 MODEL = "deepseek2"
-PARTS = 3
 
 pytestmark = pytest.mark.long
 
@@ -65,20 +64,10 @@ def pack(target: str, **options: Any) -> Any:
     return pack_model(shards_of(MODEL), target, **options)
 
 
-def objects(network: FaultyStore, address: str) -> dict[str, bytes]:
+def stored(network: FaultyStore, address: str) -> dict[str, bytes]:
     """Read all objects of a folder, through a network that works."""
     network.fault = lambda method, path: None
-    path = RemotePath(address)
-    store = store_of(path)
-    return {
-        key.removeprefix(f"{path.key}/"): store.read(key, stamp.length)
-        for key, stamp in store.objects(path.key)
-    }
-
-
-def without_records(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Leave out records: where their removal failed they stay, and mean nothing by a manifest."""
-    return {name: data for name, data in files.items() if not name.startswith("pack.records/")}
+    return objects(address)
 
 
 def test_a_network_that_fails_all_the_time_changes_no_byte(
@@ -95,7 +84,8 @@ def test_a_network_that_fails_all_the_time_changes_no_byte(
             data = alone[where.path.name][where.offset :][: where.length]
             assert bytes(reader.read(*key)) == data
     assert network.faults == {"status", "request cut", "cut", "lost", "slow"}
-    assert without_records(objects(network, target)) == alone
+    files = stored(network, target)  # records whose removal failed mean nothing by a manifest
+    assert {name: files[name] for name in files if "pack.records/" not in name} == alone
 
 
 def test_a_commit_whose_answer_is_lost_is_a_commit(
@@ -115,7 +105,7 @@ def test_a_commit_whose_answer_is_lost_is_a_commit(
     summary = pack(target)
     assert lost == ["input.json", "manifest.json"]
     assert summary.written_length
-    assert objects(network, target) == alone
+    assert stored(network, target) == alone
 
 
 @pytest.mark.parametrize(
@@ -149,13 +139,13 @@ def test_a_process_killed_between_two_writes_is_gone_on_with(
     network.fault = kill
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     assert run.wait(60) == -signal.SIGKILL
-    left = objects(network, target)
+    left = stored(network, target)
     assert present in left
     assert absent not in left
     with pytest.raises(RequestError, match="an interrupted pack is here"):
         pack(target)
-    pack(target, resume=True)
-    assert objects(network, target) == alone
+    assert pack(target, resume=True).resumed_file_count
+    assert stored(network, target) == alone
 
 
 def test_uploads_are_whole_or_errors(bucket: str, network: FaultyStore, tmp_path: Path) -> None:
@@ -180,12 +170,12 @@ def test_uploads_are_whole_or_errors(bucket: str, network: FaultyStore, tmp_path
     network.fault = last("error inside")
     with pytest.raises(RemoteError, match="200 OK with an error inside: InternalError"):
         store.upload("upload/file", tmp_path / "file")
-    assert not objects(network, f"{bucket}/upload")
+    assert not stored(network, f"{bucket}/upload")
     ends.clear()
     network.fault = last("cut")
     store.upload("upload/file", tmp_path / "file")
     assert len(ends) == 2
-    assert objects(network, f"{bucket}/upload") == {"file": data}
+    assert stored(network, f"{bucket}/upload") == {"file": data}
 
 
 def test_what_a_store_has_changed_is_not_committed(
@@ -200,9 +190,9 @@ def test_what_a_store_has_changed_is_not_committed(
     network.fault = zero
     with pytest.raises(MachineError, match="the store has other bytes than were sent"):
         pack(target)
-    assert "manifest.json" not in objects(network, target)
+    assert "manifest.json" not in stored(network, target)
     pack(target, resume=True)
-    assert objects(network, target) == alone
+    assert stored(network, target) == alone
 
 
 def test_an_object_that_was_changed_before_the_commit_is_written_anew(
@@ -220,7 +210,7 @@ def test_an_object_that_was_changed_before_the_commit_is_written_anew(
         shared.commit()
     assert shared.write_part((1, 1)).written_length == len(data)
     shared.commit()
-    assert objects(network, target) == alone
+    assert stored(network, target) == alone
 
 
 def test_a_store_whose_etags_are_no_md5_is_read(
@@ -235,7 +225,7 @@ def test_a_store_whose_etags_are_no_md5_is_read(
         store_of(RemotePath(bucket)).upload("read/file", tmp_path / "file")
     network.fault = lambda method, path: None
     store_of(RemotePath(bucket)).upload("read/file", tmp_path / "file")
-    assert objects(network, f"{bucket}/read") == {"file": data}
+    assert stored(network, f"{bucket}/read") == {"file": data}
 
 
 def test_a_store_that_keeps_refusing_is_given_up_with_a_hint(

@@ -1,6 +1,5 @@
 """A pack is ranked anew: changes, bytes that stay, and the leftovers of interruptions."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -18,8 +17,8 @@ from moepack.packing.plan.blob_hotness import load_hotness
 from moepack.packing.plan.layout import load
 from moepack.packing.writing.lock_file import LockFile
 from moepack.storage.atomic import write_synced
-from tests.support.interruptions import CrashError, before_each, crash_after, record_calls
-from tests.support.models import FIXTURES, contents, first_shard, hotness_of, pack_model
+from tests.support.interruptions import before_each, record_calls
+from tests.support.models import FIXTURES, contents, first_shard, hotness_of
 from tests.support.pack_draft import Draft
 
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
@@ -124,33 +123,6 @@ def test_one_at_a_time(pack: Path) -> None:
         lock.close()
     moepack.rank_pack(pack, HOTNESS)
     assert not (pack / "pack.journal").exists()
-
-
-def test_whatever_interrupts_it_leaves_the_old_ranking_or_the_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At each step, and the next ranking removes the leftovers."""
-    pack_model([first_shard("qwen3moe")], tmp_path / "base", counts={(0, 1): 3})
-    with moepack.open(tmp_path / "base") as opened:
-        old = opened.hottest(1 << 40)
-    moepack.rank_pack(shutil.copytree(tmp_path / "base", tmp_path / "new"), OTHER)
-    new = contents(tmp_path / "new")
-
-    for steps in range(40):
-        pack = Path(shutil.copytree(tmp_path / "base", tmp_path / f"pack {steps}"))
-        with monkeypatch.context() as patch:
-            has_crashed = crash_after(patch, steps)
-            with contextlib.suppress(CrashError):
-                moepack.rank_pack(pack, OTHER)
-        assert moepack.verify(pack).passed
-        with moepack.open(pack) as opened:
-            is_new = opened.hottest(1 << 40) != old
-        moepack.rank_pack(pack, OTHER)
-        assert contents(pack) == new
-        if not has_crashed():
-            break
-    assert is_new
-    assert steps >= 8
 
 
 def test_it_is_committed_by_one_rename_of_what_is_on_the_drive(

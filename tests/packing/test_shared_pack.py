@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.common.errors import MoepackError, RequestError, SourceError
 from moepack.common.paths import RemotePath
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.pack_model import SharedPack, pack_model
@@ -20,9 +20,8 @@ from moepack.packing.plan.pack_summary import PackSummary
 from moepack.packing.restore import restore
 from moepack.storage import inputs
 from moepack.storage.remote import store as remote_store
-from moepack.storage.remote.store import RemoteStamp
 from moepack.storage.remote.stores import store_of
-from tests.support.buckets import bucket_of_moto
+from tests.support.buckets import bucket_of_moto, objects
 from tests.support.children import MOEPACK
 from tests.support.damages import DAMAGES, Damage
 from tests.support.hubs import REPOSITORY, hub_of
@@ -194,15 +193,6 @@ def bucket() -> Iterator[str]:
         yield address
 
 
-def objects(address: str) -> dict[str, bytes]:
-    path = RemotePath(address)
-    store = store_of(path)
-    return {
-        key.removeprefix(f"{path.key}/"): store.read(key, stamp.length)
-        for key, stamp in store.objects(path.key)
-    }
-
-
 def test_a_pack_in_a_bucket_has_the_bytes_of_one_on_the_disk(
     alone: dict[str, bytes], bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,31 +221,6 @@ def test_parts_that_share_a_bucket_alone_are_committed_once(
     problems = [str(one.exception()) for one in commits if one.exception()]
     assert all("a whole pack is here already" in problem for problem in problems)
     assert objects(f"{bucket}/parts.moepack") == alone
-
-
-def test_a_failed_upload_is_continued(
-    alone: dict[str, bytes], bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address = f"{bucket}/failed.moepack"
-    upload = remote_store.Store.upload
-
-    def fail(store: remote_store.Store, key: str, path: Path) -> RemoteStamp:
-        if "dense" in key:
-            raise remote_store.RemoteError(5, "503 Service Unavailable")
-        return upload(store, key, path)
-
-    monkeypatch.setattr(remote_store.Store, "upload", fail)
-    with pytest.raises(MachineError, match="503 Service Unavailable"):
-        pack(address)
-    monkeypatch.undo()
-    names = set(objects(address))
-    assert "manifest.json" not in names
-    assert "dense.bin" not in names
-    with pytest.raises(RequestError, match="an interrupted pack is here"):
-        pack(address)
-    summary = pack(address, resume=True)
-    assert summary.resumed_file_count
-    assert objects(address) == alone
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from moepack.storage.remote.stores import forget_stores
+from moepack.common.paths import RemotePath
+from moepack.storage.remote.stores import forget_stores, store_of
 from tests.support.remote_servers import FaultyStore
 
 
@@ -32,6 +33,16 @@ def bucket_of_moto() -> Iterator[str]:
         yield "s3://bucket"
     server.stop()
     forget_stores()
+
+
+def objects(address: str) -> dict[str, bytes]:
+    """Read all objects of a folder, by their names in it."""
+    path = RemotePath(address)
+    store = store_of(path)
+    return {
+        key.removeprefix(f"{path.key}/"): store.read(key, stamp.length)
+        for key, stamp in store.objects(path.key)
+    }
 
 
 @contextlib.contextmanager

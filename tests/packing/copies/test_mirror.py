@@ -1,6 +1,5 @@
 """Mirrors are made, added to, and removed: what is there then, and what an interruption leaves."""
 
-import contextlib
 import errno
 import os
 import shutil
@@ -10,10 +9,10 @@ import pytest
 
 import moepack
 from moepack.common.errors import MachineError, MirrorWarning, PackError, RequestError
-from moepack.packing.copies import packed_items, subset_copy
+from moepack.packing.copies import packed_items
 from moepack.storage.extents import RangeSet
 from moepack.storage.folders import lock
-from tests.support.interruptions import CrashError, crash_after, fail_at, record_calls
+from tests.support.interruptions import fail_at, record_calls
 from tests.support.machine_faults import Room
 from tests.support.models import contents, first_shard, flip, keys_of, on_disk, reads_right
 from tests.support.packs import mirror
@@ -135,61 +134,6 @@ def test_every_kind_of_pack_can_be_mirrored(packs: dict[str, Path], tmp_path: Pa
 
 
 # Whatever interrupts it
-
-
-@pytest.mark.parametrize("before", ["nothing", "a part", "all"])
-def test_whatever_ends_it_leaves_what_was_there_and_the_next_run_goes_on(
-    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
-) -> None:
-    """At each call that writes: what readers are told of is right at any moment."""
-    monkeypatch.setattr(packed_items, "RUN_LENGTH", 50_000)
-    monkeypatch.setattr(subset_copy, "_SYNC_LENGTH", 200_000)
-    steps = 0
-    while True:
-        target = tmp_path / f"second {steps}"
-        target.mkdir()
-        (pack / ".mirror").unlink(missing_ok=True)
-        if before != "nothing":
-            moepack.mirror_pack(pack, target, hottest=HOTTEST if before == "a part" else None)
-        hottest = None if before != "all" else HOTTEST
-        with monkeypatch.context() as patch:
-            has_crashed = crash_after(patch, steps)
-            with contextlib.suppress(CrashError):
-                moepack.mirror_pack(pack, target, hottest=hottest)
-        if not has_crashed():
-            break
-        if (pack / ".mirror").is_symlink():
-            mirrored(pack)
-        else:
-            assert before == "nothing"
-        moepack.mirror_pack(pack, target, hottest=hottest)
-        with moepack.open(pack) as opened:
-            expected = keys_of(opened) if hottest is None else opened.hottest(hottest)
-        assert mirrored(pack) == set(expected)
-        shutil.rmtree(target)
-        steps += 3 if steps < 12 else 11
-    assert steps > 15
-
-
-def test_a_removal_that_is_cut_off_can_be_done_again(
-    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for steps in range(0, 40, 3):
-        target = tmp_path / f"second {steps}"
-        target.mkdir()
-        moepack.mirror_pack(pack, target)
-        with monkeypatch.context() as patch:
-            has_crashed = crash_after(patch, steps)
-            with contextlib.suppress(CrashError):
-                moepack.remove_mirror(pack)
-        if not has_crashed():
-            break
-        assert not moepack.verify(pack).findings
-        if (pack / ".mirror").is_symlink():
-            moepack.remove_mirror(pack)
-        assert os.listdir(target) == []
-    assert steps > 5
-    assert not (pack / ".mirror").is_symlink()
 
 
 def test_copies_are_on_the_drive_before_anything_says_so(

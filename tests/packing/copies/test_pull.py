@@ -18,13 +18,12 @@ from moepack.common.pack_files import is_pack
 from moepack.common.paths import RemotePath
 from moepack.pack.mounting.mount import mount
 from moepack.pack.reading import copies
-from moepack.packing.copies import subset_copy
 from moepack.packing.copies.pull import PullSummary
 from moepack.storage.remote.stores import store_of
 from tests.support.buckets import bucket_of_moto
 from tests.support.damages import DAMAGES, Damage
 from tests.support.hubs import REPOSITORY, hub_of
-from tests.support.interruptions import CrashError, crash_after, record_calls
+from tests.support.interruptions import record_calls
 from tests.support.machine_faults import Room
 from tests.support.models import contents, first_shard, flip, hotness_of, on_disk
 from tests.support.pulls import MARKS, check_part, copy_pack, is_same, store_of_packs
@@ -250,38 +249,6 @@ def test_a_part_looks_like_a_pack_to_nobody_else(
 
 
 # Whatever interrupts it
-
-
-def test_whatever_ends_it_leaves_a_part_that_is_right_and_it_goes_on(
-    address: str,
-    hot_pack: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """At calls that write, in one thread and in several, of a part and of the whole pack."""
-    monkeypatch.setattr(subset_copy, "_SYNC_LENGTH", 300_000)
-    steps, has_crashed = 0, True
-    counts = set()
-    while has_crashed:
-        layers = "1" if steps % 2 and steps < 40 else None
-        here = tmp_path / f"here {steps}"
-        with monkeypatch.context() as patch:
-            crashed = crash_after(patch, steps)
-            with contextlib.suppress(CrashError):
-                moepack.pull(address, here, layers=layers, threads=1 + steps % 3)
-            has_crashed = crashed()
-        if here.exists() and not (here / "manifest.json").exists():
-            with contextlib.suppress(PackError):
-                counts.add(len(check_part(here, hot_pack)))
-        moepack.pull(address, here, layers=layers)
-        if layers is None:
-            assert is_same(here, hot_pack)
-        else:
-            assert check_part(here, hot_pack) == LAYER_1
-        shutil.rmtree(here)
-        steps += 1 if steps < 4 else 11
-    assert steps > 60
-    assert len(counts) > 1, "more and more is named as it comes"
 
 
 def test_what_comes_is_synced_before_it_is_named(

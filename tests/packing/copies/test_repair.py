@@ -1,6 +1,5 @@
 """What is damaged in a pack is written back, and nothing else is touched."""
 
-import contextlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -14,12 +13,11 @@ from tests.support.damages import (
     DAMAGES,
     Damage,
     change_a_byte,
-    change_padding,
     change_padding_between_parts,
     cut,
     mtime_kept,
 )
-from tests.support.interruptions import CrashError, before_each, crash_after
+from tests.support.interruptions import before_each
 from tests.support.models import first_shard, flip
 from tests.support.pulls import copy_pack, is_same, store_of_packs
 
@@ -214,30 +212,6 @@ def test_bytes_that_are_wrong_in_the_copy_as_well_are_never_written(
     assert (finding.expert, finding.part) == (4, where.part)
     assert moepack.repair(pack, hot_pack).repaired == (f"layer 1 expert 4 {where.part}",)
     assert is_same(pack, hot_pack)
-
-
-def test_a_repair_that_is_killed_anywhere_leaves_a_pack_that_says_so(
-    pack: Path, hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cut off at any call that writes, a write being half done: `verify` says what is not right."""
-    damage_part(pack)
-    damage_part(pack, "up", 5)
-    change_a_byte(pack / "index.bin")
-    change_padding(pack / FILE)
-    count = 0
-    for count in itertools.count():
-        here = copy_pack(pack, tmp_path, f"killed-{count}")
-        with monkeypatch.context() as patch:
-            is_over = crash_after(patch, count)
-            with contextlib.suppress(CrashError):
-                moepack.repair(here, hot_pack, threads=1)
-            was_killed = is_over()
-        assert moepack.verify(here).findings or is_same(here, hot_pack)
-        moepack.repair(here, hot_pack)
-        assert is_same(here, hot_pack)
-        if not was_killed:
-            break
-    assert count >= 6
 
 
 def test_a_part_of_a_pack_is_repaired_from_where_it_came(

@@ -1,8 +1,8 @@
-"""Drives that say all is well: a write goes elsewhere or nowhere, a read brings another block.
+"""Everything that copies a model, cut off at its writes, and on drives that say all is well.
 
-Once, at the first, a middle and the last write or read of each file of everything that copies a
-model. Nothing wrong is called right, and once the drive works again the same command comes to its
-end.
+There a write goes elsewhere or nowhere, a read brings another block: once, at the first, a middle
+and the last write or read of each file. Nothing wrong is called right, and the same command comes
+to its end once it can.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +18,14 @@ import pytest
 
 import moepack
 from moepack.common.errors import MoepackError
+from moepack.packing.copies import packed_items, subset_copy
 from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.restore import restore
 from tests.support import gguf_builder
-from tests.support.models import flip, tree
-from tests.support.pulls import copy_pack, store_of_packs
+from tests.support.damages import change_a_byte, change_padding
+from tests.support.interruptions import CrashError, crash_after
+from tests.support.models import flip, hotness_of, reads_right, tree
+from tests.support.pulls import check_part, copy_pack, store_of_packs
 
 pytestmark = pytest.mark.long
 
@@ -40,7 +44,7 @@ class Sound(NamedTuple):
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sound]:
     folder = tmp_path_factory.mktemp("sound")
     model = gguf_builder.moe((0, 1), 2, ne=(160, 160))
-    gguf_builder.write_shards(gguf_builder.split(model, 3), folder / "shards")
+    gguf_builder.write_shards(gguf_builder.split(model, 6), folder / "shards")
     pack_model(folder / "shards", folder / "pack")
     (folder / "store").mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -50,10 +54,14 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sound]:
 
 
 class Job(NamedTuple):
-    """A command, which is told whether it runs again; and whether all is there, and as it was."""
+    """A command, which is told whether it runs again; and whether all is there, and as it was.
+
+    What it leaves when it is cut off `is_right` as far as it goes, or says that it is not.
+    """
 
     run: Callable[[bool], object]
     is_done: Callable[[], bool]
+    is_right: Callable[[], bool] = lambda: True
 
 
 def _pack(sound: Sound, folder: Path) -> Job:
@@ -85,29 +93,83 @@ def _restore(sound: Sound, folder: Path) -> Job:
     )
 
 
-def _mirror(sound: Sound, folder: Path) -> Job:
-    pack = Path(shutil.copytree(sound.pack, folder / "pack"))
-    (folder / "second").mkdir()
-    return Job(
-        lambda again: moepack.mirror_pack(pack, folder / "second"),
-        lambda: (pack / ".mirror").exists() and not moepack.verify(pack).findings,
-    )
+def _mirror(
+    sound: Sound, folder: Path, hottest: str | None = None, before: str | None = None
+) -> Job:
+    """Make a mirror of all experts, or the hottest; one of `before` is there already."""
+    pack, second = Path(shutil.copytree(sound.pack, folder / "pack")), folder / "second"
+    second.mkdir()
+    if before is not None:
+        moepack.mirror_pack(pack, second, hottest=before)
+
+    def is_right() -> bool:
+        with moepack.open(pack) as opened, opened.reader() as reader:
+            reads_right(opened, reader)
+            return opened.mirror is None or opened.mirror.problem is None
+
+    def is_done() -> bool:
+        with moepack.open(pack) as opened:
+            assert opened.mirror is not None
+            assert opened.mirror.record is not None
+            length = sum(opened.locate(*key).length for key in opened.hottest(hottest or "100%"))
+            return opened.mirror.record.length == length and not moepack.verify(pack).findings
+
+    return Job(lambda again: moepack.mirror_pack(pack, second, hottest=hottest), is_done, is_right)
 
 
-def _pull(sound: Sound, folder: Path) -> Job:
-    return Job(
-        lambda again: moepack.pull(sound.address, folder / "pack"),
-        lambda: tree(folder / "pack") == tree(sound.pack),
-    )
+def _remove_mirror(sound: Sound, folder: Path) -> Job:
+    _mirror(sound, folder, before="100%")
+    pack = folder / "pack"
+
+    def run(again: bool) -> None:
+        if (pack / ".mirror").is_symlink():
+            moepack.remove_mirror(pack)
+
+    def is_done() -> bool:
+        return tree(folder / "second") == {} and tree(pack) == tree(sound.pack)
+
+    return Job(run, is_done, lambda: not moepack.verify(pack).findings)
+
+
+def _pull(sound: Sound, folder: Path, layers: str | None = None) -> Job:
+    target = folder / "pack"
+
+    def is_right() -> bool:
+        with contextlib.suppress(MoepackError):
+            if not (target / "manifest.json").exists():
+                check_part(target, sound.pack)
+        return True
+
+    def is_done() -> bool:
+        if layers is None:
+            return tree(target) == tree(sound.pack)
+        return check_part(target, sound.pack) == {(1, 0), (1, 1)}
+
+    return Job(lambda again: moepack.pull(sound.address, target, layers=layers), is_done, is_right)
 
 
 def _repair(sound: Sound, folder: Path) -> Job:
     pack = Path(shutil.copytree(sound.pack, folder / "pack"))
     for name in ("experts-00000.bin", "dense.bin"):
         flip(pack / name, 100)
+    change_a_byte(pack / "index.bin")
+    change_padding(pack / "dense.bin")
     return Job(
         lambda again: moepack.repair(pack, sound.pack, threads=1),
         lambda: tree(pack) == tree(sound.pack),
+        lambda: bool(moepack.verify(pack).findings) or tree(pack) == tree(sound.pack),
+    )
+
+
+def _rank(sound: Sound, folder: Path) -> Job:
+    """Rank it anew: the old ranking stays, or the new one is there, and nothing else is left."""
+    pack, other = (Path(shutil.copytree(sound.pack, folder / name)) for name in ("pack", "other"))
+    hotness = hotness_of({(0, 1): 3, (1, 0): 5})
+    moepack.rank_pack(other, hotness)
+    return Job(
+        lambda again: moepack.rank_pack(pack, hotness),
+        lambda: tree(pack) == tree(other),
+        lambda: bool(moepack.verify(pack).passed),
     )
 
 
@@ -118,6 +180,14 @@ JOBS: dict[str, Callable[[Sound, Path], Job]] = {
     "mirror": _mirror,
     "pull": _pull,
     "repair": _repair,
+}
+HALF = "50%"
+CUT_OFF = {name: JOBS[name] for name in ("restore", "mirror", "pull", "repair")} | {
+    "mirror more": partial(_mirror, before=HALF),
+    "mirror less": partial(_mirror, before="100%", hottest=HALF),
+    "remove a mirror": _remove_mirror,
+    "pull a part": partial(_pull, layers="1"),
+    "rank": _rank,
 }
 
 
@@ -187,3 +257,28 @@ def test_nothing_wrong_is_called_right_and_the_next_run_mends_it(
             job.run(True)
         assert job.is_done(), f"{name}, {fault} {number}, of {files[number]}"
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", CUT_OFF)
+def test_whatever_ends_it_leaves_nothing_wrong_and_the_next_run_goes_on(
+    name: str, sound: Sound, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off at calls that write, a write being half done."""
+    monkeypatch.setattr(packed_items, "RUN_LENGTH", 50_000)
+    monkeypatch.setattr(subset_copy, "_SYNC_LENGTH", 100_000)
+    steps, has_crashed = 0, True
+    while has_crashed:
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        job = CUT_OFF[name](sound, folder)
+        with monkeypatch.context() as patch:
+            crashed = crash_after(patch, steps)
+            with contextlib.suppress(CrashError):
+                job.run(False)
+            has_crashed = crashed()
+        assert job.is_right(), f"{name} {steps}"
+        job.run(True)
+        assert job.is_done(), f"{name} {steps}"
+        shutil.rmtree(folder)
+        steps += 1 if steps < 10 else 7
+    assert steps > 8
