@@ -236,7 +236,7 @@ def test_importing_the_reading_side_loads_nothing_that_only_packing_needs() -> N
     ours = {name.partition(".")[2] for name in loaded if name.startswith("moepack.")}
     rooms = {name.rpartition(".")[0] for name in ours & {*MODULES}}
     assert rooms == {"common", "pack.format", "pack.reading", "storage"}
-    what_reads = {"threaded", "probe", "open_files", "aligned_read"}
+    what_reads = {"threaded", "probe", "open_files"}
     assert not {f"storage.{name}" for name in what_reads} & ours  # it comes with the first reader
     assert not loaded & (LIBRARIES.keys() - {"xxhash"})
     assert not loaded & {"tomllib", "dataclasses", "asyncio"}

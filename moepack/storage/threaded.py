@@ -5,17 +5,19 @@ for them, and end when the backend is closed.
 """
 
 import contextlib
+import ctypes
 import errno
 import os
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from queue import Empty, SimpleQueue
 
 from moepack.common.paths import RemotePath
-from moepack.storage import aligned_read
+from moepack.common.sizes import align
 from moepack.storage.backend import Completion, ReadRequest, completed
-from moepack.storage.open_files import OpenFiles, open_buffered, open_direct
+from moepack.storage.buffers import map_memory
+from moepack.storage.open_files import Alignment, OpenFiles, open_buffered, open_direct
 from moepack.storage.remote.calls import CallGroup, CanceledError
 from moepack.storage.remote.store import RemoteStamp
 
@@ -55,11 +57,11 @@ class ThreadedBackend:
     def do(self, number: int, request: ReadRequest) -> Completion:
         """Do the request `number` now, in this thread; a thread of ours, which must not warn."""
         files, plain = self._files, self._plain_files
-        completion = aligned_read.read(files, number, request)
+        completion = _read(files, number, request)
         error = completion.error
         if error is None or files is plain or error.errno not in _REFUSALS:
             return completion
-        again = aligned_read.read(plain, number, request)
+        again = _read(plain, number, request)
         if again.error is None:
             self._fall_back(request, error)
         return again
@@ -155,6 +157,65 @@ class ThreadedBackend:
             self._unfinished -= 1
         if completion is not None:
             queue.end(completion)
+
+
+def _read(files: OpenFiles, number: int, request: ReadRequest) -> Completion:
+    """Do one request, rounded outwards to the alignment of direct I/O.
+
+    It may begin and end anywhere, and so may its buffers. If all are aligned, it is read to where
+    it belongs; any other comes as whole blocks into memory of ours, and is copied.
+    """
+    try:
+        path, offset, buffer, more = request
+        descriptor, alignment, _ = files.get(path)
+        if not more and _is_aligned(offset, buffer, alignment):
+            length = os.preadv(descriptor, [buffer], offset)
+            if length == len(buffer):
+                return completed(number, length)
+        buffers, block = (buffer, *more), alignment.offset
+        if offset % block == 0 and all(_is_aligned(0, one, alignment) for one in buffers):
+            return completed(number, _fill(descriptor, buffers, offset, block))
+        head = offset % block
+        memory = map_memory(align(head + request.length, block))
+        filled = _fill(descriptor, (memory,), offset - head, block)
+    except OSError as error:
+        return Completion(number, 0, error)
+    length = min(max(0, filled - head), request.length)
+    _copy(memory[head : head + length], buffers)
+    return completed(number, length)
+
+
+def _fill(descriptor: int, buffers: Sequence[memoryview], offset: int, block: int) -> int:
+    """Read into buffers, one after another, as far as the file goes; return how many bytes.
+
+    A read that stops off the grid of blocks has reached the end of the file: to go on would take a
+    misaligned read, and there is nothing to get.
+    """
+    done, rest = 0, list(buffers)
+    while rest:
+        length = os.preadv(descriptor, rest, offset + done)
+        done += length
+        if not length or done % block:
+            break
+        while rest and length >= len(rest[0]):
+            length -= len(rest.pop(0))
+        if rest:
+            rest[0] = rest[0][length:]
+    return done
+
+
+def _copy(data: memoryview, buffers: Sequence[memoryview]) -> None:
+    """Copy bytes into buffers, one after another."""
+    for buffer in buffers:
+        length = min(len(buffer), len(data))
+        buffer[:length], data = data[:length], data[length:]
+
+
+def _is_aligned(offset: int, buffer: memoryview, alignment: Alignment) -> bool:
+    """Return whether the kernel reads from `offset` into a whole buffer as it is."""
+    memory, block = alignment
+    start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    return not (offset % block or len(buffer) % block or start % memory)
 
 
 class RemoteBackend(ThreadedBackend):

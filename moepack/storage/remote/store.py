@@ -306,7 +306,9 @@ def _translated(error: Exception) -> OSError:
         raise error
     text = _QUERY.sub(r"\1?…", str(error).partition("\n")[0])
     if status := _STATUS.search(text):
-        return _status_failure(status[1])
+        code = status[1][:3]
+        number = errno.EACCES if code in ("401", "403") else errno.EIO
+        return _failure_of(number, status[1], _HINTS.get(code))
     if certificate := _CERTIFICATE.search(str(error)):
         problem = f"the certificate of the server is not trusted: {certificate[1]}"
         return _failure_of(errno.EACCES, problem, CERTIFICATE_HINT)
@@ -320,12 +322,6 @@ def _translated(error: Exception) -> OSError:
         return _failure_of(errno.EIO, f"200 OK with an error inside: {inner[1]}")
     reason = _REASON.search(text)
     return _failure_of(errno.EIO, reason[1] if reason else text, _NETWORK_HINT)
-
-
-def _status_failure(status: str) -> OSError:
-    """Return the error for an HTTP status: `403 Forbidden`."""
-    number = errno.EACCES if status[:3] in ("401", "403") else errno.EIO
-    return _failure_of(number, status, _HINTS.get(status[:3]))
 
 
 def _failure_of(number: int, problem: str, hint: str | None = None) -> OSError:

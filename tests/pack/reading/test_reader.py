@@ -15,7 +15,7 @@ from moepack.common.sizes import align
 from moepack.pack.reading.expert_read import ExpertRead, read_of_parts
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.reader import Reader
-from moepack.storage import aligned_read
+from moepack.storage import threaded
 from tests.support.faulty_backend import Fault, FaultyBackend, make, require
 from tests.support.interruptions import before_each
 from tests.support.models import first_shard, keys_of, on_disk, pack_model
@@ -203,7 +203,7 @@ def test_a_callers_buffer_is_free_after_the_read(pack: Pack) -> None:
 def test_nothing_is_copied_that_need_not_be(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     require("direct", pack.path)
     lengths: list[int] = []
-    copying = (aligned_read, "map_memory")
+    copying = (threaded, "map_memory")
     before_each(monkeypatch, lambda *place: lengths.append(place[-1]), copying)
     with pack.reader(backend="direct") as reader:
         reader.read(0, 0)
