@@ -100,7 +100,10 @@ def repair(
     if not folder.is_dir():
         read_any_manifest(folder)  # which raises
     with ExitStack() as stack:
-        copy = _open_source(source)
+        copy: Pack | Source | None = None
+        if source is not None:
+            path = pack_path(source)
+            copy = open_source(source) if path is None else Pack(path)
         if isinstance(copy, Pack):
             stack.enter_context(copy)
             copy.require_complete()
@@ -111,13 +114,6 @@ def repair(
             return _Repair(opened, threads, Phases(progress)).run(copy, described)
         except OSError as error:
             raise write_failure(error, folder, _AGAIN) from error
-
-
-def _open_source(source: PathOrPaths | None) -> Pack | Source | None:
-    if source is None:
-        return None
-    path = pack_path(source)
-    return open_source(source) if path is None else Pack(path)
 
 
 def _repair_description(folder: Path, copy: Pack | Source | None) -> Mapping[str, int]:

@@ -108,7 +108,7 @@ class SubsetCopy:
         self.compare([n for n in numbers if lengths[self.items[n].file]], threads, progress)
 
     def drop_cached(self, files: Iterable[int]) -> None:
-        """Drop files from the page cache: what is read of them is then what is on the drive."""
+        """Drop files from the page cache, so that reads of them reach the drive."""
         paths = (self._folder / self._names[file] for file in sorted(files))
         drop(path for path in paths if path.is_file())
 
@@ -207,7 +207,10 @@ class SubsetCopy:
         check_space(self._folder, min(total, all_length - allocated_length))
         with ExitStack() as stack:
             descriptors = self._open_files(files, stack)
-            self._clear_wrong_padding(descriptors)
+            for file, start, end in self._wrong_padding:
+                for offset in range(start, end, _PIECE_LENGTH):
+                    zeros = bytes(min(_PIECE_LENGTH, end - offset))
+                    write_at(descriptors[file], zeros, offset)
             sync = partial(self._sync, descriptors, synced)
             advance = SharedProgress(lambda done: progress(done, total))
             try:
@@ -218,11 +221,6 @@ class SubsetCopy:
                 raise
             sync()
         return total
-
-    def _clear_wrong_padding(self, descriptors: Mapping[int, int]) -> None:
-        for file, start, end in self._wrong_padding:
-            for offset in range(start, end, _PIECE_LENGTH):
-                write_at(descriptors[file], bytes(min(_PIECE_LENGTH, end - offset)), offset)
 
     def _sync(
         self,

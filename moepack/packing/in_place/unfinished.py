@@ -81,11 +81,6 @@ def _read_beginning(path: Path) -> Beginning | None:
         if entry["version"] != _VERSION or int(entry["unit_length"]) <= 0:
             raise ValueError("unknown version")
         shards = tuple(Shard(*shard) for shard in entry["shards"])
-        for home, length, mtime_ns in shards:
-            if type(length) is not int or not isinstance(home, str | None):
-                raise TypeError("not a shard")
-            if not isinstance(mtime_ns, int | None):
-                raise TypeError("not a time")
         return Beginning(bool(entry["was_pack"]), int(entry["unit_length"]), shards)
     except (KeyError, TypeError, ValueError):
         hint = "continue with the version that began it; do not remove the directory"
