@@ -112,11 +112,11 @@ def test_a_llama_server_of_ones_own_needs_no_other_llama_cpp(
 ) -> None:
     packages = packages_without(tmp_path / "packages", "xllamacpp")
     names = {"PYTHONPATH": f"{ROOT}:{packages}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    for words in (f"serve {MODEL} --port 0", f"run {MODEL} -p hi --raw"):
-        words = f"{words} --no-learn --server /bin/false"
-        end = run_command(bare_venv / "bin" / "python", "-P", "-c", EACH_COMMAND, words, env=names)
-        assert "/bin/false: ended with code 1" in end.stderr, end.stderr
-        assert "not installed" not in end.stderr
+    options = "--no-learn --server /bin/false"
+    commands = (f"serve {MODEL} --port 0 {options}", f"run {MODEL} -p hi --raw {options}")
+    end = run_command(bare_venv / "bin" / "python", "-P", "-c", EACH_COMMAND, *commands, env=names)
+    assert end.stderr.count("/bin/false: ended with code 1") == 2, end.stderr
+    assert "not installed" not in end.stderr
 
 
 def test_the_extras_are_those_of_the_project() -> None:

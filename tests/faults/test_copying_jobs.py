@@ -173,6 +173,25 @@ def _rank(sound: Sound, folder: Path) -> Job:
     )
 
 
+def _index(sound: Sound, folder: Path) -> Job:
+    """Lay an index over the shards: there is none, or a whole one."""
+    shards, target = Path(shutil.copytree(sound.shards, folder / "shards")), folder / "index"
+    moepack.index_model(shards, folder / "other")
+
+    def run(again: bool) -> None:
+        if not (target / "manifest.json").exists():
+            moepack.index_model(shards, target)
+
+    def is_right() -> bool:
+        if not (target / "manifest.json").exists():
+            with pytest.raises(MoepackError):
+                moepack.Pack(target)
+            return True
+        return tree(target) == tree(folder / "other")
+
+    return Job(run, lambda: tree(target) == tree(folder / "other"), is_right)
+
+
 JOBS: dict[str, Callable[[Sound, Path], Job]] = {
     "pack": _pack,
     "pack in place": _pack_in_place,
@@ -188,6 +207,7 @@ CUT_OFF = {name: JOBS[name] for name in ("restore", "mirror", "pull", "repair")}
     "remove a mirror": _remove_mirror,
     "pull a part": partial(_pull, layers="1"),
     "rank": _rank,
+    "index": _index,
 }
 
 

@@ -5,9 +5,11 @@ each copy is mounted as after a loss of power, every piece of every shard is loo
 work is taken up in both directions.
 """
 
+import hashlib
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +25,6 @@ from moepack.packing.restore import restore
 from moepack.storage import blocks
 from tests.support import gguf_builder
 from tests.support.interruptions import before_each
-from tests.support.loop_disk import LoopDisk, copy_sparse
 from tests.support.machine_faults import Room
 from tests.support.models import contents
 
@@ -32,6 +33,84 @@ STEPS = (
     *((os, name) for name in ("fsync", "rename", "replace", "unlink", "ftruncate")),
     (blocks, "punch"),
 )
+_LENGTHS = {"ext4": 24 << 20, "xfs": 320 << 20}
+_MAKERS = {"ext4": ("mkfs.ext4", "-q", "-F"), "xfs": ("mkfs.xfs", "-q", "-f")}
+
+
+class LoopDisk:
+    """A new file system of `kind` on an image in `folder`, mounted in `room`.
+
+    What it has handed to the device is in the image, and not what it still holds in memory: a copy
+    of that, taken without a sync, is what a loss of power leaves. With `has_cache` the disk has a
+    cache of its own that power is lost to: the image lies in a file system on another image, to
+    which it is written only when the disk is told to flush. `path` is where it is seen. Skips the
+    test where there is no such file system or no loop device.
+    """
+
+    def __init__(self, kind: str, folder: Path, room: Room, *, has_cache: bool = False) -> None:
+        if shutil.which(_MAKERS[kind][0]) is None:
+            pytest.skip(f"{_MAKERS[kind][0]} is not installed")
+        self.image = folder / "image"
+        self._room = room
+        self._place = folder / "disk"
+        self._place.mkdir()
+        self._cache: Path | None = None
+        image = self.image
+        if has_cache:
+            self._cache = folder / "cache"
+            self._cache.mkdir()
+            _make_image("ext4", self.image, _LENGTHS[kind] + _LENGTHS["ext4"])
+            image = room.mount(self._cache, "-o", "loop", self.image) / "image"
+            with open(image, "wb") as file:  # all of it has its place from the start
+                for _ in range(_LENGTHS[kind] >> 20):
+                    file.write(bytes(1 << 20))
+        _make_image(kind, image, _LENGTHS[kind])
+        os.sync()
+        inner = self._cache / "image" if self._cache else self.image
+        self.path = room.mount(self._place, "-o", "loop", inner)
+
+    def unmount(self) -> None:
+        assert self._room.run("umount", self._place), "still in use"
+        assert not self._cache or self._room.run("umount", self._cache), "still in use"
+
+    def mount(self, image: Path) -> None:
+        """Put the disk in that `image` is of; the file system finds what was left, and mends it."""
+        if self._cache:
+            assert self._room.run("mount", "-o", "loop", image, self._cache), "cannot be mounted"
+            image = self._cache / "image"
+        assert self._room.run("mount", "-o", "loop", image, self._place), "cannot be mounted"
+
+
+def _make_image(kind: str, image: Path, length: int) -> None:
+    with open(image, "ab") as file:
+        file.truncate(length)
+    subprocess.run([*_MAKERS[kind], image], check=True)
+
+
+def _copy_sparse(path: Path, target: Path) -> str:
+    """Copy a file into a new one, zeros as holes; return a digest of it."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as source, open(target, "xb", buffering=0) as copy:
+        os.truncate(target, os.fstat(source.fileno()).st_size)
+        for start, end in _data(source.fileno()):
+            for offset in range(start, end, 64 << 10):
+                data = os.pread(source.fileno(), min(64 << 10, end - offset), offset)
+                if data.count(0) != len(data):
+                    digest.update(b"%d" % offset + data)
+                    os.pwrite(copy.fileno(), data, offset)
+    return digest.hexdigest()
+
+
+def _data(descriptor: int) -> Iterator[tuple[int, int]]:
+    """Yield where a file has data, from its start to its end."""
+    end = 0
+    while True:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError:
+            return
+        end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, end
 
 
 class Model(NamedTuple):
@@ -90,7 +169,7 @@ class Crashes:
 
         def snapshot(*_: object) -> None:
             image = self.images / f"{len(by_digest):04}"
-            digest = self.disk.snapshot(image)
+            digest = _copy_sparse(self.disk.image, image)
             if by_digest.setdefault(digest, image) is not image:
                 unlink(image)
 
@@ -105,7 +184,7 @@ class Crashes:
         """Do `works` on a copy of what a loss of power left; return what the last one does."""
         copy = self.images / "copy"
         copy.unlink(missing_ok=True)
-        copy_sparse(image, copy)
+        _copy_sparse(image, copy)
         self.disk.mount(copy)
         try:
             return [work() for work in works][-1]

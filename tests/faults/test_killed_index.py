@@ -1,19 +1,14 @@
 """Whatever kills `moepack index`, there is no index or a whole one, and it can begin again."""
 
 import os
-import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import moepack
-from moepack.common.errors import MachineError, PackError, RequestError
+from moepack.common.errors import MachineError, RequestError
 from moepack.packing.shard_index import index_model
-from tests.support import machine_faults
-from tests.support.amounts import amounts
 from tests.support.gguf_builder import moe, split, write_shards
-from tests.support.machine_faults import Shot, needs_strace
 from tests.support.models import contents
 
 
@@ -30,36 +25,6 @@ def assert_whole(target: Path, source: Path) -> None:
     assert contents(target) == contents(source.parent / "index")
     with moepack.open(target) as pack:
         assert pack.layers == (0, 1)
-
-
-@needs_strace()
-@pytest.mark.parametrize("step", amounts(9, 1))
-@pytest.mark.parametrize("fault", ["signal=SIGKILL", "error=EIO", "signal=SIGINT"])
-def test_after_each_call_that_it_does_not_survive_it_begins_again(
-    fault: str, step: int, source: Path, tmp_path: Path
-) -> None:
-    """Killed, failing or interrupted: at each of its calls on what it makes."""
-    calls = machine_faults.record(tmp_path / "recorded", "index", source)
-    assert {"mkdir", "symlink", "write", "fsync", "rename"} <= {call.name for call in calls}
-    shots = machine_faults.shots(calls)[::step]
-
-    def disturb(shot: Shot) -> None:
-        target = tmp_path / str(shot.number)
-        outcome = machine_faults.hit(shot, fault, target, "index", source)
-        killed = fault == "signal=SIGKILL"
-        assert not killed or outcome.returncode == -signal.SIGKILL, shot
-        if (target / "manifest.json").exists():
-            assert_whole(target, source)
-            return
-        assert killed or not target.exists() or not os.listdir(target), shot
-        if target.exists():
-            with pytest.raises(PackError):
-                moepack.open(target)
-        index_model(source, target)
-        assert_whole(target, source)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(disturb, shots))
 
 
 def leftover(target: Path) -> Path:

@@ -741,9 +741,12 @@ def shorten(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
-@pytest.mark.parametrize("strong", [False, True])
 @pytest.mark.parametrize(
-    "damage", [shorten, damages.change_padding_between_parts, *damages.DAMAGES]
+    ("damage", "strong"),
+    [
+        *((damage, False) for damage in (damages.change_padding_between_parts, *damages.DAMAGES)),
+        *((damage, True) for damage in (shorten, damages.change_a_byte)),
+    ],
 )
 def test_only_a_finished_file_that_was_damaged_is_redone(
     damage: damages.Damage, strong: bool, small: Model, tmp_path: Path
@@ -807,8 +810,13 @@ def change_before_the_commit(
     pack_model([model.source], target, threads=1, resume=resume, strong=strong, progress=progress)
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-@pytest.mark.parametrize("damage", [Path.unlink, shorten, rewrite_with_its_time, link_elsewhere])
+@pytest.mark.parametrize(
+    ("damage", "resumed"),
+    [
+        *((damage, False) for damage in (Path.unlink, shorten, link_elsewhere)),
+        *((damage, True) for damage in (Path.unlink, rewrite_with_its_time)),
+    ],
+)
 def test_a_finished_file_that_is_damaged_before_the_commit_is_not_committed_but_redone(
     resumed: bool, damage: Callable[[Path], None], small: Model, tmp_path: Path
 ) -> None:

@@ -318,17 +318,6 @@ def test_in_order_is_in_order_however_reads_end(pack: Pack, name: str) -> None:
         reads_right(pack, made, errors=0)
 
 
-def test_both_orders_may_be_asked_of_one_batch(pack: Pack) -> None:
-    gate = threading.Event()
-    backend = FaultyBackend(make("buffered"), fault_at(pack, 0, 0, until=gate))
-    with pack.reader(backend=backend) as made, made.submit([(0, n) for n in range(6)]) as batch:
-        first = [one.number for one in itertools.islice(batch.completions(), 3)]
-        assert 0 not in first
-        gate.set()
-        rest = [one.number for one in batch.completions(in_order=True)]
-        assert rest == [n for n in range(6) if n not in first]
-
-
 def test_a_single_read_is_never_held_back(pack: Pack, name: str) -> None:
     gate = threading.Event()
     backend = FaultyBackend(make(name), Fault(until=gate, times=1))

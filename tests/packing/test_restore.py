@@ -1,6 +1,7 @@
 """Restore: the shards come back to the bit, or not at all."""
 
 import hashlib
+import itertools
 import os
 import random
 import shutil
@@ -52,8 +53,13 @@ def packed(tmp_path: Path) -> tuple[list[Path], Path]:
     return [Path(path) for path in shards_of("qwen3moe")], tmp_path / "pack"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("model", [*REAL_MODELS, *odd_models.MODELS])
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        *zip([*REAL_MODELS, *odd_models.MODELS], itertools.cycle(LAYOUTS), strict=False),
+        *(("gpt-oss", layout) for layout in LAYOUTS),
+    ],
+)
 def test_shards_come_back_to_the_bit(model: str, layout: str, tmp_path: Path) -> None:
     shards = source_of(model, tmp_path)
     counts = {(2, 5): 9, (3, 1): 4} if model == "deepseek2" else {(0, 1): 3, (0, 3): 5}

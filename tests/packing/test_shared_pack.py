@@ -60,11 +60,9 @@ def test_parts_that_share_a_folder_alone_become_the_pack_of_one_process(
     alone: dict[str, bytes], tmp_path: Path
 ) -> None:
     command = [*MOEPACK, "pack", *shards_of(MODEL), "-o", "pack"]
-    nodes = [
-        subprocess.Popen([*command, "--part", f"{number}/{PARTS}"], cwd=tmp_path)
-        for number in range(1, PARTS + 1)
-    ]
-    assert [node.wait() for node in nodes] == [0] * PARTS
+    parts = ("1/2", "2/2")
+    nodes = [subprocess.Popen([*command, "--part", part], cwd=tmp_path) for part in parts]
+    assert [node.wait() for node in nodes] == [0, 0]
     assert not (tmp_path / "pack" / "manifest.json").exists()
     done = subprocess.run([*command, "--commit", "--json"], cwd=tmp_path, check=True)
     assert done.returncode == 0
@@ -176,7 +174,7 @@ def test_a_part_killed_at_any_moment_is_run_again(alone: dict[str, bytes], tmp_p
 
 
 def test_two_that_commit_at_once_make_one_pack(alone: dict[str, bytes], tmp_path: Path) -> None:
-    for trial in range(5):
+    for trial in range(3):
         target = tmp_path / f"pack-{trial}"
         write_parts(target)
         with ThreadPoolExecutor(3) as threads:

@@ -274,26 +274,21 @@ def later(work: Callable[[], None]) -> Iterator[None]:
 class TestThreads:
     """Faults that only a backend with threads can have."""
 
-    def test_what_is_cancelled_is_not_begun_and_nothing_waits(self, slow_file: HeldFile) -> None:
+    @pytest.mark.parametrize("end", ["cancel", "close"])
+    def test_what_has_not_begun_is_never_begun_then(self, end: str, slow_file: HeldFile) -> None:
+        """More reads wait than there are threads. `cancel` waits for nothing."""
         with nothing_left(), closing(ThreadedBackend(direct=False)) as backend:
             queue = backend.queue(200)
             requests = [ReadRequest(slow_file.path, n, ARENA[n * 100 :][:100]) for n in range(150)]
             queue.start(enumerate(requests))
             slow_file.wait_for(MAX_THREADS)
-            queue.cancel()
-            slow_file.let_go()
+            if end == "cancel":
+                queue.cancel()
+                slow_file.let_go()
+            else:
+                with later(slow_file.let_go):
+                    queue.close()
         assert len(slow_file.asked) == MAX_THREADS
-
-    def test_close_does_not_begin_what_has_not_begun(self, slow_file: HeldFile) -> None:
-        """More reads wait than there are threads, and those are never begun."""
-        with nothing_left(), closing(ThreadedBackend(direct=False)) as backend:
-            queue = backend.queue(200)
-            requests = [ReadRequest(slow_file.path, n, ARENA[n * 100 :][:100]) for n in range(150)]
-            queue.start(enumerate(requests))
-            slow_file.wait_for(MAX_THREADS)
-            with later(slow_file.let_go):
-                queue.close()
-            assert len(slow_file.asked) == MAX_THREADS
 
     def test_no_more_threads_to_be_had_is_no_reason_to_hang(self, files: Files) -> None:
         """What cannot begin ends with an error, or is done by the threads that there are."""

@@ -174,23 +174,6 @@ def test_a_copy_that_cannot_be_read_is_made_anew(
     assert len(mirrored(pack)) == 32
 
 
-def test_a_pack_that_is_cut_off_meanwhile_is_not_mirrored(
-    pack: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed_items, "RUN_LENGTH", 50_000)
-    done = 0
-
-    def cut_off(length: int, total: int) -> None:
-        nonlocal done
-        done += length
-        if done > 0.35 * total:  # the half is copies, and of these the half of this file
-            os.truncate(pack / "experts-00001.bin", 4096)
-
-    with pytest.raises(PackError, match="the file became shorter"):
-        moepack.mirror_pack(pack, target, progress=cut_off)
-    assert not (pack / ".mirror").exists()
-
-
 # Where it cannot be
 
 

@@ -3,10 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +19,7 @@ from moepack.storage.remote.stores import store_of
 from tests.support.buckets import bucket_of_moto
 from tests.support.damages import DAMAGES, Damage
 from tests.support.hubs import REPOSITORY, hub_of
-from tests.support.interruptions import record_calls
+from tests.support.interruptions import CrashError, crash_after, record_calls
 from tests.support.machine_faults import Room
 from tests.support.models import contents, first_shard, flip, hotness_of, on_disk
 from tests.support.pulls import MARKS, check_part, copy_pack, is_same, store_of_packs
@@ -264,28 +260,17 @@ def test_what_comes_is_synced_before_it_is_named(
     assert events.index("remove .pull.json") > events.index("manifest.json.tmp -> manifest.json")
 
 
-def test_what_a_killed_pull_has_written_is_kept(
-    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
+def test_what_was_written_and_not_named_yet_is_kept(
+    address: str, hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before anything was named: the bytes themselves tell that they are right."""
-    server.delay = 0.3
-    code = (
-        "import sys, moepack; from moepack.packing.copies import packed_items\n"
-        "packed_items.RUN_LENGTH = 50_000; moepack.pull(sys.argv[1], sys.argv[2], threads=1)"
-    )
+    """As after a kill: the bytes themselves tell that they are right."""
     here = tmp_path / "here"
-    process = subprocess.Popen([sys.executable, "-c", code, address, here])
-    file = here / "experts-00000.bin"
-    deadline = time.monotonic() + 60
-    while not (file.exists() and file.stat().st_blocks > 200):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    server.delay = 0.0
+    with monkeypatch.context() as patch:
+        crash_after(patch, 60)
+        with pytest.raises(CrashError):
+            moepack.pull(address, here, threads=1)
     assert not check_part(here, hot_pack)
-    summary = moepack.pull(address, here)
-    assert summary.kept_length > 400_000
+    assert moepack.pull(address, here).kept_length > 400_000
     assert is_same(here, hot_pack)
 
 

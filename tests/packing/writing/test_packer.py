@@ -1,6 +1,7 @@
 """A pack of a real model: every byte the oracle's, every promise of the format kept on disk."""
 
 import hashlib
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -11,8 +12,10 @@ import moepack
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, oracle, pack_model
 
 
-@pytest.mark.parametrize("layout_name", ["layers", "hot-first"])
-@pytest.mark.parametrize("model", REAL_MODELS)
+@pytest.mark.parametrize(
+    ("model", "layout_name"),
+    zip(REAL_MODELS, itertools.cycle(("layers", "hot-first")), strict=False),
+)
 def test_every_expert_that_is_read_back_is_the_oracles(
     model: str, layout_name: str, tmp_path: Path
 ) -> None:
