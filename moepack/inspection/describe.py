@@ -352,6 +352,5 @@ def describe_blob(pack: Pack, layer: int, expert: int, *, family: str | None = N
                 digest=None if part.digest is None else digest.to_text(part.digest),
             )
         )
-    name = family or pack.families(layer)[0]
-    owner = next(one for one in pack.index.families if (one.layer, one.name) == (layer, name))
-    return BlobFacts(**blob_row(pack, owner, expert)._asdict(), parts=tuple(parts))
+    row = blob_row(pack, pack.packed_family(layer, family), expert)
+    return BlobFacts(**row._asdict(), parts=tuple(parts))

@@ -126,11 +126,8 @@ def _rows(
     """Yield rows; `hottest` is the length of the blobs to list, None for everything."""
     with pack if closes else nullcontext():
         if hottest is not None:
-            main: dict[int, PackedFamily] = {}
-            for family in pack.index.families:
-                main.setdefault(family.layer, family)
             for layer, expert in pack.hottest(hottest, layers=layers):
-                yield blob_row(pack, main[layer], expert)
+                yield blob_row(pack, pack.packed_family(layer), expert)
             return
         for family in pack.index.families:
             if layers is None or family.layer in layers:

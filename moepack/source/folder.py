@@ -7,7 +7,7 @@ last known commit of the branch. A snapshot has only the files of its commit tha
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from moepack.common.errors import SourceError
@@ -33,7 +33,7 @@ NOT_MODELS = {
 }
 """Other kinds of GGUFs by their `general.type`, with a hint; `{}` is the path."""
 
-_SHOWN_MODELS = 20
+SHOWN_MODELS = 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAX_COMMIT = 64
 
@@ -121,10 +121,15 @@ def _several(folder: Path, models: list[Path]) -> SourceError:
     names = ", ".join(str(path.relative_to(folder)) for path in models)
     hint = "name one file of the model that you mean:"
     error = SourceError("several models in this folder", path=folder, found=names, hint=hint)
-    for path in models[:_SHOWN_MODELS]:
-        error.add_note(f"  {shell_word(str(path))}")
-    if len(models) > _SHOWN_MODELS:
-        error.add_note(f"  … and {len(models) - _SHOWN_MODELS} more")
+    return with_list(error, [shell_word(str(path)) for path in models])
+
+
+def with_list(error: SourceError, lines: Sequence[str]) -> SourceError:
+    """Return an error with a list behind its hint, which is cut if it is long."""
+    for line in lines[:SHOWN_MODELS]:
+        error.add_note(f"  {line}")
+    if len(lines) > SHOWN_MODELS:
+        error.add_note(f"  … and {len(lines) - SHOWN_MODELS} more")
     return error
 
 

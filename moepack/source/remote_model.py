@@ -7,11 +7,10 @@ from moepack.common.errors import MachineError, SourceError, remedy
 from moepack.common.escaping import shell_word
 from moepack.common.paths import RemotePath
 from moepack.common.sizes import size_text
-from moepack.source.folder import SHARD_NAME, shard_names
+from moepack.source.folder import SHARD_NAME, SHOWN_MODELS, shard_names, with_list
 from moepack.storage.remote import hub
 from moepack.storage.remote.stores import resolve, store_of
 
-_SHOWN_MODELS = 20
 _USUAL_TYPE = "Q4_K_M"
 """The quantisation that is meant by the name of a repository alone, as in llama.cpp and ollama."""
 _NO_MODEL = re.compile(r"(?:^|/)(?:mmproj|imatrix)|imatrix[^/]*\.gguf\Z", re.IGNORECASE)
@@ -87,16 +86,15 @@ def _one_model(
     models = _models_of(names)
     if not models:
         others = sorted(name for name in lengths if name.endswith(".gguf"))
-        names = ", ".join(others[:_SHOWN_MODELS]) or "no GGUF"
+        names = ", ".join(others[:SHOWN_MODELS]) or "no GGUF"
         raise SourceError("no such model here", path=named, found=names)
     if len(models) > 1:
         hint = "name one of them:"
-        error = SourceError(f"{len(models)} models here", path=named, hint=hint)
-        for files in list(models.values())[:_SHOWN_MODELS]:
-            address = shell_word(str(RemotePath(named.store) / files[0]))
-            error.add_note(f"  {address}  {size_text(sum(map(lengths.__getitem__, files)))}")
-        if len(models) > _SHOWN_MODELS:
-            error.add_note(f"  … and {len(models) - _SHOWN_MODELS} more")
-        raise error
+        lines = [
+            f"{shell_word(str(RemotePath(named.store) / files[0]))}"
+            f"  {size_text(sum(lengths[file] for file in files))}"
+            for files in models.values()
+        ]
+        raise with_list(SourceError(f"{len(models)} models here", path=named, hint=hint), lines)
     files = next(iter(models.values()))
     return siblings(RemotePath(named.store) / files[0])

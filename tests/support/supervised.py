@@ -16,7 +16,7 @@ from typing import Any, Self
 import moepack
 from moepack.common.errors import MoepackError
 from moepack.common.shape import ExpertKey
-from moepack.pack.engines.gguf_layout import lay_out
+from moepack.pack.engines.stock_gguf import lay_out
 from moepack.pack.opening.open_model import open_model
 from moepack.running.programs.runner import preloaded_library
 from moepack.running.streaming.mapped_model import map_model

@@ -81,7 +81,7 @@ def _plan(pack: Pack, target: Path, _settings: Settings) -> ExportPlan:
     return ExportPlan(
         folder=target.parent,
         last=LastFile(target.name, lambda _progress: data),
-        tensor_count=len(list(tensors_of(layers))),
+        tensor_count=len(tensors_of(layers)),
         alignment=pack.index.header.blob_alignment,
         command=f"llama-cli -m MODEL.gguf --moe-sidecar {shell_word(str(target))}"
         f" --moe-mode slot-bank --moe-slot-bank {most}",
@@ -101,7 +101,7 @@ def _manifest(pack: Pack, target: Path, layers: Mapping[int, Layer]) -> dict[str
     source = pack.manifest.source
     model = {
         "arch": source.architecture,
-        "expert_count": next(tensors_of(layers)).expert_count,
+        "expert_count": tensors_of(layers)[0].expert_count,
         "leading_dense_block_count": min(layers),
     }
     used = source.experts_used_in(FAMILY, min(layers))
@@ -114,15 +114,12 @@ def _manifest(pack: Pack, target: Path, layers: Mapping[int, Layer]) -> dict[str
         "layout": "layer_major_expert",
         "source": {"model_files": [shard.name for shard in source.shards]},
         "model": model,
-        "entries": list(_entries(pack, layers, folder)),
+        "entries": [
+            _entry(pack, tensor, _stride(pack, layer), folder)
+            for layer in layers.values()
+            for tensor in layer.values()
+        ],
     }
-
-
-def _entries(pack: Pack, layers: Mapping[int, Layer], folder: str) -> Iterator[dict[str, Any]]:
-    for layer in layers.values():
-        stride = _stride(pack, layer)
-        for tensor in layer.values():
-            yield _entry(pack, tensor, stride, folder)
 
 
 def _entry(pack: Pack, tensor: RoutedTensor, stride: int | None, folder: str) -> dict[str, Any]:

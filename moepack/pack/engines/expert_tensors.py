@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from moepack.common.escaping import shell_word
 from moepack.common.sizes import ranges_text
-from moepack.pack.engines.contract import Need
+from moepack.pack.engines.contract import Need, Settings
 from moepack.pack.format.names import projection
 from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.pack.reading.pack import Pack
@@ -85,6 +85,12 @@ def needed_stacks(layers: Mapping[int, Layer]) -> Iterator[Need]:
         yield Need(problem, "convert the model again, with a llama.cpp from after April 2024")
 
 
+def needed_weights(pack: Pack, _settings: Settings) -> Iterator[Need]:
+    """Yield the needs of an engine that takes any weights of experts, if it has those of all."""
+    yield from needed_stacks(expert_tensors(pack))
+    yield from needed_all_layers(pack)
+
+
 def needed_roles(layers: Mapping[int, Layer]) -> Iterator[Need]:
     """Yield the need for gate, up and down in each layer, in tensors of their own."""
     yield from needed_stacks(layers)
@@ -106,10 +112,14 @@ def needed_all_layers(pack: Pack) -> Iterator[Need]:
         yield Need(problem, pack_command(pack))
 
 
-def tensors_of(layers: Mapping[int, Layer]) -> Iterator[RoutedTensor]:
-    """Yield all expert tensors."""
-    for layer in layers.values():
-        yield from layer.values()
+def tensors_of(layers: Mapping[int, Layer]) -> list[RoutedTensor]:
+    """List all expert tensors."""
+    return [tensor for layer in layers.values() for tensor in layer.values()]
+
+
+def expert_count(layer: Layer) -> int:
+    """Return the number of experts of a layer."""
+    return next(iter(layer.values())).expert_count
 
 
 def pack_command(pack: Pack, *options: str) -> str:

@@ -11,7 +11,6 @@ for Kimi K3 alone, layer by layer in the order of experts.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,17 +18,16 @@ from typing import NamedTuple
 from moepack.common import digest
 from moepack.common.escaping import shell_word
 from moepack.common.sizes import align
-from moepack.pack.engines.contract import Engine, ExportOption, ExportPlan, Need, Settings
+from moepack.pack.engines.contract import Engine, ExportOption, ExportPlan, Settings
 from moepack.pack.engines.expert_tensors import (
     FAMILY,
     Layer,
     RoutedTensor,
+    expert_count,
     expert_tensors,
-    needed_all_layers,
-    needed_stacks,
+    needed_weights,
     tensors_of,
 )
-from moepack.pack.format.index import Index
 from moepack.pack.reading.pack import Pack
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.regular_file import open_regular
@@ -39,17 +37,13 @@ _HEADER = struct.Struct("<16sIIQQ")
 _ENTRY = struct.Struct("<128siIQQ")
 _PAGE = 4096
 _MOST_ENTRIES = 1 << 24
+_EVERYTHING = 1 << 62
+"""More bytes than any model has."""
 _ROLES = ("gate_up", "up", "gate", "down")
 _SGLANGS = "kimi-k3"
 """The architecture that SGLang reads this format for."""
 _Expert = tuple[int, int]
 """The layer and the number of an expert."""
-
-
-def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
-    layers = expert_tensors(pack)
-    yield from needed_stacks(layers)
-    yield from needed_all_layers(pack)
 
 
 def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
@@ -72,7 +66,7 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
         folder=target.parent,
         files=(NewFile(target.name, end, extents),),
         heads=lambda _threads, _progress: (head,),
-        tensor_count=len(list(tensors_of(layers))),
+        tensor_count=len(tensors_of(layers)),
         alignment=_PAGE,
         command=f"GGML_MOE_STREAM=1 GGML_MOE_EXPERT_PACK={shell_word(str(target))}"
         " llama-server -m MODEL.gguf",
@@ -103,22 +97,13 @@ def _in_order(
     by_layer = [
         (number, expert)
         for number, layer in layers.items()
-        for expert in range(next(iter(layer.values())).expert_count)
+        for expert in range(expert_count(layer))
     ]
     if order == "source":
         return by_layer
     if isinstance(order, tuple) and sorted(order) == by_layer:
         return order
-    return _hottest_first(pack.index)
-
-
-def _hottest_first(index: Index) -> Iterator[_Expert]:
-    first_blobs = [family.first_blob for family in index.families]
-    for rank in range(index.blob_count):
-        blob = index.blob_at_rank(rank)
-        family = index.families[bisect_right(first_blobs, blob) - 1]
-        if family.name == FAMILY:
-            yield family.layer, blob - family.first_blob
+    return pack.hottest(_EVERYTHING, family=FAMILY)
 
 
 def _placed(layers: dict[int, Layer], experts: Iterable[_Expert]) -> Iterator[_PlacedPart]:
@@ -164,7 +149,7 @@ ENGINE = Engine(
     copies="all experts",
     proof="the same bytes as SGLang's own writer, read by its validator: a test",
     is_folder=False,
-    needs=_needs,
+    needs=needed_weights,
     plan=_plan,
     settings_of=_settings_of,
     options=(

@@ -22,7 +22,6 @@ from moepack.pack.engines.contract import (
     ExportOption,
     ExportPlan,
     LastFile,
-    Need,
     Settings,
     checked_alignment,
 )
@@ -30,9 +29,9 @@ from moepack.pack.engines.expert_tensors import (
     FAMILY,
     Layer,
     RoutedTensor,
+    expert_count,
     expert_tensors,
-    needed_all_layers,
-    needed_stacks,
+    needed_weights,
     tensors_of,
 )
 from moepack.pack.reading.pack import Pack
@@ -46,11 +45,6 @@ _ROLES = ("gate_up", "gate", "up", "down")
 _MOST_EXPERTS, _MOST_USED = 256, 16
 
 
-def _needs(pack: Pack, _settings: Settings) -> Iterator[Need]:
-    yield from needed_stacks(expert_tensors(pack))
-    yield from needed_all_layers(pack)
-
-
 def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
     alignment = checked_alignment(settings["alignment"], 1, _MAX_ALIGNMENT)
     layers = expert_tensors(pack)
@@ -61,14 +55,14 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
             partial(_extents, layer, expert),
         )
         for number, layer in layers.items()
-        for expert in range(_expert_count(layer))
+        for expert in range(expert_count(layer))
     )
     manifest = json.dumps(_manifest(pack, layers, alignment), indent=2).encode()
     return ExportPlan(
         folder=target,
         files=files,
         last=LastFile(_MANIFEST_NAME, lambda _progress: manifest),
-        tensor_count=len(list(tensors_of(layers))),
+        tensor_count=len(tensors_of(layers)),
         alignment=alignment,
         command="LLAMA_FLASH_MOE_ENABLED=1 LLAMA_FLASH_MOE_MODE=async_prefetch"
         f" LLAMA_FLASH_MOE_EXPERTS_DIR={shell_word(str(target))} llama-server -m MODEL.gguf",
@@ -82,16 +76,12 @@ def _settings_of(_pack: Pack, path: Path) -> Settings:
 
 
 def _notes(pack: Pack, layers: Mapping[int, Layer]) -> Iterator[str]:
-    most = max(map(_expert_count, layers.values()))
+    most = max(map(expert_count, layers.values()))
     if most > _MOST_EXPERTS:
         yield f"the engine does not prefetch experts from {_MOST_EXPERTS} on: there are {most:,}"
     used = pack.manifest.source.experts_used_in(FAMILY, min(layers))
     if used is not None and used > _MOST_USED:
         yield f"the engine prefetches {_MOST_USED} experts of a token: the model uses {used}"
-
-
-def _expert_count(layer: Layer) -> int:
-    return next(iter(layer.values())).expert_count
 
 
 def _parts(layer: Layer) -> Iterator[tuple[str, RoutedTensor, int]]:
@@ -112,9 +102,9 @@ def _manifest(pack: Pack, layers: Mapping[int, Layer], alignment: int) -> dict[s
     entries: list[dict[str, Any]] = [
         {
             "layer": number,
-            "n_experts": _expert_count(layer),
+            "n_experts": expert_count(layer),
             "experts": [
-                _expert(number, layer, expert, alignment) for expert in range(_expert_count(layer))
+                _expert(number, layer, expert, alignment) for expert in range(expert_count(layer))
             ],
         }
         for number, layer in layers.items()
@@ -124,7 +114,7 @@ def _manifest(pack: Pack, layers: Mapping[int, Layer], alignment: int) -> dict[s
         "source_gguf": pack.manifest.source.shards[0].name,
         "alignment": alignment,
         "n_layers": len(layers),
-        "n_experts": _expert_count(next(iter(layers.values()))),
+        "n_experts": entries[0]["n_experts"],
         "layers": entries,
         "total_bytes": sum(
             expert["padded_size"] for layer in entries for expert in layer["experts"]
@@ -161,7 +151,7 @@ ENGINE = Engine(
     copies="all experts",
     proof="golden bytes: a test; by hand, the same files as its own tool's",
     is_folder=True,
-    needs=_needs,
+    needs=needed_weights,
     plan=_plan,
     owns_folder=True,
     settings_of=_settings_of,

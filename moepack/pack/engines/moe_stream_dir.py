@@ -44,7 +44,7 @@ def _plan(pack: Pack, target: Path, _settings: Settings) -> ExportPlan:
     return ExportPlan(
         folder=target,
         files=files,
-        tensor_count=len(list(tensors_of(layers))),
+        tensor_count=len(tensors_of(layers)),
         alignment=1,
         command=f"llama-server -m MODEL.gguf --moe-stream-dir {shell_word(str(target))}",
         notes=("the engine does not check that the folder belongs to its model",),

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from moepack.common.errors import PackError, RequestError, SourceError
 from moepack.common.phases import Progress, advancing
 from moepack.pack.engines.expert_tensors import RoutedTensor
-from moepack.pack.engines.gguf_layout import LaidTensor, lay_out
-from moepack.pack.engines.stock_gguf import ALIGNMENT
+from moepack.pack.engines.stock_gguf import ALIGNMENT, LaidTensor, lay_out
 from moepack.pack.reading.pack import Pack
 from moepack.source.shards import open_source
 from moepack.storage.copying import read_extent
@@ -143,8 +142,11 @@ def hash_model(
         work = [
             _Work(beside, gguf.file.length, gguf.file.extents),
             _Work(beside, gguf.header_length, lambda: (header,)),
-            *(_experts(tensor, packed) for tensor in experts),
-            *(_laid(tensor, beside) for tensor in others.values()),
+            *(
+                _Work(packed, one.length * one.expert_count, one.extents, are_slices=True)
+                for one in experts
+            ),
+            *(_Work(beside, one.length, one.own_extents) for one in others.values()),
         ]
         advanced = advancing(progress, sum(one.length for one in work))
         (whole, _), (head, _), *hashed = run_each(_hash, work, threads, advanced)
@@ -168,15 +170,6 @@ def file_sha256(path: Path, advanced: Callable[[int], None]) -> str:
     with Inputs([path], RequestError) as inputs:
         whole = Extent(0, inputs.length(0), 0, 0)
         return _hash(_Work(inputs, whole.length, lambda: (whole,)), advanced)[0]
-
-
-def _laid(tensor: LaidTensor, inputs: Inputs) -> _Work:
-    extents = [one._replace(offset=one.offset - tensor.offset) for one in tensor.extents]
-    return _Work(inputs, tensor.length, lambda: extents)
-
-
-def _experts(tensor: RoutedTensor, packed: Inputs) -> _Work:
-    return _Work(packed, tensor.length * tensor.expert_count, tensor.extents, are_slices=True)
 
 
 def _hash(work: _Work, advanced: Callable[[int], None]) -> tuple[str, tuple[bytes, ...]]:

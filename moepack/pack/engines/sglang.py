@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from moepack.common import digest
-from moepack.common.errors import open_failure
 from moepack.common.escaping import shell_word
 from moepack.common.phases import Progress, advancing
 from moepack.common.sizes import align, ranges_text
@@ -45,7 +44,6 @@ from moepack.pack.engines.expert_tensors import (
     needed_roles,
     tensors_of,
 )
-from moepack.pack.engines.gguf_layout import LaidTensor, lay_out
 from moepack.pack.engines.one_gguf import (
     Hashes,
     file_sha256,
@@ -54,7 +52,7 @@ from moepack.pack.engines.one_gguf import (
     hash_model,
     planned_gguf,
 )
-from moepack.pack.engines.stock_gguf import ALIGNMENT
+from moepack.pack.engines.stock_gguf import ALIGNMENT, LaidTensor, lay_out
 from moepack.pack.reading.pack import Pack
 from moepack.source import ggml_types
 from moepack.storage.extents import Extent, NewFile
@@ -104,7 +102,7 @@ def _plan(pack: Pack, target: Path, settings: Settings) -> ExportPlan:
         files=tuple(export.files),
         heads=export.heads,
         last=LastFile(MANIFEST_NAME, export.manifest),
-        tensor_count=len(list(tensors_of(export.layers))),
+        tensor_count=len(tensors_of(export.layers)),
         alignment=_PAGE,
         command="python -m sglang.launch_server --load-format expert_pack"
         f" --model-path {shell_word(str(export.gguf.path))}",
@@ -119,7 +117,7 @@ class _Export:
         self.pack = pack
         self.path = target / FILE_NAME
         self.layers: dict[int, Layer] = expert_tensors(pack)
-        first = next(tensors_of(self.layers))
+        first = tensors_of(self.layers)[0]
         self.expert_count = first.expert_count
         self.role_length = first.length
         self.payload_length = first.length * len(ROLES)
@@ -131,7 +129,7 @@ class _Export:
         self.head = b""
         self.config_sha256: str | None = settings.get("config_sha256")
         if settings["config"] is not None:
-            self.config_sha256 = _config_sha256(Path(settings["config"]))
+            self.config_sha256 = file_sha256(Path(settings["config"]), lambda _length: None)
         self.files = [NewFile(FILE_NAME, self.length, self._extents)]
         if settings["gguf"] is None:
             self.gguf = planned_gguf(pack, target)
@@ -142,7 +140,7 @@ class _Export:
 
     def heads(self, threads: int, progress: Progress | None) -> Sequence[bytes]:
         """Hash the model, and return the head of the file; that of the GGUF if it is written."""
-        experts = list(tensors_of(self.layers))
+        experts = tensors_of(self.layers)
         self.hashes: Hashes = hash_model(self.pack, experts, self.gguf, threads, progress)
         self.head = b"".join((self._header(), *self._entries()))
         return (*self.gguf.header, self.head)
@@ -311,14 +309,6 @@ class _Export:
             "mapping": "expert_pack_identity" if is_routed else "gguf_direct_identity",
             "scale_storage": "inline_quant_block" if name == _TYPE else "tensor_native",
         }
-
-
-def _config_sha256(path: Path) -> str:
-    """Return the SHA-256 of a model's config.json."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise open_failure(error, path) from None
 
 
 def _settings_of(pack: Pack, path: Path) -> Settings:

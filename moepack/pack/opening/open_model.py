@@ -1,41 +1,46 @@
-"""A model by its path: a pack, or the shards of a GGUF as they lie, and the headers of both."""
+"""A model by its path: a pack, or the shards of a GGUF as they lie, and the headers of both.
+
+The identity of a source, as a manifest states it, has no path and no time.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moepack.common import digest
 from moepack.common.errors import PackError, SourceError, read_failure
 from moepack.common.escaping import shell_word
 from moepack.common.paths import PathOrPaths, is_remote, path_list, path_texts
 from moepack.common.phases import Progress, advancing
-from moepack.pack.format import manifest
+from moepack.common.shape import ModelShape
+from moepack.pack.format import manifest, records
 from moepack.pack.format.contents import IndexContents, as_they_lie
 from moepack.pack.format.index import Index
 from moepack.pack.format.index_encoder import DigestsByOffset, encode_over_shards
+from moepack.pack.format.source_entry import ExpertsUsed, ShardEntry, SourceEntry, is_file_name
 from moepack.pack.format.tables import DataFile
-from moepack.pack.opening.source_identity import describe_shards, describe_source
 from moepack.pack.reading.directory import named_pack
 from moepack.pack.reading.expert_read import digest_error
 from moepack.pack.reading.pack import Pack
 from moepack.source import gguf_header
-from moepack.source.dense import ShardRange, find_dense
+from moepack.source.dense import ShardRange, find_dense, header_length
 from moepack.source.experts import Experts, find_experts, shape_of
 from moepack.source.gguf_header import GgufHeader
 from moepack.source.shards import Source, open_source
 from moepack.storage.extents import Extent, digests_of
+from moepack.storage.input_file import Stamp, open_input
 from moepack.storage.inputs import Inputs
+from moepack.storage.remote.store import RemoteStamp
 from moepack.storage.thread_pool import run_each
 from moepack.version import TOOL
-
-if TYPE_CHECKING:
-    from moepack.pack.format.source_entry import SourceEntry
 
 THREADS = 4
 
@@ -222,4 +227,98 @@ def _digests(
         (shard, extent.offset): computed
         for (shard, extents), of_shard in zip(by_shard.items(), digests, strict=True)
         for extent, computed in zip(extents, of_shard, strict=True)
+    }
+
+
+def describe_shards(
+    source: Source, *, sha256: bool = False, threads: int = 1, progress: Progress | None = None
+) -> tuple[ShardEntry, ...]:
+    """Return the identity of each shard: name, length, digest of its header, SHA-256 if known.
+
+    With `sha256` the shards are read whole to compute it; without, it is known if the hub's cache
+    states it. Several `threads` read, and `progress` is called with the bytes read since its last
+    call and with those to read in all, from one thread at a time. Raises SourceError for a shard
+    that cannot be read, or has a name that a manifest has no room for.
+    """
+    total = sum(shard.file_length for shard in source.shards)
+
+    def describe(shard: GgufHeader, advanced: Callable[[int], None]) -> ShardEntry:
+        return describe_shard(shard, sha256, advanced)
+
+    advance = advancing(progress if sha256 else None, total)
+    return tuple(run_each(describe, source.shards, threads, advance))
+
+
+def describe_shard(
+    shard: GgufHeader, sha256: bool = False, advanced: Callable[[int], None] = lambda _: None
+) -> ShardEntry:
+    """Return a shard's identity, as `describe_shards` does."""
+    name = os.path.basename(shard.path).encode("utf-8", "backslashreplace").decode()
+    if not is_file_name(name):
+        raise SourceError("the name is too long to store", path=shard.path, hint="rename the shard")
+    length = header_length(shard)
+    header = hashlib.sha256()
+    try:
+        with closing(open_input(shard.path)) as file:
+            whole_sha256 = _stated_sha256(shard.path, file.stamp)
+            for piece in file.stream(0, length):
+                header.update(piece)
+                advanced(len(piece))
+            if sha256 and (whole_sha256 is None or file.descriptor is not None):
+                whole = header.copy()
+                for piece in file.stream(length, shard.file_length - length):
+                    whole.update(piece)
+                    advanced(len(piece))
+                whole_sha256 = whole.hexdigest()
+    except OSError as error:
+        raise read_failure(error, shard.path, SourceError) from None
+    return ShardEntry(
+        name=name,
+        length=shard.file_length,
+        header_length=length,
+        header_sha256=header.hexdigest(),
+        sha256=whole_sha256,
+    )
+
+
+def _stated_sha256(path: str, stamp: Stamp) -> str | None:
+    """Return the SHA-256 that the hub states, or its cache.
+
+    A file there is a link to `blobs/` and its SHA-256.
+    """
+    if isinstance(stamp, RemoteStamp):
+        return stamp.sha256
+    target = Path(os.path.realpath(path))
+    is_stated = target.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", target.name)
+    return target.name if is_stated else None
+
+
+def describe_source(
+    source: Source, shape: ModelShape, shards: tuple[ShardEntry, ...]
+) -> SourceEntry:
+    """Return the source's identity; `shards` are those of its shards."""
+    name = source.value("general.name")
+    length = source.model_value("context_length")
+    is_length = type(length) is int and 0 <= length <= records.MAX_LENGTH
+    return SourceEntry(
+        architecture=source.architecture,
+        name=name if isinstance(name, str) else None,
+        experts_used=_experts_used(shape),
+        context_length=length if is_length else None,
+        mtp_layers=list(shape.mtp_layers),
+        shards=shards,
+    )
+
+
+def _experts_used(shape: ModelShape) -> dict[str, ExpertsUsed]:
+    """Return by family how many experts a token uses: one number if all layers agree."""
+    by_layer: dict[str, dict[int, int]] = defaultdict(dict)
+    for family in shape.families:
+        if family.experts_used is not None:
+            by_layer[family.name][family.layer] = family.experts_used
+    return {
+        name: min(counts.values())
+        if len(set(counts.values())) == 1
+        else [counts.get(layer) for layer in range(max(counts) + 1)]
+        for name, counts in by_layer.items()
     }

@@ -206,8 +206,8 @@ class Batch(Closing):
 
         Before the first of them, choose between both sources.
         """
-        if self._second is not None and not pending.begun_count:
-            pending.is_second = self._second.takes(pending.read)
+        if not pending.begun_count:
+            pending.is_second = self._in_flight.takes_second(pending.read)
         length = pending.read.file_reads[pending.begun_count].length
         return self._in_flight.begin(
             self._owner, length, is_second=pending.is_second, force=not self._started
@@ -244,7 +244,7 @@ class Batch(Closing):
             if problem is not None:
                 pending.error = pending.error or problem
                 if self._second is not None and pending.is_second:
-                    self._second.retire()
+                    self._second.is_retired = True
             pending.ended_count += 1
             if pending.ended_count == len(pending.read.file_reads):
                 self._ready[pending.number] = pending

@@ -69,16 +69,16 @@ class Catalog:
 
     def families(self, layer: int) -> tuple[str, ...]:
         """Return the names of the families of experts in `layer`, the main one first."""
-        self._family(layer, None)
+        self.packed_family(layer, None)
         return tuple(name for number, name in self._families if number == layer)
 
     def expert_count(self, layer: int, *, family: str | None = None) -> int:
         """Return how many experts `layer` has in `family` (the layer's main one by default)."""
-        return self._family(layer, family).expert_count
+        return self.packed_family(layer, family).expert_count
 
     def parts(self, layer: int, *, family: str | None = None) -> tuple[PartKind, ...]:
         """List the parts of one expert of `layer`: name, GGML type, shape, length in bytes."""
-        return self._family(layer, family).part_kinds
+        return self.packed_family(layer, family).part_kinds
 
     @property
     def mirror(self) -> Mirror | None:
@@ -115,7 +115,7 @@ class Catalog:
         """
         if part is not None:
             return self._locate_part(layer, expert, part, family)
-        owner = self._family(layer, family)
+        owner = self.packed_family(layer, family)
         offset, length, hotness, rank, file = self._blob(owner, expert)
         if not length:
             problem = (
@@ -133,7 +133,7 @@ class Catalog:
 
         Raises as `locate`.
         """
-        owner = self._family(layer, family)
+        owner = self.packed_family(layer, family)
         _, length, hotness, rank, _ = self._blob(owner, expert)
         measured = hotness if owner.hotness_measured else None
         return ExpertHotness(rank, measured, length or payload_length(owner))
@@ -184,14 +184,13 @@ class Catalog:
         offset, length, _, file, _ = record
         if file == blob[4] and 0 <= offset - blob[0] <= blob[1] - length:
             return
-        problem, place = (
+        raise PackError(
             "a part lies outside its blob",
-            f"layer {layer} expert {expert} {kind.name}",
+            path=self.index.path,
+            place=f"layer {layer} expert {expert} {kind.name}",
+            expected=f"file {blob[4]}, bytes {blob[0]:,} to {blob[0] + blob[1]:,}",
+            found=f"file {file}, bytes {offset:,} to {offset + length:,}",
         )
-        expected = f"file {blob[4]}, bytes {blob[0]:,} to {blob[0] + blob[1]:,}"
-        actual = f"file {file}, bytes {offset:,} to {offset + length:,}"
-        path = self.index.path
-        raise PackError(problem, path=path, place=place, expected=expected, found=actual)
 
     def locate_all(
         self, layer: int, expert: int, *, family: str | None = None
@@ -200,7 +199,7 @@ class Catalog:
 
         None if it has no blob, since its parts lie apart. Raises as `locate`.
         """
-        owner = self._family(layer, family)
+        owner = self.packed_family(layer, family)
         offset, length, _, _, file = blob = self._blob(owner, expert)
         if not length:
             return None
@@ -330,7 +329,8 @@ class Catalog:
         self._main_families.clear()
         self._part_names.clear()
 
-    def _family(self, layer: int, name: str | None) -> PackedFamily:
+    def packed_family(self, layer: int, name: str | None = None) -> PackedFamily:
+        """Return a family of experts of a layer, by default the main one."""
         try:
             return self._main_families[layer] if name is None else self._families[layer, name]
         except KeyError:
@@ -346,7 +346,7 @@ class Catalog:
         return RequestError(problem, path=self.path, hint=hint)
 
     def _no_part(self, layer: int, part: str, family: str | None) -> RequestError:
-        self._family(layer, family)
+        self.packed_family(layer, family)
         families = self.families(layer) if family is None else (family,)
         names = [kind.name for name in families for kind in self.parts(layer, family=name)]
         where = f"layer {layer}" if family is None else f"{family} of layer {layer}"

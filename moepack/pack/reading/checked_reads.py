@@ -56,7 +56,7 @@ class CheckedReads:
 
     def fill(self, read: ExpertRead, memory: AnyMemory) -> None:
         """Read into `memory`, in this thread, and check the bytes; raise their error."""
-        is_second = self._second is not None and self._second.takes(read)
+        is_second = self.in_flight.takes_second(read)
         self._end(read, memory, self._read(read, memory, is_second), is_second)
 
     def finish(self, pending: PendingRead) -> None:

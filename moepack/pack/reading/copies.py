@@ -41,7 +41,6 @@ PARTIAL_MANIFEST = ".pull.manifest"
 _FORMAT = "moepack copy"
 _VERSION = 1
 _MAX_LENGTH = 256 << 20
-_MAX_PADDING = 64 << 10
 
 
 class CopyRequest(NamedTuple):
@@ -144,11 +143,15 @@ def load(path: Path) -> CopyRecord | None:
 
     Raises PackError if it is damaged, and OSError.
     """
+    data = _read(path, _MAX_LENGTH)
+    return None if data is None else decode(data, path)
+
+
+def _read(path: Path, limit: int) -> bytes | None:
     try:
-        data = read_back(path, _MAX_LENGTH)
+        return read_back(path, limit)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return decode(data, path)
 
 
 class Mirror(NamedTuple):
@@ -204,11 +207,6 @@ class Partial:
         ranges = self._ranges.get(name)
         return start == end or (ranges is not None and ranges.covers(start, end))
 
-    def has_all_of(self, name: str, length: int) -> bool:
-        """Return whether a file of `length` bytes is there, but for padding at its end."""
-        ranges = self.record.ranges(name)
-        return len(ranges) == 1 and ranges[0][0] == 0 and length - ranges[0][1] < _MAX_PADDING
-
     def path_of(self, path: Path, offset: int, length: int) -> Path:
         """Return where a range of the file at `path` is read: there, or at the origin."""
         if self.covers(path.name, offset, offset + length):
@@ -226,13 +224,9 @@ def open_partial(folder: Path) -> Partial:
 
     Raises PackError if it is damaged or not there, MachineError if it cannot be read.
     """
-    manifest_bytes = None
     try:
         record = load_partial(folder)
-        if record is not None:
-            manifest_bytes = read_back(folder / PARTIAL_MANIFEST, manifest.MAX_LENGTH)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
+        manifest_bytes = _read(folder / PARTIAL_MANIFEST, manifest.MAX_LENGTH)
     except OSError as error:
         raise MachineError(f"cannot read: {error.strerror}", path=folder) from None
     if record is None:

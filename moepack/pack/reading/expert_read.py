@@ -185,29 +185,15 @@ class ExpertRead(NamedTuple):
         if error is None and length >= file_read.length:
             return None
         path, place = file_read.path, self.place(file_read)
-        if isinstance(error, FileNotFoundError):
-            problem = "a data file is missing"
-            return PackError(problem, path=path, place=place, hint=CHANGED_HINT)
-        if isinstance(error, NotRegularError):
-            return PackError("not a regular file", path=path, place=place, found=error.kind)
         if error is not None:
-            return machine_error(path, place, error)
-        expected = f"{file_read.length:,} bytes"
-        problem = "the file ends too early"
-        return PackError(
-            problem, path=path, place=place, expected=expected, found=length, hint=CHANGED_HINT
-        )
+            return file_error(path, place, error)
+        return short_file(path, place, f"{file_read.length:,} bytes", length)
 
     def place(self, file_read: FileRead) -> str:
         """Return the place of one of the reads, for messages."""
         names = [part.name for part in self.parts if _holds(file_read, part)]
         what = "blob" if self.is_blob else " and ".join(names) or self.parts[0].name
         return f"{self.owner} {what} at byte {file_read.offset:,}"
-
-    @property
-    def first_place(self) -> str:
-        """The place of the first of the reads, for messages."""
-        return self.place(self.file_reads[0])
 
     def full_name(self, name: str) -> str:
         """Return the full name of a part that has `name`, maybe short."""
@@ -237,8 +223,18 @@ class ExpertRead(NamedTuple):
         return None
 
 
-def machine_error(path: Path, place: str, error: OSError) -> MachineError:
-    """Return the error for bytes that the system does not read."""
+def short_file(path: Path, place: str, expected: str, actual: object) -> PackError:
+    """Return the error for a file that lacks bytes which the index has."""
+    problem, hint = "the file ends too early", CHANGED_HINT
+    return PackError(problem, path=path, place=place, expected=expected, found=actual, hint=hint)
+
+
+def file_error(path: Path, place: str, error: OSError) -> MoepackError:
+    """Return the error for a data file that the system does not read."""
+    if isinstance(error, FileNotFoundError):
+        return PackError("a data file is missing", path=path, place=place, hint=CHANGED_HINT)
+    if isinstance(error, NotRegularError):
+        return PackError("not a regular file", path=path, place=place, found=error.kind)
     hint = remedy(error) or _HINTS.get(error.errno or 0)
     return MachineError(f"cannot read: {error.strerror}", path=path, place=place, hint=hint)
 
@@ -269,7 +265,8 @@ def new_memory(arena: Arena, read: ExpertRead) -> ReadMemory:
         # All pages that the reads touch, one behind the other; as `align`, for every expert.
         pages = arena.allocate((lead + read.length + PAGE - 1) // PAGE * PAGE)
     except MachineError as error:
-        error.path, error.place = str(read.file_reads[0].path), read.first_place
+        first = read.file_reads[0]
+        error.path, error.place = str(first.path), read.place(first)
         raise
     view = pages[lead : lead + read.length] if lead or len(pages) > read.length else pages
     return ReadMemory(view, pages)
@@ -286,7 +283,7 @@ def callers_memory(buffer: Any, read: ExpertRead) -> AnyMemory:
             return ScatteredMemory(read, buffer)
         return ReadMemory(writable_bytes(buffer, read.length))
     except RequestError as error:
-        error.place = read.owner if is_scattered else read.first_place
+        error.place = read.owner if is_scattered else read.place(read.file_reads[0])
         raise
 
 

@@ -1,6 +1,10 @@
-"""The reads that a reader has in flight: their limits, their end, and statistics of all so far.
+"""The reads that a reader has in flight: their limits, their drives, and statistics of all so far.
 
 Beyond about 100 MB in flight drives get slower, not faster, and memory is better used for experts.
+
+Reads are spread over a pack and its mirror: each goes to the drive expected to finish first, by the
+bytes that it has in flight and its recent speed, as native/cache.c does. A drive that was never
+read, or not for long, gets a read for its speed. The policy of a partial pack is in `origin`.
 
 A forked child has a copy of the reader and none of its threads: every call is refused there, and
 closing does nothing.
@@ -11,19 +15,42 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from moepack.common.closing import Closing
-from moepack.common.errors import RequestError
+from moepack.common.errors import MirrorWarning, MoepackError, RequestError
+from moepack.storage.extents import RangeSet
 
 if TYPE_CHECKING:
-    from moepack.pack.reading.second_source import MirrorUsage, SecondSource
-    from moepack.storage.backend import Backend
+    from moepack.pack.reading.expert_read import ExpertRead, FileRead
+    from moepack.storage.backend import Backend, ReadRequest
 
 DEPTH = 32
 MAX_LENGTH = 64 << 20
+_MEMORY_SECONDS = 0.5
+"""Seconds of a drive's work after which earlier bytes count half."""
+_UNKNOWN_SPEED = 1e6
+"""Bytes a second, less than any drive's: one of unknown speed gets no second read meanwhile."""
+_PATIENCE = 100
+"""A drive is tried again after an idle time of so many of its reads.
+
+So one that was slow for a moment is not lost for ever, and trying costs one part in so many.
+"""
+
+
+class MirrorUsage(NamedTuple):
+    """Reads from a mirror.
+
+    For `error_count` experts the mirror gave an error or wrong bytes, and the pack served instead.
+    """
+
+    read_count: int
+    error_count: int
+    read_length: int
 
 
 class Statistics(NamedTuple):
@@ -48,12 +75,121 @@ class Statistics(NamedTuple):
     rechecked_count: int = 0
 
 
+class Drive:
+    """The reads in flight on one drive, by their owners, and its speed while it is busy.
+
+    `owned` has the count of an owner's reads and their bytes; `speed` is in bytes a second, 0 if
+    nothing was read.
+    """
+
+    def __init__(self) -> None:
+        self.owned: dict[Hashable, tuple[int, int]] = {}
+        self.read_count = self.read_length = 0
+        self.speed = self._length = 0.0
+        self._since = self.last_begun = time.perf_counter()
+
+    @property
+    def in_flight_length(self) -> int:
+        """The bytes in flight."""
+        return sum(length for _, length in tuple(self.owned.values()))
+
+    def begin(self, owner: Hashable, length: int) -> None:
+        """Count a read as begun."""
+        self.last_begun = time.perf_counter()
+        if not self.owned:
+            self._since, self._length = self.last_begun, 0.0
+        count, owned_length = self.owned.get(owner, (0, 0))
+        self.owned[owner] = count + 1, owned_length + length
+
+    def end(self, owner: Hashable, length: int, received: int) -> None:
+        """Count a read of `length` bytes as ended, of which `received` came."""
+        count, owned_length = self.owned.get(owner, (1, length))
+        if count > 1:
+            self.owned[owner] = count - 1, owned_length - length
+        else:
+            self.owned.pop(owner, None)
+        self.read_count += 1
+        self.read_length += received
+        self._length += received
+        seconds = max(time.perf_counter() - self._since, 1e-9)
+        self.speed = self._length / seconds
+        if seconds > _MEMORY_SECONDS:
+            self._since, self._length = self._since + seconds / 2, self._length / 2
+
+
+class SecondSource:
+    """Files in the folder `place`, named as the pack's own, for one reader with all its threads.
+
+    They have the `ranges` of the pack's files, by the paths of these, and are read if that is
+    sooner. If one source gives an error or wrong bytes, the other may be its backup: this one if it
+    `is_backup`, else the pack's own files, and then nothing more is read here: it `is_retired`.
+    """
+
+    is_backup = False
+
+    def __init__(self, place: Path, ranges: Mapping[Path, RangeSet]) -> None:
+        self._place = place
+        self._ranges = ranges
+        self._lock = threading.RLock()  # with which a signal's handler may come in again
+        self.error_count = 0
+        self.is_retired = False
+
+    @property
+    def mirror(self) -> Path | None:
+        """The folder of a mirror, as long as it is read."""
+        return None if self.is_retired or self.is_backup else self._place
+
+    def takes(self, read: ExpertRead, drives: tuple[Drive, Drive]) -> bool:
+        """Return whether a read goes here: all its bytes are here, and will come sooner.
+
+        `drives` are that of the pack's files, and that of these.
+        """
+        if self.is_retired or not all(map(self._covers, read.file_reads)):
+            return False
+        for is_second, drive in enumerate(drives):
+            if not drive.speed and not drive.owned:  # never read
+                return bool(is_second)
+        length = sum(file_read.length for file_read in read.file_reads)
+        waits = [
+            (drive.in_flight_length + length) / (drive.speed or _UNKNOWN_SPEED) for drive in drives
+        ]
+        is_sooner = waits[1] < waits[0]
+        idle = time.perf_counter() - drives[not is_sooner].last_begun
+        return is_sooner != (idle > _PATIENCE * waits[not is_sooner])
+
+    def _covers(self, read: FileRead) -> bool:
+        ranges = self._ranges.get(read.path)
+        return ranges is not None and ranges.covers(read.offset, read.offset + read.length)
+
+    def redirect(self, request: ReadRequest) -> ReadRequest:
+        """Return the same request of the file here."""
+        return request._replace(path=self._place / request.path.name)
+
+    def fail(self, error: MoepackError) -> None:
+        """Count an expert that came from the backup, since a source gave an `error`; warn once."""
+        self.is_retired = True
+        with self._lock:
+            self.error_count += 1
+            is_first = self.error_count == 1
+        if is_first:
+            text = self.warning(": ".join(filter(None, (error.place, error.problem))))
+            warnings.warn(text, MirrorWarning, stacklevel=2)
+
+    def warning(self, problem: str) -> str:
+        """Return the text that warns of a problem."""
+        return f"{self._place}: this mirror is not read: {problem}; the pack itself serves"
+
+    def explain(self, read: ExpertRead, error: MoepackError) -> None:
+        """Add to the error of a read without a backup what can be done."""
+
+
 class InFlight(Closing):
     """The reads in flight of one reader, over all of its threads and batches.
 
     `depth` limits their number, `max_length` their bytes. A batch that has nothing in flight may
     always begin one read: so a batch never deadlocks, and a read may exceed the limit. Reads are
-    counted by their owner: a batch, or a thread.
+    counted by their owner: a batch, or a thread. `drives` are that of the pack's files, and that of
+    the second source.
     """
 
     def __init__(
@@ -62,13 +198,13 @@ class InFlight(Closing):
         self.backend = backend
         self.depth = depth
         self.second = second
+        self.drives = Drive(), Drive()
         self._max_length = max_length
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._closing = threading.RLock()
         self._batches: weakref.WeakSet[Closing] = weakref.WeakSet()
-        self._owned: dict[Hashable, tuple[int, int]] = {}
-        self._peak = self._reads = self._errors = self._read_length = self._rechecked = 0
+        self._peak = self._errors = self._rechecked = 0
         self._busy_seconds = self._busy_since = 0.0
         self.is_closed = self._is_over = False
 
@@ -101,11 +237,15 @@ class InFlight(Closing):
 
     def _total(self) -> tuple[int, int]:
         """Return the count and the bytes of all reads in flight."""
-        count = length = 0
-        for owned_count, owned_length in tuple(self._owned.values()):
-            count += owned_count
-            length += owned_length
-        return count, length
+        owned = [one for drive in self.drives for one in tuple(drive.owned.values())]
+        return sum(count for count, _ in owned), sum(length for _, length in owned)
+
+    def takes_second(self, read: ExpertRead) -> bool:
+        """Return whether a read goes to the second source."""
+        if self.second is None:
+            return False
+        with self._changed:
+            return self.second.takes(read, self.drives)
 
     def begin(
         self, owner: Hashable, length: int, *, is_second: bool = False, force: bool = False
@@ -122,12 +262,8 @@ class InFlight(Closing):
                 return False
             if not count:
                 self._busy_since = time.perf_counter()
-            owned_count, owned_length = self._owned.get(owner, (0, 0))
-            self._owned[owner] = owned_count + 1, owned_length + length
-            if total > self._peak:
-                self._peak = total
-        if self.second is not None:
-            self.second.begin(owner, length, is_second=is_second)
+            self.drives[is_second].begin(owner, length)
+            self._peak = max(self._peak, total)
         return True
 
     def end(
@@ -135,30 +271,28 @@ class InFlight(Closing):
     ) -> None:
         """Count a read of `length` bytes as ended, with `received` bytes."""
         with self._changed:
-            count, owned_length = self._owned.get(owner, (1, length))
-            self._reads += 1
-            self._read_length += received
-            if count > 1:
-                self._owned[owner] = count - 1, owned_length - length
-            else:
-                self._remove(owner)
+            was_busy = self._is_busy
+            self.drives[is_second].end(owner, length, received)
+            self._note_end(was_busy)
         if failed:
             self.add_error(is_second=is_second)
-        if self.second is not None:
-            self.second.end(owner, length, received, is_second=is_second)
 
     def forget(self, owner: Hashable) -> None:
         """Count nothing as in flight any more of an owner whose reads nobody takes."""
         with self._changed:
-            self._remove(owner)
-        if self.second is not None:
-            self.second.forget(owner)
+            was_busy = self._is_busy
+            for drive in self.drives:
+                drive.owned.pop(owner, None)
+            self._note_end(was_busy)
 
-    def _remove(self, owner: Hashable) -> None:
-        if self._owned.pop(owner, None) is not None:
-            if not self._owned:
-                self._busy_seconds += time.perf_counter() - self._busy_since
-            self._changed.notify_all()
+    @property
+    def _is_busy(self) -> bool:
+        return any(drive.owned for drive in self.drives)
+
+    def _note_end(self, was_busy: bool) -> None:
+        if was_busy and not self._is_busy:
+            self._busy_seconds += time.perf_counter() - self._busy_since
+        self._changed.notify_all()
 
     def add_error(self, *, is_second: bool) -> None:
         """Count an error of a read or of its bytes; one of a mirror is none of the reader's."""
@@ -176,22 +310,27 @@ class InFlight(Closing):
         with self._changed:
             count, length = self._total()
             busy = time.perf_counter() - self._busy_since if count else 0.0
+            _, there = self.drives
+            mirror = None
+            if self.second is not None and not self.second.is_backup:
+                mirror = MirrorUsage(there.read_count, self.second.error_count, there.read_length)
             return Statistics(
-                self.backend.name,
-                self._reads,
-                self._errors,
-                self._read_length,
-                self._busy_seconds + busy,
-                count,
-                length,
-                self._peak,
-                None if self.second is None else self.second.usage,
-                self._rechecked,
+                backend=self.backend.name,
+                read_count=sum(drive.read_count for drive in self.drives),
+                error_count=self._errors,
+                read_length=sum(drive.read_length for drive in self.drives),
+                seconds=self._busy_seconds + busy,
+                in_flight_count=count,
+                in_flight_length=length,
+                peak_length=self._peak,
+                mirror=mirror,
+                rechecked_count=self._rechecked,
             )
 
     def _threads(self) -> set[Hashable]:
         """Return the threads that read by themselves; what batches read is closed, or dropped."""
-        return {owner for owner in self._owned if isinstance(owner, int)}
+        owners = (owner for drive in self.drives for owner in tuple(drive.owned))
+        return {owner for owner in owners if isinstance(owner, int)}
 
     def close(self) -> None:
         """End all batches, let nothing begin, wait for other threads, close the backend."""

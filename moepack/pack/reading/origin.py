@@ -13,7 +13,7 @@ from moepack.common.errors import MoepackError, PackError
 from moepack.common.escaping import shell_word
 from moepack.common.paths import RemotePath
 from moepack.pack.format import manifest
-from moepack.pack.reading.second_source import SecondSource
+from moepack.pack.reading.in_flight import SecondSource
 from moepack.storage.backend import Backend, Completion, ReadRequest
 from moepack.storage.remote.store import RemoteError
 from moepack.storage.remote.stores import store_of
@@ -22,6 +22,7 @@ from moepack.storage.threaded import RemoteBackend, ThreadedBackend
 if TYPE_CHECKING:
     from moepack.pack.reading.copies import Partial
     from moepack.pack.reading.expert_read import ExpertRead
+    from moepack.pack.reading.in_flight import Drive
 
 
 class OriginBackend(RemoteBackend):
@@ -94,7 +95,7 @@ class OriginUse(SecondSource):
         super().__init__(partial.origin, {})
         self._partial = partial
 
-    def takes(self, read: ExpertRead) -> bool:
+    def takes(self, read: ExpertRead, drives: tuple[Drive, Drive]) -> bool:
         """Return whether a read was planned at the origin, since its bytes are not here."""
         return any(isinstance(one.path, RemotePath) for one in read.file_reads)
 

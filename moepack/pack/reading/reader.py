@@ -22,14 +22,14 @@ from moepack.pack.reading.expert_read import (
     plan_read,
     plan_tensor,
 )
-from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH, InFlight, Statistics
+from moepack.pack.reading.in_flight import DEPTH, MAX_LENGTH, InFlight, SecondSource, Statistics
+from moepack.storage.extents import RangeSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from moepack.pack.reading.catalog import Catalog
-    from moepack.pack.reading.second_source import SecondSource
     from moepack.storage.arena import Arena
     from moepack.storage.backend import Backend
 
@@ -110,17 +110,12 @@ class Reader(Closing):
         mirror = self._catalog.mirror if is_mirror_read and self.backend != "buffered" else None
         if mirror is None:
             return None
-        from moepack.pack.reading.second_source import SecondSource
-        from moepack.storage.extents import RangeSet
-
-        files = {} if mirror.record is None else mirror.record.files
-        paths = [path for path in self._catalog.file_paths if path.name in files]
-        ranges = {path: RangeSet(files[path.name].ranges) for path in paths}
-        second = SecondSource(mirror.path, ranges)
-        if mirror.problem is None:
-            return second
-        warnings.warn(second.warning(mirror.problem), MirrorWarning, stacklevel=2)
-        return None
+        if mirror.record is None or mirror.problem is not None:
+            text = SecondSource(mirror.path, {}).warning(str(mirror.problem))
+            warnings.warn(text, MirrorWarning, stacklevel=2)
+            return None
+        record, paths = mirror.record, self._catalog.file_paths
+        return SecondSource(mirror.path, {p: RangeSet(record.ranges(p.name)) for p in paths})
 
     @property
     def mirror(self) -> Path | None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moepack.common.errors import PackError, RequestError, read_failure
-from moepack.pack.reading.expert_read import CHANGED_HINT
-from moepack.storage.regular_file import NotRegularError, open_regular
+from moepack.common.errors import PackError, RequestError
+from moepack.pack.reading.expert_read import file_error, short_file
+from moepack.storage.regular_file import open_regular
 
 if TYPE_CHECKING:
     from moepack.pack.format.tables import PartKind
@@ -67,11 +67,8 @@ class Mappings:
             self._files.setdefault(path, _map(path, place))
         mapped = self._files[path]
         if offset + length > len(mapped):
-            problem, expected = "the file ends too early", f"{offset + length:,} bytes or more"
-            actual = f"{len(mapped):,}"
-            raise PackError(
-                problem, path=path, place=place, expected=expected, found=actual, hint=CHANGED_HINT
-            )
+            expected = f"{offset + length:,} bytes or more"
+            raise short_file(path, place, expected, f"{len(mapped):,}")
         return np.frombuffer(mapped, np.uint8, length, offset)
 
 
@@ -81,13 +78,8 @@ def _map(path: Path, place: str) -> mmap.mmap:
             if not os.fstat(file.fileno()).st_size:
                 raise PackError("the file is empty", path=path, place=place)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        problem = "a data file is missing"
-        raise PackError(problem, path=path, place=place, hint=CHANGED_HINT) from None
-    except NotRegularError as error:
-        raise PackError("not a regular file", path=path, place=place, found=error.kind) from None
     except OSError as error:
-        raise read_failure(error, path, PackError, place) from None
+        raise file_error(path, place, error) from None
 
 
 def _typed(data: NDArray[np.uint8], type_name: str, shape: tuple[int, ...], rows: int) -> Array:

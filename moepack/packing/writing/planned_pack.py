@@ -20,7 +20,7 @@ from moepack.pack.format import manifest
 from moepack.pack.format.index_encoder import IndexWriter
 from moepack.pack.format.source_entry import SourceEntry
 from moepack.pack.format.tables import DataFile
-from moepack.pack.opening.source_identity import describe_shards, describe_source
+from moepack.pack.opening.open_model import describe_shards, describe_source
 from moepack.pack.reading.shard_map import ShardMap
 from moepack.pack.verifying.shard_sha256 import sha256_of_restored
 from moepack.packing.plan.pack_request import PlannedModel

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from moepack.common.errors import PackError
 from moepack.common.shape import ExpertKey, is_row_table
 from moepack.common.sizes import align, size_text
-from moepack.pack.engines.gguf_layout import GgufLayout, LaidTensor, lay_out
+from moepack.pack.engines.stock_gguf import GgufLayout, LaidTensor, lay_out
 from moepack.pack.format.tables import PackedFamily, PartKind
 from moepack.pack.reading.pack import Pack
 from moepack.storage.regular_file import map_file, open_regular

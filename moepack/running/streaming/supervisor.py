@@ -22,7 +22,7 @@ from moepack.host.memory_limits import (
     own_memory,
     read_memory,
 )
-from moepack.pack.reading.expert_read import digest_error, machine_error
+from moepack.pack.reading.expert_read import digest_error, file_error
 from moepack.pack.reading.pack import Pack
 from moepack.running.streaming.budget import (
     FreeMemory,
@@ -357,7 +357,7 @@ class Supervisor(Closing):
             hint = "it was cut or replaced: run `moepack verify` on the pack"
             return PackError("the file ends too early", path=path, place=place, hint=hint)
         system_error = OSError(error.system_error, os.strerror(error.system_error))
-        return machine_error(path, place, system_error)
+        return file_error(path, place, system_error)
 
     def _on_routed(self, source: tuple[int, int], selection: Selection) -> None:
         if selection.layer not in self._shape.routed:

@@ -15,9 +15,9 @@ from moepack.common.shape import ROUTED_FAMILY, ExpertKey
 from moepack.common.sizes import align
 from moepack.pack.format.tables import PackedFamily
 from moepack.pack.reading.copies import Mirror
+from moepack.pack.reading.in_flight import SecondSource
 from moepack.pack.reading.locations import PartLocation
 from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.second_source import SecondSource
 from moepack.running.streaming.mapped_model import FamilySpans, MappedModel
 from moepack.storage.extents import RangeSet
 from moepack.traces.caching.cache import check_policy

@@ -280,9 +280,9 @@ def test_each_place_is_checked_for_itself_the_first_time(mirrored: Path, past_ca
         with pack.reader(backend=backend, check="first") as reader:
             use = reader._in_flight.second
             assert use is not None
-            use.takes = lambda read: False  # type: ignore[method-assign]
+            use.takes = lambda *_: False  # type: ignore[method-assign]
             reads_right(pack, reader)
-            use.takes = lambda read: True  # type: ignore[method-assign]
+            use.takes = lambda *_: True  # type: ignore[method-assign]
             _flipped(folder_of(mirrored))
             with pytest.warns(MirrorWarning):
                 reads_right(pack, reader)

@@ -14,7 +14,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import PackError, SourceError
-from moepack.pack.opening.source_identity import describe_shard, describe_source
+from moepack.pack.opening.open_model import describe_shard, describe_source
 from moepack.pack.verifying import checked_pack, scan
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.plan import layout, plan

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moepack.pack.engines.gguf_layout import lay_out
+from moepack.pack.engines.stock_gguf import lay_out
 from moepack.pack.opening.open_model import open_model
 from moepack.packing.pack_model import pack_model
 from tests.support import architectures
