@@ -4,6 +4,7 @@ import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +29,32 @@ Edit = Callable[[bytes], bytes | None]
 class Place:
     """A pack by its address, and the folders or the bucket in which its bytes lie.
 
-    `options` are those with which a reader reads from all of them.
+    `options` are those with which a reader reads from all of them, `undo` what brings back what was
+    changed.
     """
 
     address: str | Path
     folders: tuple[Path, ...] = ()
     is_remote: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    undo: list[Callable[[], object]] = field(default_factory=list)
 
     def change(self, name: str, edit: Edit) -> None:
         """Change a file wherever it lies."""
         for folder in self.folders:
             path = (folder / name).resolve()
-            if (data := edit(path.read_bytes())) is None:
+            before = path.read_bytes()
+            self.undo.append(partial(path.write_bytes, before))
+            if (data := edit(before)) is None:
                 path.unlink()
             else:
                 path.write_bytes(data)
         if not self.folders:
             path = RemotePath(f"{self.address}/{name}")
             store = store_of(path)
-            if (data := edit(store.read(path.key, 1 << 30))) is None:
+            before = store.read(path.key, 1 << 30)
+            self.undo.append(partial(store.put, path.key, before))
+            if (data := edit(before)) is None:
                 store.delete(path.key)
             else:
                 store.put(path.key, data)

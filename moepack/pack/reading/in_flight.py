@@ -75,7 +75,7 @@ class Statistics(NamedTuple):
     rechecked_count: int = 0
 
 
-class Drive:
+class DriveReads:
     """The reads in flight on one drive, by their owners, and its speed while it is busy.
 
     `owned` has the count of an owner's reads and their bytes; `speed` is in bytes a second, 0 if
@@ -139,7 +139,7 @@ class SecondSource:
         """The folder of a mirror, as long as it is read."""
         return None if self.is_retired or self.is_backup else self._place
 
-    def takes(self, read: ExpertRead, drives: tuple[Drive, Drive]) -> bool:
+    def takes(self, read: ExpertRead, drives: tuple[DriveReads, DriveReads]) -> bool:
         """Return whether a read goes here: all its bytes are here, and will come sooner.
 
         `drives` are that of the pack's files, and that of these.
@@ -198,7 +198,7 @@ class InFlight(Closing):
         self.backend = backend
         self.depth = depth
         self.second = second
-        self.drives = Drive(), Drive()
+        self.drives = DriveReads(), DriveReads()
         self._max_length = max_length
         self._process = os.getpid()
         self._changed = threading.Condition()

@@ -22,7 +22,7 @@ from moepack.storage.threaded import RemoteBackend, ThreadedBackend
 if TYPE_CHECKING:
     from moepack.pack.reading.copies import Partial
     from moepack.pack.reading.expert_read import ExpertRead
-    from moepack.pack.reading.in_flight import Drive
+    from moepack.pack.reading.in_flight import DriveReads
 
 
 class OriginBackend(RemoteBackend):
@@ -95,7 +95,7 @@ class OriginUse(SecondSource):
         super().__init__(partial.origin, {})
         self._partial = partial
 
-    def takes(self, read: ExpertRead, drives: tuple[Drive, Drive]) -> bool:
+    def takes(self, read: ExpertRead, drives: tuple[DriveReads, DriveReads]) -> bool:
         """Return whether a read was planned at the origin, since its bytes are not here."""
         return any(isinstance(one.path, RemotePath) for one in read.file_reads)
 
