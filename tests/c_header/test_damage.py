@@ -53,7 +53,7 @@ def assert_agreement(
     return verdicts
 
 
-@pytest.mark.parametrize("share", amounts(13, 1))
+@pytest.mark.parametrize("share", amounts(29, 1))
 def test_c_and_python_agree_on_a_bit_flipped_in_any_byte(
     share: int, either: Path, tmp_path: Path, program: Path
 ) -> None:
@@ -77,13 +77,13 @@ def test_c_and_python_agree_on_random_damage(
     """Anywhere, or in the header and the directory, so that what follows stays where it was."""
     index = (either / "index.bin").read_bytes()
     end = Draft(either).at("file", 0) if in_header else len(index)
-    damaged = [mutate(index[:end], random_edits(seed, end)) for seed in range(200)]
+    damaged = [mutate(index[:end], random_edits(seed, end)) for seed in range(100)]
     if in_header:
         damaged = [data[:end].ljust(end, b"\0") + index[end:] for data in damaged]
     assert_agreement(damaged, either, tmp_path, program)
 
 
-@pytest.mark.parametrize("share", amounts(3, 1))
+@pytest.mark.parametrize("share", amounts(11, 1))
 def test_an_index_cut_at_any_byte_is_refused(
     share: int, tiny: Path, tmp_path: Path, program: Path
 ) -> None:
@@ -91,14 +91,12 @@ def test_an_index_cut_at_any_byte_is_refused(
     index = (tiny / "index.bin").read_bytes()
     at = 16  # of the header's index_length
     paths = []
-    for length in range(len(index)):
+    for length in range(0, len(index), share):
         shortened = bytearray(index[:length])
         if length >= at + 8:
             shortened[at : at + 8] = struct.pack("<Q", length)
         if length % 8 == 0:
             paths.append(write_pack(tmp_path / f"{length}-stated", bytes(shortened), tiny))
-        if length % share:
-            continue
         path = tmp_path / str(length)
         path.mkdir()
         (path / "index.bin").write_bytes(index[:length])
@@ -108,10 +106,13 @@ def test_an_index_cut_at_any_byte_is_refused(
         assert verdict.refusal, path
 
 
-def test_a_flipped_bit_is_noticed_by_the_digest(tiny: Path, tmp_path: Path, program: Path) -> None:
+@pytest.mark.parametrize("share", amounts(5, 1))
+def test_a_flipped_bit_is_noticed_by_the_digest(
+    share: int, tiny: Path, tmp_path: Path, program: Path
+) -> None:
     index = (tiny / "index.bin").read_bytes()
     paths = []
-    for at in range(len(index)):
+    for at in range(0, len(index), share):
         paths.append(tmp_path / str(at))
         paths[-1].mkdir()
         damaged = bytearray(index)
@@ -120,6 +121,6 @@ def test_a_flipped_bit_is_noticed_by_the_digest(tiny: Path, tmp_path: Path, prog
         (paths[-1] / "manifest.json").write_text(MANIFEST)
     codes = [verdict.refusal.partition(" ")[0] for verdict in c_says(program, "check", paths)]
     start = next(iter(Draft(tiny).sections.values())).offset
-    assert set(codes[:start]) == {"VERSION", "FEATURE", "DAMAGED", "DIGEST"}
+    assert set(codes[: start // share]) == {"VERSION", "FEATURE", "DAMAGED", "DIGEST"}
     # Zeros between the sections are looked at before the digest is.
-    assert set(codes[start:]) == {"DIGEST", "DAMAGED"}
+    assert set(codes[-(-start // share) :]) == {"DIGEST", "DAMAGED"}

@@ -8,7 +8,6 @@ import pytest
 import moepack
 from moepack.common.errors import RequestError
 from moepack.common.sizes import align
-from moepack.pack.reading.pack import Pack
 from moepack.storage.buffers import map_memory
 from tests.support.faulty_backend import FaultyBackend, make
 from tests.support.gguf_builder import F32, moe
@@ -27,36 +26,28 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "pack"
 
 
-def buffers_for(pack: Pack, layer: int, shift: int) -> dict[str, memoryview]:
-    """Make a buffer for each part, `shift` bytes behind the start of a page."""
-    return {
-        kind.name: map_memory(align(kind.length, PAGE) + PAGE)[shift : shift + kind.length]
-        for kind in pack.parts(layer)
-    }
-
-
 @pytest.mark.parametrize("shift", [0, 64, 513])
-def test_parts_come_to_buffers_anywhere_in_a_page(shift: int, name: str, pages: Path) -> None:
-    with moepack.open(pages) as pack:
+def test_one_read_brings_parts_to_buffers_anywhere_in_a_page(
+    shift: int, name: str, pages: Path
+) -> None:
+    backend = FaultyBackend(make(name))
+    with moepack.open(pages) as pack, pack.reader(backend=backend, depth=3) as reader:
         keys = keys_of(pack)[:6]
-        with pack.reader(backend=name, depth=3) as reader:
-            into = [buffers_for(pack, layer, shift) for layer, _ in keys]
-            for number, expert in enumerate(reader.read_many(keys, into=into)):
-                for part, buffer in into[number].items():
-                    assert buffer == on_disk(pack.locate(*keys[number], part))
-                    assert expert.part(part) == buffer
-                with pytest.raises(RequestError, match="buffers of their own"):
-                    expert.view  # noqa: B018
-
-
-def test_one_blob_is_one_read(pages: Path) -> None:
-    backend = FaultyBackend(make("buffered"))
-    with moepack.open(pages) as pack, pack.reader(backend=backend) as reader:
-        list(reader.read_many([(0, 1), (1, 2)], into=[buffers_for(pack, 0, 0) for _ in range(2)]))
-        blobs = [pack.locate(*key) for key in ((0, 1), (1, 2))]
-        assert [(begun.offset, begun.length) for begun in backend.begun] == [
-            (blob.offset, blob.length) for blob in blobs
+        into = [
+            {
+                kind.name: map_memory(align(kind.length, PAGE) + PAGE)[shift : shift + kind.length]
+                for kind in pack.parts(layer)
+            }
+            for layer, _ in keys
         ]
+        for number, expert in enumerate(reader.read_many(keys, into=into)):
+            for part, buffer in into[number].items():
+                assert buffer == on_disk(pack.locate(*keys[number], part))
+                assert expert.part(part) == buffer
+            with pytest.raises(RequestError, match="buffers of their own"):
+                expert.view  # noqa: B018
+        begun = [(one.path, one.offset, one.length) for one in backend.begun]
+        assert begun == [tuple(pack.locate(*key))[3:6] for key in keys]
 
 
 @pytest.mark.parametrize(
