@@ -7,7 +7,6 @@ as well.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,13 +18,12 @@ from moepack.common.phases import Progress, advancing
 from moepack.pack.engines.expert_tensors import RoutedTensor
 from moepack.pack.engines.stock_gguf import ALIGNMENT, LaidTensor, lay_out
 from moepack.pack.reading.pack import Pack
+from moepack.pack.verifying.shard_sha256 import hash_extents
 from moepack.source.shards import open_source
-from moepack.storage.copying import read_extent
 from moepack.storage.extents import Extent, NewFile
 from moepack.storage.inputs import Inputs
 from moepack.storage.thread_pool import run_each
 
-_PIECE_LENGTH = 1 << 20
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf\Z")
 
 
@@ -174,17 +172,6 @@ def file_sha256(path: Path, advanced: Callable[[int], None]) -> str:
 
 def _hash(work: _Work, advanced: Callable[[int], None]) -> tuple[str, tuple[bytes, ...]]:
     """Return the SHA-256 of all, and of each slice."""
-    whole, slices, position = hashlib.sha256(), [], 0
-    buffer = memoryview(bytearray(_PIECE_LENGTH))
-    for extent in work.extents():
-        whole.update(bytes(extent.offset - position))
-        own = hashlib.sha256()
-        for piece in read_extent(work.inputs, extent, lambda left: buffer[:left]):
-            whole.update(piece)
-            if work.are_slices:
-                own.update(piece)
-            advanced(len(piece))
-        slices.append(own.digest())
-        position = extent.end
-    whole.update(bytes(work.length - position))
-    return whole.hexdigest(), tuple(slices) if work.are_slices else ()
+    slices: list[bytes] | None = [] if work.are_slices else None
+    whole = hash_extents(work.inputs, work.length, work.extents(), advanced, slices)
+    return whole, tuple(slices or ())

@@ -59,13 +59,11 @@ class Catalog:
         layer = family.layer
         is_main = self._main_families.setdefault(layer, family) is family
         self._families[layer, family.name] = family
-        names: PartNames = {}
-        for number, kind in enumerate(family.part_kinds):
-            names.setdefault(short_name(kind.name), (family, number))
         full = {kind.name: (family, number) for number, kind in enumerate(family.part_kinds)}
-        self._part_names[layer, family.name] = names | full
+        short = {short_name(name): place for name, place in reversed(full.items())}
+        self._part_names[layer, family.name] = short | full
         of_layer = self._part_names.setdefault((layer, None), {})
-        of_layer |= names | full if is_main else full
+        of_layer |= short | full if is_main else full
 
     def families(self, layer: int) -> tuple[str, ...]:
         """Return the names of the families of experts in `layer`, the main one first."""

@@ -152,11 +152,6 @@ class ExpertRead(NamedTuple):
         """Its name in messages."""
         return "tensor" if self.layer < 0 else f"layer {self.layer} expert {self.expert}"
 
-    @property
-    def lead(self) -> int:
-        """The offset in the first page of memory of ours, in bytes."""
-        return self.file_reads[0].offset % PAGE
-
     def request(self, file_read: FileRead, memory: AnyMemory) -> ReadRequest:
         """Return the request to a backend for one of the reads to `memory`."""
         path, offset, length, start = file_read
@@ -169,7 +164,7 @@ class ExpertRead(NamedTuple):
         if len(pages) == length:  # a blob that is whole pages
             return _new_request((path, offset, pages, ()))
         lead = offset % PAGE
-        first = start + self.lead - lead
+        first = start + self.file_reads[0].lead - lead
         return ReadRequest(path, offset - lead, pages[first : first + align(lead + length, PAGE)])
 
     def received(self, file_read: FileRead, memory: AnyMemory, length: int) -> int:
@@ -260,7 +255,7 @@ def new_memory(arena: Arena, read: ExpertRead) -> ReadMemory:
     """Return memory in which the reads have the offsets in their pages that they have on disk."""
     if not read.length:  # a tensor may have no bytes
         return ReadMemory(memoryview(bytearray()))
-    lead = read.lead
+    lead = read.file_reads[0].lead
     try:
         # All pages that the reads touch, one behind the other; as `align`, for every expert.
         pages = arena.allocate((lead + read.length + PAGE - 1) // PAGE * PAGE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -300,24 +300,26 @@ def _check_shards(index: Index, paths: Sequence[Path]) -> None:
     no digests. Its header has one, and another model has another header. Raises PackError if one is
     missing or another file, MachineError if the system cannot read it.
     """
-    shards = [number for number, file in enumerate(index.files) if file.is_shard]
-    for number in shards:
-        _check_shard(paths[number], index.files[number].length)
-    if shards:
-        for extent in index.shard_bytes():
-            file = index.files[extent.file]
-            is_header = file.is_shard and not extent.shard_offset
-            if is_header and extent.length <= _MAX_HEADER_LENGTH:
-                _check_shard(paths[extent.file], file.length, extent)
+    if not any(file.is_shard for file in index.files):
+        return
+    headers: dict[int, list[ShardBytesRecord]] = {}
+    for extent in index.shard_bytes():
+        if not extent.shard_offset and extent.length <= _MAX_HEADER_LENGTH:
+            headers.setdefault(extent.file, []).append(extent)
+    for number, file in enumerate(index.files):
+        if file.is_shard:
+            _check_shard(paths[number], file.length, headers.get(number, ()))
 
 
-def _check_shard(path: Path, length: int, header: ShardBytesRecord | None = None) -> None:
-    """Check the length of a shard, and its header if that is given."""
+def _check_shard(path: Path, length: int, headers: Sequence[ShardBytesRecord]) -> None:
+    """Check the length of a shard, and its header."""
+    digests: Iterable[int] = ()
     try:
         with open(path, "rb", buffering=0, opener=open_regular) as file:
             length_now = os.fstat(file.fileno()).st_size
-        extents = () if header is None else (Extent(header.offset, header.length, 0, 0),)
-        digests = digests_of(path, extents, follows_link=True)
+        if length_now == length:
+            extents = [Extent(header.offset, header.length, 0, 0) for header in headers]
+            digests = digests_of(path, extents, follows_link=True)
     except FileNotFoundError:
         hint = "it was moved: link to it again, or run `moepack index` again"
         raise PackError("the shard is missing", path=path, hint=hint) from None
@@ -328,5 +330,5 @@ def _check_shard(path: Path, length: int, header: ShardBytesRecord | None = None
     if length_now != length:
         problem, expected = "the shard is not as long as it was", f"{length:,} bytes"
         raise PackError(problem, path=path, expected=expected, found=f"{length_now:,}", hint=_HINT)
-    if header is not None and digests[0] != header.digest:
+    if any(header.digest != now for header, now in zip(headers, digests, strict=True)):
         raise PackError("the shard's header is not what it was", path=path, hint=_HINT)

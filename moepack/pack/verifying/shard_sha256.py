@@ -1,8 +1,8 @@
 """The SHA-256 of shards: of files, and of the shards that a whole pack is restored to."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from moepack.common.errors import PackError, SourceError, read_failure
@@ -10,8 +10,10 @@ from moepack.common.phases import Phases
 from moepack.pack.reading.shard_map import ShardMap, map_shards
 from moepack.pack.verifying.checked_pack import CheckedPack
 from moepack.pack.verifying.report import Findings
+from moepack.storage.copying import read_extent
 from moepack.storage.extents import Extent
-from moepack.storage.input_file import InputFile, open_input
+from moepack.storage.input_file import open_input
+from moepack.storage.inputs import Inputs
 from moepack.storage.thread_pool import run_each
 
 _PIECE_LENGTH = 1 << 20
@@ -40,28 +42,43 @@ def sha256_of_restored(
 ) -> list[str]:
     """Return the SHA-256 of each shard, put together from the files `paths` of a sound pack.
 
-    `progress` is called as for `verify`. Raises OSError, and EOFError for a file that ends early.
+    `progress` is called as for `verify`. Raises PackError for a file that ends early, MachineError.
     """
     total = sum(piece.length for shard in shards for piece in shard.pieces)
+    with Inputs(paths, PackError) as inputs:
 
-    def compute(shard: ShardMap, advanced: Callable[[int], None]) -> str:
-        sha256 = hashlib.sha256()
-        files: dict[int, InputFile] = {}
-        position = 0
-        with ExitStack() as stack:
-            for piece in shard.pieces:
-                if piece.input not in files:
-                    files[piece.input] = open_input(paths[piece.input])
-                    stack.callback(files[piece.input].close)
-                _add_zeros(sha256, piece.offset - position)
-                position = piece.end
-                for data in _content(files[piece.input], piece):
-                    sha256.update(data)
-                    advanced(len(data))
-        _add_zeros(sha256, shard.length - position)
-        return sha256.hexdigest()
+        def compute(shard: ShardMap, advanced: Callable[[int], None]) -> str:
+            return hash_extents(inputs, shard.length, shard.pieces, advanced)
 
-    return run_each(compute, shards, threads, lambda length: progress(length, total))
+        return run_each(compute, shards, threads, lambda length: progress(length, total))
+
+
+def hash_extents(
+    inputs: Inputs,
+    length: int,
+    extents: Iterable[Extent],
+    advanced: Callable[[int], None],
+    slices: list[bytes] | None = None,
+) -> str:
+    """Return the SHA-256 of `length` bytes: extents of `inputs`, with zeros between them.
+
+    The digest of each extent is appended to `slices`. Raises as `inputs`.
+    """
+    whole, position = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(_PIECE_LENGTH))
+    for extent in extents:
+        _add_zeros(whole, extent.offset - position)
+        own = hashlib.sha256()
+        for piece in read_extent(inputs, extent, lambda left: buffer[:left]):
+            whole.update(piece)
+            if slices is not None:
+                own.update(piece)
+            advanced(len(piece))
+        if slices is not None:
+            slices.append(own.digest())
+        position = extent.end
+    _add_zeros(whole, length - position)
+    return whole.hexdigest()
 
 
 def check_restored(pack: CheckedPack, threads: int, phases: Phases) -> int | None:
@@ -75,10 +92,8 @@ def check_restored(pack: CheckedPack, threads: int, phases: Phases) -> int | Non
     shards = [shard for shard in map_shards(pack) if shard.name in expected]
     try:
         computed = sha256_of_restored(pack.paths, shards, threads, phases.begin())
-    except OSError as error:
-        raise read_failure(error, pack.path, PackError) from None
-    except EOFError as error:
-        pack.findings.add("file", f"cannot read: {error}")
+    except PackError as error:
+        pack.findings.add_error("file", error)
         return None
     names = [shard.name for shard in shards]
     return count_equal(names, [expected[name] for name in names], computed, pack.findings)
@@ -96,16 +111,6 @@ def count_equal(
             message = f"its SHA-256 is {ours}, the manifest says {manifests}"
             findings.add("source", message, file=name)
     return count
-
-
-def _content(file: InputFile, piece: Extent) -> Iterator[bytes]:
-    for start in range(0, piece.length, _PIECE_LENGTH):
-        offset = piece.input_offset + start
-        length = min(_PIECE_LENGTH, piece.length - start)
-        data = b"".join(file.stream(offset, length))
-        if len(data) < length:
-            raise EOFError(f"ends at byte {offset + len(data):,}")
-        yield data
 
 
 def _add_zeros(sha256: "hashlib._Hash", length: int) -> None:

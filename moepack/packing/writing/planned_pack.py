@@ -115,7 +115,7 @@ class PlannedPack:
 
         While a model is copied from its start to its end, its bytes pass by in order and are
         hashed. If files of an interrupted run are taken over, they do not. Raises SourceError,
-        OSError, and EOFError for a file that ends early.
+        PackError for a file that ends early, and MachineError.
         """
         if not (self.source.is_remote and self.plan.is_whole):
             return

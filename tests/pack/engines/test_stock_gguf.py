@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-import moepack
 from moepack.common.errors import PackError, RequestError
 from moepack.pack.engines.exporting import export_gguf
 from moepack.packing.pack_model import pack_model
