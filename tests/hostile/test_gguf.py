@@ -208,6 +208,11 @@ def _other_type() -> GgufBuilder:
     return builder
 
 
+def _chunks() -> GgufBuilder:
+    return small().tensor("blk.0.ffn_up_chexps.weight", (4, 2, 2), F32, 16)
+
+
+BIAS = "blk.0.ffn_up_exps.bias"
 SCALE = "blk.0.ffn_up_exps.scale"
 GATE = "blk.0.ffn_gate_exps.weight"
 NORM = "blk.0.ffn_norm_exps.weight"
@@ -217,13 +222,17 @@ ODD = [
     Odd("one dimension too many", _down(small(), dims=(2, 4, 1, 2)), "expected 3, found 4"),
     Odd("no experts in it", _down(small(), dims=(2, 4, 0), data=b""), "an empty tensor"),
     Odd("another expert count", _down(small(), dims=(2, 2, 4)), "expected 2, found 4"),
-    Odd("an unknown kind", _down(small(), name="blk.0.ffn_side_exps.weight"), "unknown kind"),
-    Odd("an unknown suffix", _down(small(), name="blk.0.ffn_up_exps.lora_a"), "unknown kind"),
-    Odd(
-        "a layer of six digits",
-        _down(small(), name="blk.100000.ffn_up_exps.weight"),
-        "unknown kind",
+    *(
+        Odd(f"a tensor called {name}", _down(small(), name=name), "unknown kind")
+        for name in (
+            *("blk.0.ffn_side_exps.weight", "blk.0.ffn_up_exps.lora_a"),
+            *("blk.0.ffn_up_exps.weight.lora_a", "enc.blk.0.ffn_up_exps.weight"),
+            "blk.100000.ffn_up_exps.weight",
+        )
     ),
+    Odd("a bias of one dimension", _model().tensor(BIAS, (4,), F32, 16), "expected 2, found 1"),
+    Odd("a scale of two dimensions", _model().tensor(SCALE, (4, 4), F32, 16), "expected 1"),
+    Odd("chunk experts without down", _chunks(), "a projection is missing"),
     Odd("a layer past the model", _down(small(), name="blk.1.ffn_down_exps.weight"), "block_count"),
     Odd("no down", _down(small(), name="other", dims=(16,)), "a projection is missing"),
     Odd("a gap in the experts", _alone(0, 1, 3), "no expert 2"),
@@ -236,7 +245,7 @@ ODD = [
     Odd("an expert of another shape", _alone(0, 1, ne1=4), "another type or shape"),
     Odd("an expert of another type", _other_type(), "another type or shape"),
     Odd("an expert by two names", _alone(0, 1).tensor("blk.00.ffn_up.0.weight", (4, 2), 0, 16), ""),
-    Odd("no tensors", _model(), "without tensors"),
+    Odd("no tensors", _model(), "a GGUF without tensors"),
     Odd("a name of several lines", LINES.tensor("x", (4,), F32, 16), "dense"),
     Odd("a dense model", _model().tensor("blk.0.ffn_up.weight", (4, 2), F32, 16), "dense"),
 ]

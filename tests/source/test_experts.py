@@ -11,7 +11,6 @@ from moepack.source import experts
 from moepack.source.experts import Experts, SourcePart
 from moepack.source.shards import open_source
 from tests.support.gguf_builder import F32, Q8_0, GgufBuilder, add_experts, moe
-from tests.support.models import FIXTURES
 
 
 def experts_of(builder: GgufBuilder, folder: Path) -> Experts:
@@ -124,44 +123,11 @@ def test_look_alikes_are_left_alone(tmp_path: Path) -> None:
     assert len(parts_of(builder, tmp_path)) == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "dims", "message"),
-    [
-        ("blk.0.ffn_up_exps.weight.lora_a", (64, 32, 4), "looks like an expert tensor"),
-        ("blk.0.ffn_side_exps.weight", (64, 32, 4), "looks like an expert tensor"),
-        ("enc.blk.0.ffn_up_exps.weight", (64, 32, 4), "looks like an expert tensor"),
-        ("blk.0.ffn_norm_exps.weight", (64, 4), "looks like an expert tensor"),
-        ("blk.0.ffn_gate_up_exps.weight", (64, 32), "wrong number of dimensions"),
-        ("blk.0.ffn_up_exps.bias", (4,), "wrong number of dimensions"),
-        ("blk.0.ffn_up_exps.scale", (4, 4), "wrong number of dimensions"),
-        ("blk.0.ffn_up_exps.scale", (5,), "expected 4, found 5"),
-        ("blk.0.ffn_up_chexps.weight", (64, 32, 4), "a projection is missing"),
-        ("blk.9.ffn_up_exps.weight", (64, 32, 4), "block_count of 1"),
-    ],
-)
-def test_what_looks_like_an_expert_tensor_and_is_none_is_refused_by_name(
-    tmp_path: Path, name: str, dims: tuple[int, ...], message: str
-) -> None:
-    text = refusal(moe((0,)).tensor(name, dims, F32, 4 * dims[0]), tmp_path)
-    assert message in text
-    assert name in text or "ffn_chexps" in text
-
-
 def test_parts_with_other_expert_counts_are_refused(tmp_path: Path) -> None:
     builder = moe((0,))
     builder.metadata = [pair for pair in builder.metadata if "expert_count" not in pair[0]]
     builder.tensor("blk.0.ffn_up_exps.bias", (32, 5), F32, 128)
     assert "other expert counts" in refusal(builder, tmp_path)
-
-
-def test_dense_models_and_files_without_tensors_get_a_clear_word(tmp_path: Path) -> None:
-    for name, word in (
-        ("llama-dense-Q4_K_M-t12-00001-of-00002.gguf", "a dense model"),
-        ("mixtral-vocab-only.gguf", "a GGUF without tensors"),
-    ):
-        with pytest.raises(SourceError, match=word) as caught:
-            experts.find_experts(open_source([FIXTURES / name]))
-        assert caught.value.hint
 
 
 def test_an_unknown_type_whose_gap_leaves_the_length_open_is_refused_by_name(

@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from moepack.common.errors import MoepackError, PackError, SourceError, is_of_ma
 from moepack.pack.verifying.checked_pack import CheckedRange, Gap, Segment, Where
 from moepack.pack.verifying.report import Finding
 from moepack.storage.input_file import InputFile, open_input
+from moepack.storage.inputs import Inputs
 from moepack.storage.thread_pool import run_each
 
 # Threads hand the interpreter on around each piece: small pieces cost more than a larger cache.
@@ -84,13 +85,10 @@ def scan(
     for a shard, and MachineError, for what cannot be read: that is never a finding.
     """
     pending = deque(work)
-    with ExitStack() as stack:
-        shards = [_open_shard(path, stack, fault) for path in shard_paths]
+    with Inputs(shard_paths, fault) as shards:
 
         def check_all(_: int, advanced: Callable[[int], None]) -> Scanned:
-            with closing(
-                _Worker(paths, shard_paths, shards, fault, second_opinion, advanced)
-            ) as worker:
+            with closing(_Worker(paths, shard_paths, shards, second_opinion, advanced)) as worker:
                 while pending:
                     try:
                         segment = pending.popleft()
@@ -105,23 +103,13 @@ def scan(
     return Scanned([one for several in findings for one in several], *map(sum, lengths))
 
 
-def _open_shard(path: str, stack: ExitStack, fault: type[MoepackError]) -> InputFile:
-    try:
-        file = open_input(path)
-    except OSError as error:
-        raise read_failure(error, path, fault) from None
-    stack.callback(file.close)
-    return file
-
-
 @dataclass
 class _Worker:
     """One thread: its buffers, the file of the pack that it has open, and its findings."""
 
     paths: Sequence[Path]
     shard_paths: Sequence[str]
-    shards: Sequence[InputFile]
-    fault: type[MoepackError]
+    shards: Inputs
     second_opinion: SecondOpinion | None
     advanced: Callable[[int], None]
     findings: list[Finding] = field(default_factory=list)
@@ -259,25 +247,18 @@ class _Worker:
 
     def _fill_ours(self, length: int, offset: int) -> None:
         assert self._file is not None
-        _fill(self._file, self._ours.view[:length], offset)
+        view = self._ours.view[:length]
+        while view:
+            count = self._file.read_into(offset, view)
+            if not count:
+                raise _ShortFileError
+            view, offset = view[count:], offset + count
         self.read_length += length
         self.advanced(length)
 
     def _fill_theirs(self, shard: int, offset: int, length: int) -> None:
-        path = self.shard_paths[shard]
-        try:
-            _fill(self.shards[shard], self._theirs.view[:length], offset)
-        except _ShortFileError:
-            raise self.fault("ends too early", path=path, place=f"byte {offset:,}") from None
-        except OSError as error:
-            raise read_failure(error, path, self.fault) from None
         self.compared_length += length
-
-
-def _fill(file: InputFile, view: memoryview, offset: int) -> None:
-    while view:
-        length = file.read_into(offset, view)
-        if not length:
-            raise _ShortFileError
-        view = view[length:]
-        offset += length
+        view = self._theirs.view[:length]
+        while view:
+            count = self.shards.read_into(shard, offset, view)
+            view, offset = view[count:], offset + count

@@ -57,7 +57,9 @@ def verify(
     cannot be read, RequestError for options that make no sense, MachineError if the machine lacks
     memory, threads or open files; every other fault is a finding.
     """
-    _check_request(source, sha256, with_gguf_py)
+    if source is None and (sha256 or with_gguf_py):
+        subject = "the SHA-256 of shards" if sha256 else "gguf-py"
+        raise RequestError(f"{subject} needs a source to read", hint="give a `source`")
     share = None if part is None else Share(part)
     findings = Findings()
     try:
@@ -91,13 +93,6 @@ def _unreadable(
         findings=findings.in_order(),
         not_looked_at=(not_looked_at,),
     )
-
-
-def _check_request(source: PathOrPaths | None, sha256: bool, with_gguf_py: bool) -> None:
-    if sha256 and source is None:
-        raise RequestError("the SHA-256 of shards needs a source to read", hint="give a `source`")
-    if with_gguf_py and source is None:
-        raise RequestError("gguf-py needs a source to read", hint="give a `source`")
 
 
 def _verify(

@@ -82,13 +82,12 @@ def test_many_readers_get_their_ranges_at_once(packs: dict[str, Path], folder: P
     data = path.read_bytes()
     dice = random.Random(3)
     ranges = [(dice.randrange(len(data)), dice.choice((1, 5000, 200_000))) for _ in range(400)]
-    with mounted(packs["qwen3moe"], folder):
-        descriptor = os.open(folder / path.name, os.O_RDONLY)
-        try:
-            with ThreadPoolExecutor(8) as pool:
-                pieces = list(pool.map(lambda r: os.pread(descriptor, r[1], r[0]), ranges))
-        finally:
-            os.close(descriptor)
+    with (
+        mounted(packs["qwen3moe"], folder),
+        open(folder / path.name, "rb", buffering=0) as file,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        pieces = list(pool.map(lambda r: os.pread(file.fileno(), r[1], r[0]), ranges))
     assert pieces == [data[offset : offset + length] for offset, length in ranges]
 
 

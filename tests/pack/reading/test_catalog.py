@@ -38,10 +38,8 @@ def test_a_closed_pack_says_so_in_every_call(packs: dict[str, Path]) -> None:
     pack.close()
     calls: list[Callable[[], object]] = [
         lambda: pack.hottest(1 << 40),
-        lambda: pack.hottest(0, family="ffn_exps"),
         lambda: pack.locate(0, 0),
         lambda: pack.locate(0, 0, "up"),
-        lambda: pack.locate(0, 0, family="ffn_exps"),
         lambda: pack.families(0),
         lambda: pack.parts(0),
         lambda: pack.expert_count(99),

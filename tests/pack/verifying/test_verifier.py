@@ -203,7 +203,7 @@ def test_a_shard_that_becomes_shorter_while_it_is_read_is_an_error(
     def progress(_length: int, _total: int) -> None:
         os.truncate(last, 100)
 
-    with pytest.raises(SourceError, match="ends too early") as caught:
+    with pytest.raises(SourceError, match="became shorter") as caught:
         verify(small / "pack", model, threads=1, progress=progress)
     assert caught.value.path == str(last)
 
