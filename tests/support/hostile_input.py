@@ -25,7 +25,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 _HEALTH = list(HealthCheck)
 # The default run is the same each time; `make fuzz` looks further, and elsewhere each time.
-QUICK = settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=_HEALTH)
+QUICK = settings(max_examples=50, derandomize=True, deadline=None, suppress_health_check=_HEALTH)
 DEEP = settings(max_examples=20_000, deadline=None, suppress_health_check=_HEALTH)
 
 EFFORTS = [QUICK, pytest.param(DEEP, marks=pytest.mark.slow)]

@@ -111,8 +111,8 @@ class DriveReads:
         self.read_count += 1
         self.read_length += received
         self._length += received
-        seconds = max(time.perf_counter() - self._since, 1e-9)
-        self.speed = self._length / seconds
+        seconds = time.perf_counter() - self._since
+        self.speed = self._length / (seconds or 1e-9)
         if seconds > _MEMORY_SECONDS:
             self._since, self._length = self._since + seconds / 2, self._length / 2
 
@@ -205,7 +205,8 @@ class InFlight(Closing):
         self._closing = threading.RLock()
         self._batches: weakref.WeakSet[Closing] = weakref.WeakSet()
         self._peak = self._errors = self._rechecked = 0
-        self._busy_seconds = self._busy_since = 0.0
+        self._busy_seconds = 0.0
+        self._busy_since: float | None = None
         self.is_closed = self._is_over = False
 
     @property
@@ -237,8 +238,12 @@ class InFlight(Closing):
 
     def _total(self) -> tuple[int, int]:
         """Return the count and the bytes of all reads in flight."""
-        owned = [one for drive in self.drives for one in tuple(drive.owned.values())]
-        return sum(count for count, _ in owned), sum(length for _, length in owned)
+        count = length = 0
+        for drive in self.drives:
+            for owned_count, owned_length in tuple(drive.owned.values()):
+                count += owned_count
+                length += owned_length
+        return count, length
 
     def takes_second(self, read: ExpertRead) -> bool:
         """Return whether a read goes to the second source."""
@@ -260,10 +265,12 @@ class InFlight(Closing):
             is_full = count >= self.depth or total > self._max_length
             if self.is_closed or (is_full and not force):
                 return False
-            if not count:
-                self._busy_since = time.perf_counter()
-            self.drives[is_second].begin(owner, length)
-            self._peak = max(self._peak, total)
+            drive = self.drives[is_second]
+            drive.begin(owner, length)
+            if self._busy_since is None:
+                self._busy_since = drive.last_begun
+            if total > self._peak:
+                self._peak = total
         return True
 
     def end(
@@ -271,27 +278,25 @@ class InFlight(Closing):
     ) -> None:
         """Count a read of `length` bytes as ended, with `received` bytes."""
         with self._changed:
-            was_busy = self._is_busy
-            self.drives[is_second].end(owner, length, received)
-            self._note_end(was_busy)
+            drive = self.drives[is_second]
+            drive.end(owner, length, received)
+            if owner not in drive.owned:
+                self._note_end()
         if failed:
             self.add_error(is_second=is_second)
 
     def forget(self, owner: Hashable) -> None:
         """Count nothing as in flight any more of an owner whose reads nobody takes."""
         with self._changed:
-            was_busy = self._is_busy
             for drive in self.drives:
                 drive.owned.pop(owner, None)
-            self._note_end(was_busy)
+            self._note_end()
 
-    @property
-    def _is_busy(self) -> bool:
-        return any(drive.owned for drive in self.drives)
-
-    def _note_end(self, was_busy: bool) -> None:
-        if was_busy and not self._is_busy:
+    def _note_end(self) -> None:
+        """Note that an owner has nothing in flight any more, and perhaps nobody has."""
+        if self._busy_since is not None and not any(drive.owned for drive in self.drives):
             self._busy_seconds += time.perf_counter() - self._busy_since
+            self._busy_since = None
         self._changed.notify_all()
 
     def add_error(self, *, is_second: bool) -> None:
@@ -309,7 +314,8 @@ class InFlight(Closing):
         """Return the numbers as they are now."""
         with self._changed:
             count, length = self._total()
-            busy = time.perf_counter() - self._busy_since if count else 0.0
+            since = self._busy_since
+            busy = 0.0 if since is None else time.perf_counter() - since
             _, there = self.drives
             mirror = None
             if self.second is not None and not self.second.is_backup:
