@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import moepack
+from moepack.packing.shard_index import index_model
 from tests.support.c_compiler import compiled
 from tests.support.c_readers import Verdict, c_says, output_of, python_says
 from tests.support.gguf_builder import moe
@@ -225,3 +226,37 @@ def test_symbolic_links_are_followed_and_a_long_path_is_an_error(
     assert long.refusal == "BUFFER manifest.json: the path is too long"
     assert odd.refusal == "SYSTEM manifest.json: cannot open: File name too long"
     assert file.refusal.startswith("NOT_A_PACK manifest.json: ")
+
+
+# Indexes over shards.
+
+
+def test_what_has_no_digest_is_not_checked(apart: Path, tmp_path: Path, program: Path) -> None:
+    shard = tmp_path / "m.gguf"
+    shutil.copy(apart / "shard-00001-of-00001.gguf", shard)
+    index_model(shard, tmp_path / "with", digests=True)
+    index_model(shard, tmp_path / "without")
+    with moepack.open(tmp_path / "with") as pack:
+        flip(shard, pack.locate(1, 1, "down").offset)
+    checked, unknown = c_says(program, "list", [tmp_path / "with", tmp_path / "without"])
+    assert checked.refusal.startswith("DIGEST shard-00001-of-00001.gguf: ffn_down_exps.weight at ")
+    assert unknown.refusal == ""
+    assert unknown == python_says(tmp_path / "without", reads=True)
+
+
+def test_shards_that_are_not_what_was_indexed_are_refused(
+    apart: Path, tmp_path: Path, program: Path
+) -> None:
+    name = "shard-00001-of-00001.gguf"
+    damages: dict[str, Callable[[Path], object]] = {
+        f"DIGEST {name}: the shard's header is not what was indexed": lambda path: flip(path, 40),
+        f"DAMAGED {name}: not the shard that was indexed": lambda path: os.truncate(path, 1503),
+        f"DAMAGED {name}: the file is missing": Path.unlink,
+    }
+    paths = []
+    for number, damage in enumerate(damages.values()):
+        paths.append(Path(shutil.copytree(apart, tmp_path / str(number))))  # follows the link
+        damage(paths[-1] / name)
+    for words, path, verdict in zip(damages, paths, c_says(program, "check", paths), strict=True):
+        assert verdict.refusal.startswith(words)
+        assert python_says(path).refusal

@@ -100,16 +100,12 @@ class IndexContents:
     def check_limits(self, file_count: int) -> None:
         """Raise RequestError if the index would be beyond the limits of the format."""
         directory = self.directory(file_count)
-        limits = (
+        limits = [
             ("layers", self.layers_with_experts[-1] + 1, records.MAX_LAYERS),
-            ("files", directory["files"].record_count, records.MAX_FILES),
-            ("dense tensors", directory["tensors"].record_count, records.MAX_TENSORS),
-            ("families", directory["families"].record_count, records.MAX_FAMILIES),
-            ("part kinds", directory["part_kinds"].record_count, records.MAX_PART_KINDS),
-            ("blobs", directory["blobs"].record_count, records.MAX_BLOBS),
-            ("parts", directory["parts"].record_count, records.MAX_PARTS),
             ("bytes of index", directory.index_length, records.MAX_INDEX_LENGTH),
-        )
+        ]
+        for name, section in directory.sections.items():
+            limits.append((name.replace("_", " "), section.record_count, records.COUNTS[name][1]))
         for name, count, limit in limits:
             if count > limit:
                 raise RequestError(

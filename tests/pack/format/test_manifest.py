@@ -1,10 +1,11 @@
-"""The manifest: encode and decode are a pair, up to its limits."""
+"""The manifest, up to its limits, and the names of parts, whole and for short."""
 
 import pytest
 
 from moepack.common.errors import PackError
 from moepack.pack.format import manifest, records
 from moepack.pack.format.manifest import FileEntry, IndexEntry, Manifest
+from moepack.pack.format.names import projection, short_name
 from moepack.pack.format.source_entry import ShardEntry, SourceEntry
 
 
@@ -43,3 +44,17 @@ def test_what_the_limits_allow_fits_into_a_manifest() -> None:
     more = described._replace(source=described.source._replace(shards=shards))
     with pytest.raises(PackError, match=r"source\.shards: out of bounds, expected 1 to 4,096"):
         manifest.decode(manifest.encode(more), "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("part", "short", "matrix"),
+    [
+        ("ffn_up_exps.weight", "up", "up"),
+        ("ffn_gate_up_exps.bias", "gate_up.bias", "gate_up"),
+        ("ffn_down_chexps.weight", "down", "down"),
+        ("ffn_down_exps.input_scale", "down.input_scale", "down"),
+        ("attn_v_exps.weight", "attn_v", "attn_v"),
+    ],
+)
+def test_a_part_has_a_short_name_and_a_projection(part: str, short: str, matrix: str) -> None:
+    assert (short_name(part), projection(part)) == (short, matrix)
