@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from moepack.pack.engines.checking import verify_export as verify_export
     from moepack.pack.engines.exporting import export as export
     from moepack.pack.engines.exporting import export_formats as export_formats
-    from moepack.pack.engines.exporting import export_gguf as export_gguf
     from moepack.pack.mounting.mount import mount as mount
     from moepack.pack.reading.batch import Batch as Batch
     from moepack.pack.reading.batch import ExpertBytes as ExpertBytes
@@ -98,7 +97,7 @@ _NAMES = {
     "inspection.describe": "inspect",
     "inspection.listing": "list_pack",
     "pack.engines.checking": "verify_export",
-    "pack.engines.exporting": "export export_formats export_gguf",
+    "pack.engines.exporting": "export export_formats",
     "pack.mounting.mount": "mount",
     "pack.reading.batch": "Batch ExpertBytes",
     "pack.reading.in_flight": "Statistics",

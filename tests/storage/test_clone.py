@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import moepack
 from moepack.common.errors import PackError
 from moepack.pack.engines.checking import verify_export
-from moepack.pack.engines.exporting import export_gguf
 from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.storage.blocks import can_clone, clone_range
@@ -42,7 +42,7 @@ def exported(source: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Return what is exported where nothing can be shared."""
     folder = tmp_path_factory.mktemp("exported")
     pack_model(source, folder / "pack")
-    export_gguf(folder / "pack", folder / "model.gguf")
+    moepack.export("gguf", folder / "pack", folder / "model.gguf")
     return (folder / "model.gguf").read_bytes()
 
 
@@ -75,7 +75,7 @@ def test_it_is_known_before_whether_files_can_share(sharing: Path, tmp_path: Pat
 def test_an_export_shares_the_packs_ranges(sharing: Path, source: Path, exported: bytes) -> None:
     pack_model(source, sharing / "pack")
     free = free_length(sharing)
-    done = export_gguf(sharing / "pack", sharing / "model.gguf")
+    done = moepack.export("gguf", sharing / "pack", sharing / "model.gguf")
     assert holds(sharing / "model.gguf", exported)
     assert done.cloned_length > 0.99 * done.length
     assert shared_length(sharing / "model.gguf") >= done.cloned_length
@@ -93,7 +93,7 @@ def test_a_damaged_part_is_not_restored_and_found_in_an_export(sharing: Path, so
         assert raised.value.place == f"{piece.label} at byte {piece.input_offset:,}"
         assert os.listdir(sharing / "restored") == [f"{source.name}.partial"]
         (sharing / "restored" / f"{source.name}.partial").unlink()
-        done = export_gguf(sharing / "pack", sharing / "model.gguf", force=True)
+        done = moepack.export("gguf", sharing / "pack", sharing / "model.gguf", force=True)
         unread_length = done.digests.known_length - done.digests.compared_length
         assert unread_length == done.cloned_length > 0
         report = verify_export("gguf", sharing / "model.gguf", source=source)

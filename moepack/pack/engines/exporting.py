@@ -112,35 +112,6 @@ def export(
         return _summary(chosen, opened, path, plan, result)
 
 
-def export_gguf(
-    pack: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    *,
-    alignment: int = stock_gguf.ALIGNMENT,
-    resume: bool = False,
-    force: bool = False,
-    threads: int = 4,
-    progress: Progress | None = None,
-) -> ExportSummary:
-    """Write the model of a whole pack as one GGUF that stock llama.cpp loads.
-
-    Metadata is the source's, without the keys of a split model, and with `alignment` (bytes) for
-    all tensors. The rest is as for `export`.
-
-    Raises PackError if the pack is not whole, and the errors of `export`.
-    """
-    return export(
-        "gguf",
-        pack,
-        target,
-        alignment=alignment,
-        resume=resume,
-        force=force,
-        threads=threads,
-        progress=progress,
-    )
-
-
 def export_formats() -> tuple[Engine, ...]:
     """Return the formats that packs can be exported to, with the facts about each."""
     return ENGINES

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
+import moepack
 from moepack.common.errors import PackError, RequestError
-from moepack.pack.engines.exporting import export_gguf
 from moepack.packing.pack_model import pack_model
 from moepack.packing.shard_index import index_model
 from moepack.source.shards import open_source
@@ -58,7 +58,7 @@ def test_another_reader_finds_the_same_and_experts_last(model: str, tmp_path: Pa
         shards = [str(path) for path in odd_models.write(model, tmp_path / "source")]
     pack_model(shards[0], tmp_path / "pack")
     target = tmp_path / "model.gguf"
-    done = export_gguf(tmp_path / "pack", target)
+    done = moepack.export("gguf", tmp_path / "pack", target)
     assert done.length == target.stat().st_size
     tensors = open_source(target).shards[0].tensors
     assert done.tensor_count == len(tensors)
@@ -90,10 +90,10 @@ def test_logits_are_bit_identical_from_every_layout_and_from_an_index(
     exported = set()
     for layout in ("layers", "hot-first", "natural"):
         pack_model(shards[0], tmp_path / layout, layout=layout)
-        export_gguf(tmp_path / layout, tmp_path / f"{layout}.gguf")
+        moepack.export("gguf", tmp_path / layout, tmp_path / f"{layout}.gguf")
         exported.add((tmp_path / f"{layout}.gguf").read_bytes())
     index_model(shards[0], tmp_path / "index")
-    export_gguf(tmp_path / "index", tmp_path / "index.gguf")
+    moepack.export("gguf", tmp_path / "index", tmp_path / "index.gguf")
     exported.add((tmp_path / "index.gguf").read_bytes())
     assert np.isfinite(expected).all()
     assert np.array_equal(llama_cpp.logits(tmp_path / "hot-first.gguf", TOKENS), expected)
@@ -104,7 +104,9 @@ def test_logits_are_bit_identical_from_every_layout_and_from_an_index(
 @pytest.mark.parametrize("alignment", [32, 64 * KIB, 2 * MIB])
 def test_any_alignment_loads(alignment: int, packs: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "model.gguf"
-    assert export_gguf(packs["gpt-oss"], target, alignment=alignment).alignment == alignment
+    assert (
+        moepack.export("gguf", packs["gpt-oss"], target, alignment=alignment).alignment == alignment
+    )
     expected = llama_cpp.logits(first_shard("gpt-oss"), TOKENS)
     assert np.array_equal(llama_cpp.logits(target, TOKENS), expected)
     offsets = [tensor.offset for tensor in open_source(target).shards[0].tensors]
@@ -117,7 +119,7 @@ def test_what_is_no_alignment_is_refused(
     alignment: int, packs: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(RequestError, match="not an alignment"):
-        export_gguf(packs["qwen3moe"], tmp_path / "model.gguf", alignment=alignment)
+        moepack.export("gguf", packs["qwen3moe"], tmp_path / "model.gguf", alignment=alignment)
     assert os.listdir(tmp_path) == []
 
 
@@ -125,23 +127,23 @@ def test_the_name_of_one_shard_of_several_is_refused(
     packs: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(RequestError, match="the name of one shard of several") as caught:
-        export_gguf(packs["qwen3moe"], tmp_path / "model-00001-of-00013.gguf")
+        moepack.export("gguf", packs["qwen3moe"], tmp_path / "model-00001-of-00013.gguf")
     assert caught.value.hint == "name it model.gguf"
     assert os.listdir(tmp_path) == []
-    export_gguf(packs["qwen3moe"], tmp_path / "model-00001-of-00001.gguf")
+    moepack.export("gguf", packs["qwen3moe"], tmp_path / "model-00001-of-00001.gguf")
     assert len(open_source(tmp_path).shards) == 1
 
 
 def test_a_pack_that_lacks_something_is_refused(pack_copy: Path, tmp_path: Path) -> None:
     pack_model(first_shard("qwen3moe"), tmp_path / "experts", experts_only=True)
     with pytest.raises(PackError, match="it lacks the dense part"):
-        export_gguf(tmp_path / "experts", tmp_path / "model.gguf")
+        moepack.export("gguf", tmp_path / "experts", tmp_path / "model.gguf")
     (pack_copy / "dense.bin").unlink()
     with pytest.raises(PackError, match="missing"):
-        export_gguf(pack_copy, tmp_path / "model.gguf")
+        moepack.export("gguf", pack_copy, tmp_path / "model.gguf")
     (pack_copy / "dense.bin").mkdir()
     with pytest.raises(PackError, match="not a regular file"):
-        export_gguf(pack_copy, tmp_path / "model.gguf")
+        moepack.export("gguf", pack_copy, tmp_path / "model.gguf")
     assert not list(tmp_path.glob("*.gguf*"))
 
 
@@ -150,7 +152,7 @@ def test_metadata_that_says_another_alignment_is_replaced(tmp_path: Path) -> Non
     builder.alignment = 64
     builder.put("zeta.last", "str", "kept")
     pack_model(builder.write(tmp_path / "m.gguf"), tmp_path / "pack")
-    export_gguf(tmp_path / "pack", tmp_path / "model.gguf", alignment=128)
+    moepack.export("gguf", tmp_path / "pack", tmp_path / "model.gguf", alignment=128)
     fields = GGUFReader(tmp_path / "model.gguf").fields
     assert fields["general.alignment"].contents() == 128
     assert fields["zeta.last"].contents() == "kept"

@@ -144,5 +144,5 @@ def test_a_pack_in_a_store_is_restored_and_exported(
     moepack.restore(address, tmp_path / "shards")
     for shard in shards_of("qwen3moe"):
         assert filecmp.cmp(shard, tmp_path / "shards" / Path(shard).name, shallow=False)
-    moepack.export_gguf(address, tmp_path / "store" / "a.gguf")
+    moepack.export("gguf", address, tmp_path / "store" / "a.gguf")
     assert open_source(f"{server.url}/a.gguf").architecture == "qwen3moe"

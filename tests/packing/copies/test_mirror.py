@@ -285,7 +285,7 @@ def test_restoring_and_exporting_need_no_mirror_and_mind_none(
         path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
     moepack.restore(pack, tmp_path / "with")
     assert contents(tmp_path / "with") == contents(tmp_path / "without")
-    moepack.export_gguf(pack, tmp_path / "m.gguf")
+    moepack.export("gguf", pack, tmp_path / "m.gguf")
     with pytest.raises(RequestError, match="has a mirror, which stays behind"):
         moepack.restore(pack, tmp_path / "in place", in_place=True)
     with moepack.open(pack) as opened, opened.reader() as reader, pytest.warns(MirrorWarning):

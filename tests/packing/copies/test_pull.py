@@ -226,7 +226,7 @@ def test_a_part_looks_like_a_pack_to_nobody_else(
     refused: dict[str, Callable[[], object]] = {
         "restore": lambda: moepack.restore(here, tmp_path / "shards"),
         "restore in place": lambda: moepack.restore(here, tmp_path / "shards", in_place=True),
-        "export": lambda: moepack.export_gguf(here, tmp_path / "model.gguf"),
+        "export": lambda: moepack.export("gguf", here, tmp_path / "model.gguf"),
         "mirror": lambda: moepack.mirror_pack(here, tmp_path / "second"),
         "rank": lambda: moepack.rank_pack(here, hotness_of({(0, 1): 2})),
         "mount": lambda: mount(here, tmp_path / "second"),
