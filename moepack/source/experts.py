@@ -251,7 +251,7 @@ class _Collector:
         tensor = entry.tensor
         ggml_type = ggml_types.TYPES.get(tensor.type_id)
         name = ggml_types.type_name(tensor.type_id)
-        if ggml_type is not None and not ggml_type.sliceable:
+        if ggml_type is not None and ggml_type.tail_length:
             self.fail(entry, f"type {name} has one scale for all experts: no slices")
         if tensor.ambiguous:
             self.fail(entry, f"unknown {name}, and the gap leaves its length open")

@@ -26,11 +26,6 @@ class GgmlType(NamedTuple):
     interleaved_row_count: int = 1
     tail_length: int = 0
 
-    @property
-    def sliceable(self) -> bool:
-        """Whether an expert's bytes stand alone: a tail at the tensor's end belongs to all."""
-        return not self.tail_length
-
     def row_length(self, ne0: int) -> int:
         """Return the bytes of a row of `ne0` elements, which must be whole blocks."""
         assert ne0 % self.block_count == 0

@@ -34,14 +34,8 @@ from moepack.pack.engines.expert_tensors import (
 from moepack.pack.reading.pack import Pack
 
 _ARCHITECTURES = (
-    "deepseek2",
-    "deepseek4",
-    "glm-dsa",
-    "minimax-m2",
-    "qwen3next",
-    "qwen35moe",
-    "gemma4",
-    "mistral4",
+    *("deepseek2", "deepseek4", "glm-dsa", "minimax-m2"),
+    *("qwen3next", "qwen35moe", "gemma4", "mistral4"),
 )
 
 

@@ -128,11 +128,6 @@ class Reader(Closing):
         self._in_flight.check_process()
         return self._in_flight.statistics()
 
-    @property
-    def is_forked(self) -> bool:
-        """Whether this is a copy in a forked child, which must not read and closes nothing."""
-        return self._in_flight.is_forked
-
     def __repr__(self) -> str:
         return f"<moepack.Reader of {self._catalog.path}, {self.backend} ({self.why})>"
 
