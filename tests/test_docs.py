@@ -29,7 +29,7 @@ from moepack.packing.plan import layout
 from moepack.traces.formats import registry
 from moepack.traces.hotness.learned import LearnedStore, LearnedWindow
 from tests.support.models import FIXTURES, first_shard
-from tests.support.needs import needs_llama, require_disk
+from tests.support.needs import needs_library, needs_llama, require_disk
 from tests.support.remote_servers import file_server
 from tests.support.warm_command import Run
 from tests.support.worked_example import example
@@ -287,6 +287,7 @@ def test_the_json_fields_are_those_on_the_page_of_the_command(
     )
 
 
+@needs_library
 def test_so_are_those_of_a_machine_with_a_drive(example: Path, cli: Run) -> None:
     require_disk(example)
     assert_fields(cli, ("machine", example, "--seconds", "0"))

@@ -17,7 +17,7 @@ from moepack.bench.comparison import COLD_ENOUGH, NO_DIRECT_READS, SMALL_LENGTH
 from moepack.bench.drive import in_flight, read_ranges, scratch_file
 from moepack.bench.measuring import Meter, in_turns
 from moepack.bench.steps import StepKind, StepMeasurement, scratch_header
-from moepack.common.errors import RequestError
+from moepack.common.errors import MachineError, RequestError
 from moepack.common.paths import AnyPath, PathOrPaths, path_list
 from moepack.common.phases import Progress
 from moepack.common.shape import ROUTED_FAMILY
@@ -172,8 +172,9 @@ def _measure_drive(
             notes.append(f"{NO_DIRECT_READS} ({why})")
         try:
             steps = StepMeasurement(folder, is_buffered=backend.name == "buffered")
-        except RequestError as error:
-            return None, None, [f"the drive was not measured: {error}"]
+        except (RequestError, MachineError) as error:
+            hint = f"; {error.hint}" if error.hint else ""
+            return None, None, [f"the drive was not measured: {error}{hint}"]
         with steps:
             figures = _measure_reads(steps, backend, files, seconds, progress)
     in_order = figures.pop(None)

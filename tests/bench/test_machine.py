@@ -16,11 +16,12 @@ from moepack.host.gpus import NvidiaGpu
 from moepack.pack.reading.pack import Pack
 from moepack.packing.shard_index import index_model
 from moepack.planning.machine.model import Drive, Figure, Gpu, ReadSpeed
+from moepack.running import expert_cache
 from moepack.storage.open_files import lies_in_memory
 from tests.support.file_systems import mounted
 from tests.support.gguf_builder import moe
 from tests.support.models import first_shard
-from tests.support.needs import require_disk
+from tests.support.needs import needs_library, require_disk
 
 MIB = 1 << 20
 
@@ -61,6 +62,7 @@ def test_without_space_nothing_is_written(tmp_path: Path) -> None:
     assert "name a model on the drive" in (refused.value.hint or "")
 
 
+@needs_library
 @pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss"])
 def test_experts_are_read_of_a_pack_of_its_source_and_of_an_index(
     model: str, packs: dict[str, Path], tmp_path: Path
@@ -80,6 +82,7 @@ def test_experts_are_read_of_a_pack_of_its_source_and_of_an_index(
                 assert steps.measure(kind, 0) > 0
 
 
+@needs_library
 def test_steps_miss_all_that_they_use(packs: dict[str, Path]) -> None:
     with StepMeasurement(packs["qwen3moe"], is_buffered=True) as steps:
         kind = steps.kinds[-1]
@@ -101,6 +104,19 @@ def test_experts_that_all_stay_in_memory_measure_no_drive(tmp_path: Path) -> Non
     assert "too few experts" in measured.notes[0]
 
 
+def test_without_a_compiler_all_else_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_library(name: str) -> Path:
+        raise MachineError("no C compiler is installed", hint="apt install gcc")
+
+    monkeypatch.setattr(expert_cache, "find_library", find_library)
+    measured = measure_machine(first_shard("qwen3moe"), seconds=0.01)
+    assert measured.machine.drive is None
+    assert measured.machine.compute is not None
+    note = "the drive was not measured: no C compiler is installed; apt install gcc"
+    assert note in measured.notes
+
+
+@needs_library
 def test_progress_reaches_its_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where something takes no time at all."""
     monkeypatch.setattr(measuring, "measure_bandwidth", lambda *_, **__: None)
@@ -112,6 +128,7 @@ def test_progress_reaches_its_total(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert sum(count for count, _ in calls) == calls[-1][1] >= 9000
 
 
+@needs_library
 def test_without_a_model_the_drive_of_a_folder_is_measured(tmp_path: Path) -> None:
     require_disk(tmp_path)
     measured = measure_machine(directory=tmp_path, seconds=0, scratch_length=64 * MIB)

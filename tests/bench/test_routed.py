@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import routed
 from benchmarks.routing import Routing, made_up_routing
+from tests.support.needs import needs_library
 
 _SIZE = (512, 256)
 
@@ -40,6 +41,7 @@ def _repeated(routing: Routing, distance: int) -> float:
     return sum(len(before & after) for before, after in pairs) / sum(len(one) for one, _ in pairs)
 
 
+@needs_library
 def test_a_model_repeats_its_routing(tmp_path: Path) -> None:
     """llama.cpp says the tokens that are expected, and reads what LRU reads.
 

@@ -12,7 +12,7 @@ from moepack.report.page import text_width
 from tests.support.children import MOEPACK
 from tests.support.machines import write_machine
 from tests.support.models import FIXTURES
-from tests.support.needs import require_disk
+from tests.support.needs import needs_library, require_disk
 from tests.support.terminals import on_terminal
 
 pytestmark = pytest.mark.long
@@ -117,6 +117,7 @@ NEXT = {
 """The next steps that commands suggest; others suggest none, or one that they measure."""
 
 
+@needs_library
 @pytest.mark.parametrize(
     ("name", "columns"),
     [

@@ -17,7 +17,7 @@ from moepack.cli import main
 from moepack.planning.footprint.model import footprint_of
 from tests.support.gguf_builder import F32, moe, split
 from tests.support.models import FIXTURES, flip, shards_of
-from tests.support.needs import needs_llama
+from tests.support.needs import needs_library, needs_llama
 
 FAKE = "error: fake"
 """What a name pretends to be: a line of its own."""
@@ -172,6 +172,7 @@ def strings(value: object) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
+@needs_library
 def test_files_for_other_programs_are_well_formed(scene: Scene) -> None:
     """SVG allows few control characters, TOML none in a text."""
     for suffix in (".c.svg", ".f.svg"):

@@ -14,7 +14,7 @@ from moepack.planning.machine.file import decode, read_machine
 from tests.support.children import MOEPACK, Piped, wait_until
 from tests.support.machines import write_machine
 from tests.support.models import FIXTURES, first_shard
-from tests.support.needs import require_disk
+from tests.support.needs import needs_library, require_disk
 from tests.support.warm_command import Run, json_of
 
 LITTLE = ("--seconds", "0")
@@ -27,6 +27,7 @@ def on_disk(packs: dict[str, Path]) -> Path:
     return packs["qwen3moe"]
 
 
+@needs_library
 def test_the_machine_is_printed_and_what_is_not_known_is_noted(on_disk: Path, cli: Run) -> None:
     run = cli("machine", on_disk, *LITTLE)
     assert run.returncode == 0, run.stderr
@@ -38,6 +39,7 @@ def test_the_machine_is_printed_and_what_is_not_known_is_noted(on_disk: Path, cl
     assert machine.gpus or "note: no GPU was found: " in run.stderr
 
 
+@needs_library
 def test_the_file_is_written_when_all_is_measured(on_disk: Path, cli: Run, tmp_path: Path) -> None:
     """And JSON has the same."""
     path = tmp_path / "machine.toml"
@@ -58,6 +60,7 @@ def test_the_file_is_written_when_all_is_measured(on_disk: Path, cli: Run, tmp_p
     assert any("less than 1 GiB" in note for note in facts["notes"])
 
 
+@needs_library
 def test_on_standard_output_the_file_is_alone(on_disk: Path, cli: Run) -> None:
     run = cli("machine", on_disk, *LITTLE, "-o", "-")
     assert decode(run.stdout.encode(), "-").drive is not None
@@ -76,6 +79,7 @@ def test_an_interruption_leaves_no_scratch_file(tmp_path: Path, number: signal.S
     assert not list(tmp_path.iterdir())
 
 
+@needs_library
 def test_a_page_has_every_check_and_the_model(cli: Run, packs: dict[str, Path]) -> None:
     pack = packs["qwen3moe"]
     require_disk(pack)
@@ -88,6 +92,7 @@ def test_a_page_has_every_check_and_the_model(cli: Run, packs: dict[str, Path]) 
     assert any(line.startswith("  prompt: 300 tokens: ") for line in lines)
 
 
+@needs_library
 def test_json_has_findings_and_a_prognosis(cli: Run, packs: dict[str, Path]) -> None:
     done = cli("doctor", str(packs["qwen3moe"]), "--seconds", "0", "--json")
     facts = json.loads(done.stdout)

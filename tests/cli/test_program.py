@@ -14,7 +14,7 @@ import pytest
 from tests.support import warm_command
 from tests.support.children import MOEPACK, PATIENCE, Piped
 from tests.support.models import first_shard
-from tests.support.needs import needs_llama
+from tests.support.needs import needs_library, needs_llama
 from tests.support.npm_builds import FOLDER, require_node
 from tests.support.supervised import PROMPTS, ROOT, Program
 
@@ -44,6 +44,7 @@ def expected() -> str:
         return "ready\n" + program.result_line()
 
 
+@needs_library
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -INT $$", -2), ("kill -KILL $$", -9)]
 )
@@ -51,12 +52,14 @@ def test_it_ends_as_the_program_ends(model: Path, script: str, code: int) -> Non
     assert run(model, "--", "sh", "-c", script).returncode == code
 
 
+@needs_library
 def test_streams_are_the_program_s_own(model: Path) -> None:
     end = run("-q", model, "--", "sh", "-c", "cat; echo oh >&2", question="what came in")
     assert end.stdout == "what came in"
     assert end.stderr.startswith("oh\n")
 
 
+@needs_library
 def test_the_model_s_path_is_an_argument_and_a_variable(model: Path) -> None:
     code = "import os, sys; print(sys.argv[1:], os.environ['MOEPACK_MODEL'])"
     words = ["{}", "--model={}", "{{}}", "in {} text", '{"a": {}}']
@@ -68,6 +71,7 @@ def test_the_model_s_path_is_an_argument_and_a_variable(model: Path) -> None:
     assert end.stdout == f"{filled} {path}\n"
 
 
+@needs_library
 def test_experts_that_a_program_s_option_adds_count_for_the_least_memory(model: Path) -> None:
     words = ("--memory", "floor", model, "--", "true", "-ub", "1")
     lines = [
@@ -139,6 +143,7 @@ def test_statistics_come_while_it_runs(model: Path) -> None:
     assert len([line for line in end.stderr.splitlines() if line.startswith("experts: ")]) == 2
 
 
+@needs_library
 def test_a_program_that_never_mapped_the_model_is_told_of(model: Path, tmp_path: Path) -> None:
     program = shutil.copy("/bin/true", tmp_path / "llama-server")
     end = run(model, "--", program, "--port", "8080")
@@ -151,6 +156,7 @@ def test_a_program_that_never_mapped_the_model_is_told_of(model: Path, tmp_path:
     assert "have it map the file, not read it (use_mmap" in end.stderr
 
 
+@needs_library
 def test_a_signal_reaches_the_program(model: Path) -> None:
     script = "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
     with Piped(*MOEPACK, "run", model, "--", "sh", "-c", script, cwd=ROOT) as process:

@@ -9,6 +9,7 @@ import pytest
 
 import moepack
 from tests.support.children import run_command
+from tests.support.needs import needs_library
 
 ROOT = Path(__file__).parents[2]
 PACK = ROOT / "conformance" / "packs" / "layers"
@@ -28,6 +29,7 @@ def run(*command: str | Path, **variables: str) -> str:
     return done.stdout
 
 
+@needs_library
 def test_cmake_builds_the_examples(tmp_path: Path) -> None:
     require("cmake")
     prefix = f"-DCMAKE_PREFIX_PATH={INCLUDE}"

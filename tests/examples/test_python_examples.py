@@ -11,6 +11,7 @@ import pytest
 import moepack
 from moepack.common import digest
 from tests.support.children import PATIENCE
+from tests.support.needs import needs_library
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -38,6 +39,7 @@ def values_of(pack: moepack.Pack, keys: Sequence[tuple[int, int]]) -> Iterator[s
             yield f"layer {layer} expert {expert} {part.name}: {shape}, xxh3:{xxh3:016x}"
 
 
+@needs_library
 @pytest.mark.parametrize("source", ["pack", "with digests", "without"])
 def test_python_computes_with_experts_where_they_are_in_memory(
     source: str, sources: dict[str, Path]

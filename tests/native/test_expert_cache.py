@@ -22,7 +22,10 @@ from tests.support.c_compiler import HEADER, SANITIZERS, compiled
 from tests.support.children import in_threads, run_child, run_command, wait_until, within
 from tests.support.models import REAL_MODELS, first_shard, flip, keys_of, on_disk
 from tests.support.native import compiled_once, sources
+from tests.support.needs import needs_library
 from tests.support.reads import in_child
+
+pytestmark = needs_library
 
 POLICIES = ("lrfu", "lru")
 PACKS = sorted(path for path in make_packs.FOLDER.iterdir() if path.is_dir())

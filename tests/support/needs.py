@@ -1,21 +1,37 @@
 """Parts of a machine that tests need: without them a test is skipped by name."""
 
+import platform
 from pathlib import Path
 
 import pytest
 
+from moepack.running.programs.compiling import find_compiled
+from moepack.running.programs.library import native_folder
 from moepack.storage.open_files import lies_in_memory
 from tests.support import llama_cpp
 
-_NO_LLAMA_CPP = f"no llama.cpp: {llama_cpp.why_not()}"
 
-needs_llama = pytest.mark.skipif(llama_cpp.why_not() is not None, reason=_NO_LLAMA_CPP)
+def _why_no_library() -> str | None:
+    """Return why no libraries are beside their sources, where each run of the tests puts them."""
+    native = native_folder()
+    is_there = find_compiled(native, "seam", native, platform.machine()) is not None
+    return None if is_there else "no library of native/: a C compiler is missing"
+
+
+def _why_no_llama() -> str | None:
+    """Return why no program of llama.cpp can be run with its experts brought by moepack."""
+    reason = llama_cpp.why_not()
+    return _why_no_library() if reason is None else f"no llama.cpp: {reason}"
+
+
+needs_library = pytest.mark.skipif(_why_no_library() is not None, reason=str(_why_no_library()))
+needs_llama = pytest.mark.skipif(_why_no_llama() is not None, reason=str(_why_no_llama()))
 
 
 def require_llama() -> None:
     """Skip the running test without llama.cpp."""
-    if llama_cpp.why_not() is not None:
-        pytest.skip(_NO_LLAMA_CPP)
+    if (reason := _why_no_llama()) is not None:
+        pytest.skip(reason)
 
 
 def require_disk(path: Path) -> None:

@@ -140,10 +140,10 @@ def _serve(params: Any, log: ServerLog) -> None:
 
 
 def _share_one_arena() -> None:
-    """Let the threads of this process allocate from one arena, where the C library is glibc.
+    """Have all threads of this process allocate from one arena, where the C library is glibc.
 
-    Each thread that answers has its own else, and each of them keeps of the largest request so far
-    what lies below something still in use.
+    By default each thread that answers has an arena of its own, and each arena keeps much of what
+    its largest request took.
     """
     mallopt = function("mallopt", ctypes.c_int, ctypes.c_int)
     if mallopt is not None:

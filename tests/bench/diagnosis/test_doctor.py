@@ -10,6 +10,9 @@ import moepack
 from moepack.bench.diagnosis import doctor
 from moepack.bench.machine import measure_machine
 from moepack.report import plan_text
+from tests.support.needs import needs_library
+
+pytestmark = needs_library
 
 NAMES = [
     *("memory", "memory pressure", "processors", "memory bandwidth", "llama.cpp", "variables"),

@@ -13,6 +13,7 @@ import pytest
 from moepack.running.programs import compiling
 from moepack.running.programs.compiling import SOURCES, find_compiled
 from tests.support.children import PATIENCE, run_child
+from tests.support.needs import needs_library
 from tests.support.preloaded import write_native
 
 ROOT = Path(__file__).parents[3]
@@ -77,6 +78,7 @@ def compiled_in(native: Path, machine: str = MACHINE) -> list[Path]:
     return sorted(one for one in found if one is not None)
 
 
+@needs_library
 def test_a_wheel_brings_the_libraries_and_is_of_one_machine(project: Path, tmp_path: Path) -> None:
     """Old libraries of a checkout stay there."""
     install(project)
@@ -98,6 +100,7 @@ def test_without_a_compiler_a_wheel_is_for_all_machines(project: Path, tmp_path:
     assert (tmp_path / "unpacked" / "moepack" / "include" / "moepack.h").exists()
 
 
+@needs_library
 def test_a_checkout_keeps_the_libraries_beside_their_sources(project: Path) -> None:
     native = project / "native"
     install(project)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from moepack.running.programs.compiling import compile_library
 from moepack.running.programs.executable import CommandError, check_executable, find_executable
 from tests.support.children import PATIENCE
+from tests.support.needs import needs_library
 from tests.support.preloaded import write_native
 
 NOBODY = 65534
@@ -75,6 +76,7 @@ def test_programs_of_containers_are_told_so_however_they_are_linked(tmp_path: Pa
         assert "dynamic" not in str(error) + (error.hint or "")
 
 
+@needs_library
 @pytest.mark.parametrize("flag", ["-static", "-static-pie"])
 def test_a_static_program_is_refused_and_indeed_loads_nothing(
     flag: str, tmp_path: Path, dynamic: Path, preloaded: Path
@@ -86,6 +88,7 @@ def test_a_static_program_is_refused_and_indeed_loads_nothing(
     assert says_loaded(dynamic, preloaded)
 
 
+@needs_library
 @as_root
 @pytest.mark.parametrize("bit", [stat.S_ISUID, stat.S_ISGID])
 def test_a_program_with_others_rights_is_refused_and_indeed_loads_nothing(
@@ -104,6 +107,7 @@ def test_a_program_with_others_rights_is_refused_and_indeed_loads_nothing(
         assert says_loaded(dynamic, preloaded)
 
 
+@needs_library
 @as_root
 def test_a_program_with_capabilities_is_refused_unless_root_runs_it(preloaded: Path) -> None:
     setcap = shutil.which("setcap") or shutil.which("setcap", path="/usr/sbin:/sbin")

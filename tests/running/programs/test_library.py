@@ -20,6 +20,7 @@ from moepack.running.programs.compiling import (
 )
 from moepack.running.programs.library import find_library
 from tests.support.children import run_child
+from tests.support.needs import needs_library
 from tests.support.preloaded import write_native
 
 STRICT = ("-Wall", "-Wextra", "-Werror")
@@ -52,6 +53,7 @@ def test_each_compiler_makes_a_library_that_can_be_loaded(
     assert find_compiled(native, "cache", folder, MACHINE) is None, "the other has other files"
 
 
+@needs_library
 def test_a_compiler_that_fails_is_followed_by_the_next(native: Path, tmp_path: Path) -> None:
     broken = write_script(tmp_path / "broken", 'echo "order.c:1: error: no headers" >&2; exit 1')
     compilers = [(str(broken),), ("cc",)]
@@ -60,6 +62,7 @@ def test_a_compiler_that_fails_is_followed_by_the_next(native: Path, tmp_path: P
         compile_library(native, "seam", tmp_path, compilers=[(str(broken),)])
 
 
+@needs_library
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
@@ -81,6 +84,7 @@ def test_what_a_compiler_made_is_tried(
     assert not list(tmp_path.glob("*.so"))
 
 
+@needs_library
 def test_no_source_and_no_library_may_differ_by_a_byte(native: Path, tmp_path: Path) -> None:
     library = compile_library(native, "seam", tmp_path)
     content = library.read_bytes()
@@ -130,12 +134,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "moepack"
 
 
+@needs_library
 def test_what_the_package_brought_is_used(cache: Path, native: Path) -> None:
     library = compile_library(native, "seam", native)
     assert find_library("seam", native=native, compilers=[]) == library
     assert not cache.exists()
 
 
+@needs_library
 def test_the_first_use_compiles_and_the_next_finds_it(cache: Path, native: Path) -> None:
     library = find_library("seam", native=native)
     assert library.parent == cache
@@ -157,6 +163,7 @@ def test_without_a_compiler_the_hint_says_what_to_install(cache: Path, native: P
     assert "pip install ziglang" in str(caught.value.hint)
 
 
+@needs_library
 def test_without_a_cache_it_lies_in_a_folder_that_goes_away(cache: Path, native: Path) -> None:
     cache.parent.write_text("a file, where a folder is to be")
     code = """
@@ -169,6 +176,7 @@ def test_without_a_cache_it_lies_in_a_folder_that_goes_away(cache: Path, native:
     assert not library.parent.exists()
 
 
+@needs_library
 @pytest.mark.parametrize("mode", [0o777, 0o770])
 def test_a_folder_that_others_write_to_is_not_used(cache: Path, native: Path, mode: int) -> None:
     cache.mkdir(parents=True)
@@ -178,6 +186,7 @@ def test_a_folder_that_others_write_to_is_not_used(cache: Path, native: Path, mo
     assert not list(cache.iterdir())
 
 
+@needs_library
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 def test_a_file_of_another_user_is_not_used(cache: Path, native: Path) -> None:
     library = find_library("seam", native=native)
@@ -186,6 +195,7 @@ def test_a_file_of_another_user_is_not_used(cache: Path, native: Path) -> None:
         find_library("seam", native=native, compilers=[])
 
 
+@needs_library
 def test_a_path_that_the_dynamic_linker_would_split_is_left_for_another(
     cache: Path, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from moepack.storage import page_cache
 from tests.support.children import wait_until
 from tests.support.gguf_builder import moe
 from tests.support.models import first_shard
+from tests.support.needs import needs_library
 from tests.support.supervised import Answers, Form, Program, Supervised, slot_lengths, supervised
 
 LAYERS, EXPERTS = 6, 16
@@ -180,6 +181,7 @@ def test_nothing_is_read_ahead_while_nobody_waits(model: Path, ggml: Path) -> No
         wait_until(has_read(run, 2 * EXPERTS))
 
 
+@needs_library
 @pytest.mark.parametrize(
     ("name", "kind", "memory"),
     [

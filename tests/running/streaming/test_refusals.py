@@ -17,7 +17,7 @@ from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from tests.support import seccomp
 from tests.support.children import MOEPACK, PATIENCE
 from tests.support.models import FIXTURES, first_shard, pack_model
-from tests.support.needs import needs_llama
+from tests.support.needs import needs_library, needs_llama
 from tests.support.odd_models import legacy
 from tests.support.supervised import ROOT, SLOTS, Alone, Form, answers, image_of, supervised
 
@@ -62,6 +62,7 @@ needs_numbers = pytest.mark.skipif(
 )
 
 
+@needs_library
 @needs_numbers
 def test_a_program_in_a_container_reads_all_of_a_pack_right(form: Form, tmp_path: Path) -> None:
     expected = image_of(form("qwen3moe", "pack"), tmp_path / "expected")

@@ -12,13 +12,14 @@ from moepack.pack.opening.open_model import open_model
 from moepack.packing.pack_model import pack_model
 from tests.support import architectures
 from tests.support.gguf_builder import F32, Q8_0, add_experts, moe
-from tests.support.needs import needs_llama
+from tests.support.needs import needs_library, needs_llama
 from tests.support.supervised import Form, Program, image_of, supervised
 
 PAGE = mmap.PAGESIZE
 READER = "mapped_reader"
 
 
+@needs_library
 @pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss", "granite"])
 def test_an_image_is_read_right_in_any_order(form: Form, model: str, tmp_path: Path) -> None:
     expected = image_of(form(model, "pack"), tmp_path / "expected")
@@ -49,6 +50,7 @@ def test_experts_for_multi_token_prediction_are_read_right(tmp_path: Path) -> No
         assert run.supervisor.usage.resident_length <= run.supervisor.usage.budget
 
 
+@needs_library
 @pytest.mark.parametrize("mistake", ["signal", "write"])
 def test_threads_that_block_all_signals_read_right_and_mistakes_end_a_program(
     form: Form, tmp_path: Path, mistake: str
@@ -63,6 +65,7 @@ def test_threads_that_block_all_signals_read_right_and_mistakes_end_a_program(
         assert program.process.wait(60) == -signal.SIGSEGV
 
 
+@needs_library
 @pytest.mark.parametrize("what", ["fork", "fork anew"])
 def test_a_forked_child_of_a_program_with_an_image_dies_and_reads_no_zeros(
     form: Form, tmp_path: Path, what: str
@@ -75,6 +78,7 @@ def test_a_forked_child_of_a_program_with_an_image_dies_and_reads_no_zeros(
             assert program.call("compare", 1, 1) == 0  # its parent goes on
 
 
+@needs_library
 @pytest.mark.parametrize("what", ["compare", "fork", "fork anew"])
 def test_a_shard_is_read_right_by_a_program_and_by_its_forked_child(form: Form, what: str) -> None:
     with open_model([form("qwen3moe", "gguf")]) as pack:
@@ -88,6 +92,7 @@ def test_a_shard_is_read_right_by_a_program_and_by_its_forked_child(form: Form, 
         assert run.supervisor.usage.fault_count == 0
 
 
+@needs_library
 def test_layers_of_whole_pages_and_others_are_read_right_together(tmp_path: Path) -> None:
     """The parts of layer 0 fill whole pages, those of layer 1 do not."""
     builder = moe((0,), 4, ne=(64, 64), type_id=F32, block=(1, 4), block_count=2)
@@ -101,6 +106,7 @@ def test_layers_of_whole_pages_and_others_are_read_right_together(tmp_path: Path
         assert program.call("compare", 2, 2) == 0
 
 
+@needs_library
 def test_a_program_that_maps_another_file_is_none_that_has_the_model(
     form: Form, tmp_path: Path
 ) -> None:
