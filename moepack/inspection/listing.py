@@ -5,7 +5,6 @@ Nothing is collected but the keys of the hottest: a pack may have millions of bl
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,9 +15,9 @@ from moepack.common.escaping import shell_word
 from moepack.common.sizes import Size, parse_ranges, ranges_text
 from moepack.pack.format.tables import PackedFamily
 from moepack.pack.opening.open_model import Model, is_pack, open_model
+from moepack.pack.reading.catalog import payload_length
 from moepack.pack.reading.pack import Pack
-
-_LAYER = re.compile(r"blk\.(\d{1,5})\.")
+from moepack.source.parameters import layer_of
 
 
 class BlobRow(NamedTuple):
@@ -104,7 +103,7 @@ def list_pack(
 
 
 def _check_layers(pack: Pack, layers: frozenset[int]) -> None:
-    packed = {*pack.layers, *(_layer(tensor.name) for tensor in pack.dense())} - {None}
+    packed = {*pack.layers, *(layer_of(tensor.name) for tensor in pack.dense())} - {None}
     for layer in sorted(layers - packed):
         hint = f"it holds layers {ranges_text(sorted(one for one in packed if one is not None))}"
         raise RequestError(f"the pack has no layer {layer}", path=pack.path, hint=hint)
@@ -134,7 +133,7 @@ def _rows(
                 for expert in range(family.expert_count):
                     yield blob_row(pack, family, expert)
         for tensor in pack.dense():
-            number = _layer(tensor.name)
+            number = layer_of(tensor.name)
             if layers is None or number in layers:
                 yield TensorRow(
                     layer=number,
@@ -157,12 +156,7 @@ def blob_row(pack: Pack, family: PackedFamily, expert: int) -> BlobRow:
         family=family.name,
         path=pack.path_of(file, offset, length) if has_blob else None,
         offset=offset if has_blob else None,
-        length=length or sum(kind.length for kind in family.part_kinds),
+        length=length or payload_length(family),
         rank=rank,
         hotness=hotness if family.hotness_measured else None,
     )
-
-
-def _layer(name: str) -> int | None:
-    match = _LAYER.match(name)
-    return int(match[1]) if match else None

@@ -1,6 +1,7 @@
 """The parameter counts of a model: in all, in its experts, and for one token."""
 
 import math
+import re
 from dataclasses import dataclass
 
 from moepack.common.shape import ModelShape, is_row_table
@@ -15,6 +16,7 @@ EMBEDDINGS = (
     "token_types.weight",
 )
 """Tensors looked up by row: LLM_TENSOR_LAYER_INPUT with GGML_OP_GET_ROWS in llama-arch.cpp."""
+_LAYER = re.compile(r"blk\.(\d{1,5})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,5 +71,5 @@ def _elements(family: SourceFamily) -> int:
 
 def layer_of(name: str) -> int | None:
     """Return the layer in a tensor's name, None if it has none."""
-    fields = name.split(".")
-    return int(fields[1]) if len(fields) > 2 and fields[1].isdecimal() else None
+    match = _LAYER.match(name)
+    return int(match[1]) if match else None
