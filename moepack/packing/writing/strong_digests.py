@@ -1,14 +1,14 @@
 """Give an index a SHA-256 of all that it lists (FORMAT.md, "Strong digest")."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from moepack.common import digest
 from moepack.common.errors import MachineError
 from moepack.pack.format import records, sections
 from moepack.pack.format.index import Index
-from moepack.pack.reading.shard_map import part_extent, tensor_extent
+from moepack.pack.reading.shard_map import shard_pieces
 from moepack.storage.copying import read_extent
 from moepack.storage.extents import Extent
 from moepack.storage.inputs import Inputs
@@ -41,20 +41,10 @@ def add(index: bytes, paths: Sequence[Path], threads: int) -> bytes:
             return sha256.digest()
 
         with ThreadPool(max_workers=threads) as pool:
-            digests = b"".join(pool.map(compute, list(_extents(decoded))))
+            # In the order of the section.
+            extents = [extent for _, extent in shard_pieces(decoded)]
+            digests = b"".join(pool.map(compute, extents))
     return _with_section(index, decoded, digests)
-
-
-def _extents(index: Index) -> Iterator[Extent]:
-    """Yield all that has a record, in the order of the section."""
-    for family in index.families:
-        for expert in range(family.expert_count):
-            for number in range(len(family.part_kinds)):
-                yield part_extent(index, family, expert, number, 0)
-    for tensor in index.tensors():
-        yield tensor_extent(index, tensor, 0)
-    for one in index.shard_bytes():
-        yield Extent(0, one.length, one.file, one.offset, one.digest, "bytes of a shard")
 
 
 def _with_section(index: bytes, decoded: Index, data: bytes) -> bytes:
