@@ -4,7 +4,6 @@
  *     reader_test list PACK...    the same, and read every part and check its digest
  *     reader_test parts PACK      read all experts to separate addresses, and count the reads
  *     reader_test headers PACK... read the headers of the first six shards
- *     reader_test cut PACK        read the first expert of a cut file to separate addresses
  *     reader_test round           round ranges to blocks
  *     reader_test misuse PACK     ask for what there is not
  *     reader_test starve PACK     open it while one system call or allocation after the other fails
@@ -396,22 +395,6 @@ static int list_pack(const char *path, const char *mode) {
     return code != MOEPACK_OK;
 }
 
-static int read_cut(const char *path) {
-    void *addresses[3];
-    state s;
-    int p;
-    memset(&s, 0, sizeof s);
-    assert(!moepack_open(path, &s.pack, NULL) && !open_files(&s));
-    for (p = 0; p < 3; p++) assert(!posix_memalign(addresses + p, 4096, 4096));
-    assert(moepack_read_parts(&s.pack, s.fds, moepack_family_at(&s.pack, 0), 0, 1, addresses,
-                              &s.error));
-    printf("%s %s\n", moepack_code_name(s.error.code), s.error.message);
-    for (p = 0; p < 3; p++) free(addresses[p]);
-    close_files(&s);
-    moepack_close(&s.pack);
-    return 0;
-}
-
 static int count_reads(const char *path) {
     state s;
     uint32_t i, expert, before;
@@ -427,9 +410,11 @@ static int count_reads(const char *path) {
                 assert(!posix_memalign(addresses + p, 4096,
                                        moepack_part_kind_at(&s.pack, family, p)->length));
             before = (uint32_t)reads;
-            assert(!moepack_read_parts(&s.pack, s.fds, family, expert, 1, addresses, NULL));
-            printf("%" PRIu32 " %" PRIu32 ": %" PRIu32 "\n", family->layer, expert,
-                   (uint32_t)reads - before);
+            if (moepack_read_parts(&s.pack, s.fds, family, expert, 1, addresses, &s.error))
+                printf("%s %s\n", moepack_code_name(s.error.code), s.error.message);
+            else
+                printf("%" PRIu32 " %" PRIu32 ": %" PRIu32 "\n", family->layer, expert,
+                       (uint32_t)reads - before);
             for (p = 0; p < family->parts_per_blob; p++) free(addresses[p]);
         }
     }
@@ -573,7 +558,6 @@ int main(int argc, char **argv) {
     close(lowest);
     if (argc == 2 && strcmp(argv[1], "round") == 0) return round_ranges();
     if (argc == 3 && strcmp(argv[1], "parts") == 0) return count_reads(argv[2]);
-    if (argc == 3 && strcmp(argv[1], "cut") == 0) return read_cut(argv[2]);
     if (argc == 3 && strcmp(argv[1], "misuse") == 0) return misuse(argv[2]);
     if (argc == 3 && strcmp(argv[1], "starve") == 0) return starve(argv[2], lowest);
     if (argc < 3) return 2;

@@ -64,4 +64,5 @@ def test_a_vectored_read_of_a_file_that_ends_too_early_is_short(
     path = Path(shutil.copytree(paged, tmp_path / "cut"))
     os.truncate(path / "experts-00000.bin", length)
     found = f"expected 12288 bytes at 0, found {length}"
-    assert output_of(vectored, "cut", path) == f"SHORT_READ experts-00000.bin: {found}\n"
+    first, *_ = output_of(vectored, "parts", path).splitlines()
+    assert first == f"SHORT_READ experts-00000.bin: {found}"

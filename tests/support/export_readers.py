@@ -75,18 +75,12 @@ def read_moe_stream_dir(path: Path, counts: dict[str, int]) -> Slices:
 
 
 def read_anemll(path: Path) -> Slices:
-    """Read the manifest of a sidecar, with what its two readers check."""
+    """Read the manifest of a sidecar."""
     manifest = json.loads(path.read_bytes())
-    assert manifest["schema_version"] == 1
-    assert manifest["sidecar_kind"] == "flashmoe_gguf"
-    assert manifest["layout"] == "layer_major_expert"
-    model, slices = manifest["model"], {}
-    assert 0 < model["expert_used_count"] <= model["expert_count"]
+    slices: Slices = {}
     for entry in manifest["entries"]:
-        families = {"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps"}
-        assert entry["tensor_family"] in families
         assert entry["tensor_name"] == f"blk.{entry['layer']}.{entry['tensor_family']}.weight"
-        assert entry["expert_count"] == model["expert_count"]
+        assert entry["expert_count"] == manifest["model"]["expert_count"]
         stride, length = entry["expert_stride"], entry["bytes_per_expert"]
         end = entry["repacked_offset"] + length
         assert stride >= end
