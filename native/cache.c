@@ -2,7 +2,6 @@
 #include "cache.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,10 +22,20 @@ static void set(_Atomic uint64_t *counter, uint64_t value) {
 
 /* ---- opening and closing ---- */
 
+static void unmap(void *data, uint32_t expert) {
+    struct cache *cache = data;
+    if (cache->owner.unmap) cache->owner.unmap(cache->owner.data, expert);
+}
+
+static void punch(void *data, uint64_t offset, uint64_t length) {
+    struct cache *cache = data;
+    pool_punch(&cache->pool, offset, length);
+}
+
 static bool allocate(struct cache *cache) {
     const struct experts *experts = cache->experts;
     uint64_t reserve = cache->options.reserve;
-    struct residents_owner owner = {cache, NULL, NULL};
+    struct residents_owner owner = {cache, unmap, punch};
     cache->in_flight = calloc(experts->count, sizeof *cache->in_flight);
     cache->pending = calloc(CAPACITY, sizeof *cache->pending);
     cache->counts_length = most_in_layer(experts);
@@ -47,14 +56,9 @@ static void release_memory(struct cache *cache) {
     free(cache->counts);
 }
 
-static void unmap(void *data, uint32_t expert) {
-    struct cache *cache = data;
-    if (cache->owner.unmap) cache->owner.unmap(cache->owner.data, expert);
-}
-
-static void punch(void *data, uint64_t offset, uint64_t length) {
-    struct cache *cache = data;
-    pool_punch(&cache->pool, offset, length);
+static int fail_to_open(struct cache *cache, struct cache_error *error, int system_error, const char *problem) {
+    release_memory(cache);
+    return cache_fail(error, CACHE_SYSTEM, system_error, "%s: %s", problem, strerror(system_error));
 }
 
 static void publish_memory(struct cache *cache) {
@@ -67,23 +71,15 @@ int cache_open(struct cache *cache, const struct experts *experts, struct cache_
                struct cache_error *error) {
     *cache = (struct cache){.experts = experts, .options = *options, .files = files, .owner = owner, .turn = NO_CONTEXT};
     cache->statistics = statistics ? statistics : &cache->own_statistics;
-    if (!allocate(cache)) {
-        release_memory(cache);
-        return cache_fail(error, CACHE_SYSTEM, ENOMEM, "no memory for the tables of %" PRIu32 " experts", experts->count);
-    }
-    cache->residents.owner = (struct residents_owner){cache, unmap, punch};
+    if (!allocate(cache)) return fail_to_open(cache, error, ENOMEM, "no memory for the tables of experts");
     if (options->prefetches) residents_leave_room(&cache->residents, GUESSED_STEPS * options->reserve);
-    if (!pool_open(&cache->pool, cache->residents.slots.file_length, experts->is_aligned)) {
-        int system_error = errno;
-        release_memory(cache);
-        return cache_fail(error, CACHE_SYSTEM, system_error, "no memory for experts: %s", strerror(system_error));
-    }
+    if (!pool_open(&cache->pool, cache->residents.slots.file_length, experts->is_aligned))
+        return fail_to_open(cache, error, errno, "no memory for experts");
     cache->drive = drive_open(options->is_cached ? DRIVE_THREADS : options->reads, CAPACITY);
     if (!cache->drive) {
         int system_error = errno;
         pool_close(&cache->pool);
-        release_memory(cache);
-        return cache_fail(error, CACHE_SYSTEM, system_error, "the system begins no reads: %s", strerror(system_error));
+        return fail_to_open(cache, error, system_error, "the system begins no reads");
     }
     pthread_mutex_init(&cache->lock, NULL);
     init_condition(&cache->changed);
@@ -95,7 +91,6 @@ int cache_open(struct cache *cache, const struct experts *experts, struct cache_
 void cache_close(struct cache *cache) {
     pthread_mutex_lock(&cache->lock);
     cache->is_closing = true;
-    pthread_cond_broadcast(&cache->changed);
     pthread_cond_signal(&cache->has_work);
     pthread_mutex_unlock(&cache->lock);
     if (cache->has_thread) pthread_join(cache->thread, NULL);
@@ -181,8 +176,6 @@ static bool has_huge_pages(const struct cache *cache) { return cache->options.me
 static void give_back_prepared(struct cache *cache) {
     const struct slots *slots = &cache->residents.slots;
     uint64_t total = slots->length, *lengths = cache->prepared_lengths, unused[MAX_CLASSES];
-    if (!cache->has_unused) return;
-    cache->has_unused = false;
     for (uint32_t i = 0; i < slots->class_count; i++) {
         const struct slot_class *one = &slots->classes[i];
         uint64_t ever_taken = (one->next - one->first) / one->stride * one->length;
@@ -195,7 +188,6 @@ static void give_back_prepared(struct cache *cache) {
             lengths[i] -= one->length;
             pool_give_back(&cache->pool, one->first + lengths[i] / one->length * one->stride, one->length);
         }
-        if (unused[i]) cache->has_unused = true;
     }
 }
 
@@ -407,7 +399,7 @@ bool cache_pin(struct cache *cache, uint32_t expert) { return residents_pin(&cac
 void cache_warm_up(struct cache *cache, const struct warm_expert *experts, uint32_t count) {
     cache->warm_up = experts;
     cache->warm_up_count = count;
-    for (uint32_t i = 0; i < count; i++) residents_expect(&cache->residents, experts[i].expert, experts[i].share);
+    for (uint32_t i = 0; i < count; i++) order_expect(&cache->residents.order, experts[i].expert, experts[i].share);
 }
 
 /* Read the next experts of the warm-up, as long as there is room. One that is there was used before it was announced. */
@@ -443,7 +435,6 @@ static bool prepare_slot(struct cache *cache) {
     uint64_t length = of->length, offset = of->first + lengths[least] / length * of->stride;
     if (total + length > cache->residents.memory) return false;
     lengths[least] += length;
-    cache->has_unused = true;
     pthread_mutex_unlock(&cache->lock);
     pool_prepare(&cache->pool, offset, length);
     pthread_mutex_lock(&cache->lock);

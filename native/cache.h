@@ -91,11 +91,10 @@ struct in_flight { /* of one expert */
 };
 
 struct pending { /* a read, by its tag */
-    uint32_t expert;
+    uint32_t expert, part; /* the first that it is of */
     uint32_t length, needed;
     uint64_t offset;
     char *address;
-    uint32_t file;
     uint8_t place;
     bool has_mirror;
     uint32_t next_free;
@@ -150,7 +149,6 @@ struct cache {
     const struct warm_expert *warm_up; /* to read before the first step */
     uint32_t warm_up_count, warm_up_next;
     uint64_t prepared_lengths[MAX_CLASSES]; /* bytes of each class that have pages, or will have */
-    bool has_unused; /* pages that were made ready, and that no slot has taken yet */
     bool has_stepped, is_closing, has_thread;
     atomic_bool is_idle; /* nobody waits for the program: nothing is read ahead */
     pthread_t thread;

@@ -163,16 +163,12 @@ static void ring_wait(struct ring *ring, uint32_t milliseconds) {
 
 /* ---- threads ---- */
 
+/* Once, as a ring does: it may bring less than the file has. */
 static int32_t read_now(const struct read *read) {
-    uint32_t done = 0;
-    while (done < read->length) {
-        ssize_t count = pread(read->descriptor, (char *)read->address + done, read->length - done, (off_t)(read->offset + done));
-        if (count < 0 && errno == EINTR) continue;
-        if (count < 0) return -errno;
-        done += (uint32_t)count;
-        if (count == 0 || done % 512) break; /* the end of the file */
-    }
-    return (int32_t)done;
+    ssize_t count;
+    do count = pread(read->descriptor, read->address, read->length, (off_t)read->offset);
+    while (count < 0 && errno == EINTR);
+    return count < 0 ? -errno : (int32_t)count;
 }
 
 static void *read_all(void *data) {

@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -141,7 +140,7 @@ static uint32_t owner_of_page(uint64_t page) {
 /* Find the pages around one that a chunk may have: not those where experts are mapped. */
 static void find_chunk(const struct region *region, uint64_t page, uint64_t *start, uint64_t *end) {
     uint64_t first = (seam.table->experts_offset > region->start ? seam.table->experts_offset : region->start) / PAGE * PAGE;
-    uint64_t last = (region->end + PAGE - 1) / PAGE * PAGE;
+    uint64_t last = whole_pages(region->end);
     uint64_t chunk = page / CHUNK_LENGTH * CHUNK_LENGTH;
     if (first < chunk) first = chunk;
     if (last > chunk + CHUNK_LENGTH) last = chunk + CHUNK_LENGTH;
@@ -255,7 +254,11 @@ static void on_fault(int number, siginfo_t *information, void *context) {
     if (!is_served) hand_on(number, information, context);
 }
 
-static int (*real_sigaction)(int, const struct sigaction *, struct sigaction *);
+static int real_sigaction(int number, const struct sigaction *action, struct sigaction *before) {
+    static __typeof__(&sigaction) real;
+    FIND(real, "sigaction");
+    return real(number, action, before);
+}
 
 /* Other handlers wait until a fault is served: they would run while its thread has locks of ours. Not blocked are signals
  * of what a thread does itself: the program's own handler may read experts. */
@@ -264,17 +267,15 @@ bool faults_open(void) {
     static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
     sigfillset(&ours.sa_mask);
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&ours.sa_mask, own[i]);
-    real_sigaction = (__typeof__(real_sigaction))dlsym(RTLD_NEXT, "sigaction");
     chunk_file = memfd_create("moepack-chunks", MFD_CLOEXEC);
     uint64_t length = (uint64_t)CHUNK_COUNT * CHUNK_LENGTH;
-    if (!real_sigaction || chunk_file < 0 || ftruncate(chunk_file, (off_t)length) || !list_places()) return false;
+    if (chunk_file < 0 || ftruncate(chunk_file, (off_t)length) || !list_places()) return false;
     chunks = real_mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, chunk_file, 0);
     return chunks != MAP_FAILED && !real_sigaction(SIGSEGV, &ours, &of_program);
 }
 
 /* The handler stays ours; the program's own gets what is not for us. */
 EXPORT int sigaction(int number, const struct sigaction *action, struct sigaction *before) {
-    if (!real_sigaction) FIND(real_sigaction, "sigaction");
     if (number != SIGSEGV || chunk_file < 0 || !seam.table) return real_sigaction(number, action, before);
     if (before) *before = of_program;
     if (action) of_program = *action;

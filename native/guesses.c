@@ -44,7 +44,7 @@ uint32_t guesses_choose(struct guesses *guesses, const struct residents *residen
     guess->layer = layer;
     guess->count = 0;
     move_average(&guesses->cost, cost);
-    for (uint32_t i = 0; i < count && guess->count < MAX_GUESSED; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         uint32_t expert = first + experts[i], rank = i / token_count;
         if (is_noted(guess, expert)) continue;
         bool is_missing = residents->states[expert].bytes == ABSENT;

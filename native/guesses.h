@@ -35,8 +35,8 @@ void guesses_free(struct guesses *guesses);
 
 /* Is the next guess worth its time? If it was not of late, one in a few is. */
 bool guesses_is_wanted(struct guesses *guesses);
-/* Note a guess for a context's next step, `experts` of a layer by rank, with as many tokens in each; and choose those to
- * read. `cost` is nanoseconds. */
+/* Note a guess for a context's next step, up to MAX_GUESSED `experts` of a layer by rank, with as many tokens in each; and
+ * choose those to read. `cost` is nanoseconds. */
 uint32_t guesses_choose(struct guesses *guesses, const struct residents *residents, uint32_t context, uint32_t layer,
                         const uint32_t *experts, uint32_t count, uint32_t token_count, double cost, uint32_t *chosen);
 /* Hold the guess against a step of the context: `counts` by the layer's experts, the tokens routed to each. */

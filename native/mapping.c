@@ -63,12 +63,10 @@ bool mapping_is_strided_address(const void *address) {
 uint32_t mapping_expert_at(const void *address) {
     if (!mapping_is_strided_address(address)) return NO_EXPERT;
     uint64_t offset = (uint64_t)((const char *)address - blobs);
-    for (uint32_t i = seam.experts.layer_count; i-- > 0;) {
-        if (offset < layer_offsets[i]) continue;
-        uint64_t expert = (offset - layer_offsets[i]) / strides[i];
-        return expert < seam.experts.layers[i].count ? seam.experts.layers[i].first + (uint32_t)expert : NO_EXPERT;
-    }
-    return NO_EXPERT;
+    uint32_t layer = seam.experts.layer_count - 1;
+    while (offset < layer_offsets[layer]) layer--;
+    uint64_t expert = (offset - layer_offsets[layer]) / strides[layer];
+    return expert < seam.experts.layers[layer].count ? seam.experts.layers[layer].first + (uint32_t)expert : NO_EXPERT;
 }
 
 /* ---- mapping and unmapping ---- */
@@ -92,9 +90,8 @@ void mapping_forget_in_child(void) {
 /* Map the shard itself again, in the place of a slot. */
 static int show_file(void *data, char *address, uint64_t length, uint64_t behind) {
     const struct table_part *part = data;
-    uint64_t start = (part->mapped_offset + PAGE - 1) / PAGE * PAGE;
     int descriptor = seam.files[part->file].places[0].cached;
-    int error = show_range(address, length, descriptor, start + behind);
+    int error = show_range(address, length, descriptor, whole_pages(part->mapped_offset) + behind);
     if (!error) madvise(address, length, MADV_RANDOM);
     return error;
 }
@@ -106,7 +103,7 @@ static int each_part(uint32_t expert, bool is_slot) {
     int error = 0;
     for (uint32_t p = 0; p < layer->part_count && !error; p++) {
         const struct table_part *part = table_part(expert, p);
-        uint64_t start = (part->mapped_offset + PAGE - 1) / PAGE * PAGE;
+        uint64_t start = whole_pages(part->mapped_offset);
         uint64_t end = (part->mapped_offset + part->length) / PAGE * PAGE;
         if (start >= end) continue;
         uint64_t source = slot + part_of(&seam.experts, expert, p)->slot_offset + (start - part->mapped_offset);
@@ -128,28 +125,28 @@ static int map_blob(uint32_t expert, char *address, uint64_t length, uint64_t wh
     return 0;
 }
 
-static int change(uint32_t expert, bool is_slot) {
-    if (!seam.is_strided) return each_part(expert, is_slot);
+static int change_blob(uint32_t expert, bool is_slot) {
     uint32_t layer = seam.experts.layer_of[expert];
     char *address = mapping_blob(layer) + strides[layer] * (expert - seam.experts.layers[layer].first);
     uint64_t length = slot_length(&seam.experts, expert), whole = strides[layer] > length ? length + PAGE : length;
     return is_slot ? map_blob(expert, address, length, whole) : hide_range(address, whole);
 }
 
+static void change(uint32_t expert, bool is_slot) {
+    if (is_mapped[expert] == is_slot) return;
+    int error = seam.is_strided ? change_blob(expert, is_slot) : each_part(expert, is_slot);
+    if (error) seam_end("the system maps no more memory (%s; see vm.max_map_count)", strerror(error));
+    is_mapped[expert] = is_slot;
+}
+
 void mapping_map(void *data, uint32_t expert) {
     (void)data;
-    if (is_mapped[expert]) return;
-    int error = change(expert, true);
-    if (error) seam_end("the system maps no more memory (%s; see vm.max_map_count)", strerror(error));
-    is_mapped[expert] = true;
+    change(expert, true);
 }
 
 void mapping_unmap(void *data, uint32_t expert) {
     (void)data;
-    if (!is_mapped[expert]) return;
-    int error = change(expert, false);
-    if (error) seam_end("the system maps no more memory (%s; see vm.max_map_count)", strerror(error));
-    is_mapped[expert] = false;
+    change(expert, false);
 }
 
 /* Map all again that is mapped elsewhere. */
@@ -159,7 +156,7 @@ void mapping_renew(void) {
     for (uint32_t i = 0; i < seam.experts.count; i++) {
         if (!is_mapped[i]) continue;
         is_mapped[i] = false;
-        mapping_map(NULL, i);
+        change(i, true);
     }
     pthread_mutex_unlock(&seam.cache.lock);
 }

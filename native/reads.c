@@ -74,7 +74,8 @@ void reads_queue_edges(const struct cache *cache, uint32_t expert) {
 }
 
 /* Queue a read of bytes of a file, from the start of a part; the lock is held, and there is a free tag. */
-static void queue_read(struct cache *cache, uint32_t expert, const struct part *part, uint64_t length, bool has_mirror) {
+static void queue_read(struct cache *cache, uint32_t expert, uint32_t first, uint64_t length, bool has_mirror) {
+    const struct part *part = part_of(cache->experts, expert, first);
     uint64_t time = now(), offset = part->offset;
     char *address = cache_address(cache, expert) + part->slot_offset;
     uint8_t number = choose_place(&cache->files[part->file], has_mirror, length, time);
@@ -88,7 +89,7 @@ static void queue_read(struct cache *cache, uint32_t expert, const struct part *
     bool is_direct = place->direct >= 0 && !place->refuses_direct && !cache->options.is_cached && (uintptr_t)(address - lead) % PAGE == 0;
     if (!is_direct) lead = 0;
     uint64_t whole = is_direct ? (lead + length + PAGE - 1) / PAGE * PAGE : length;
-    *pending = (struct pending){.expert = expert, .file = part->file, .place = number, .has_mirror = has_mirror,
+    *pending = (struct pending){.expert = expert, .part = first, .place = number, .has_mirror = has_mirror,
                                 .offset = offset - lead, .address = address - lead, .length = (uint32_t)whole, .needed = (uint32_t)(lead + length)};
     if (!place->queued_length) {
         place->began_at = time;
@@ -106,6 +107,7 @@ void reads_queue(struct cache *cache, uint32_t expert) {
     uint32_t part_count = layer_of(cache->experts, expert)->part_count;
     cache->in_flight[expert] = (struct in_flight){0};
     for (uint32_t i = 0; i < part_count;) {
+        uint32_t number = i;
         const struct part *first = part_of(cache->experts, expert, i), *last = first;
         bool has_mirror = first->has_mirror;
         for (i++; i < part_count; i++) {
@@ -117,14 +119,13 @@ void reads_queue(struct cache *cache, uint32_t expert) {
             last = next;
             has_mirror = has_mirror && next->has_mirror;
         }
-        queue_read(cache, expert, first, last->offset + last->length - first->offset, has_mirror);
+        queue_read(cache, expert, number, last->offset + last->length - first->offset, has_mirror);
     }
 }
 
 /* Read once more, by the page cache: after a short read, where O_DIRECT is refused, or from another place. `has_failed`:
  * the place itself. */
-static int read_again(const struct cache *cache, const struct pending *pending, bool *has_failed) {
-    const struct cache_file *file = &cache->files[pending->file];
+static int read_again(const struct cache_file *file, const struct pending *pending, bool *has_failed) {
     int error = read_fully(file->places[pending->place].cached, pending->address, pending->needed, pending->offset);
     *has_failed = error != 0;
     if (error && pending->has_mirror)
@@ -162,37 +163,28 @@ static bool has_right_digests(const struct cache *cache, uint32_t expert, struct
     return true;
 }
 
-/* The first part of an expert that a read was of. */
-static uint32_t part_at(const struct cache *cache, const struct pending *pending) {
-    uint64_t end = pending->offset + pending->needed;
-    for (uint32_t i = 0; i < layer_of(cache->experts, pending->expert)->part_count; i++) {
-        const struct part *part = part_of(cache->experts, pending->expert, i);
-        if (part->file == pending->file && part->offset >= pending->offset && part->offset < end) return i;
-    }
-    return 0;
-}
-
 uint32_t reads_end(struct cache *cache, const struct ended *ended, struct pending *pending) {
     *pending = cache->pending[ended->tag];
     cache->pending[ended->tag].next_free = cache->first_free;
     cache->first_free = ended->tag;
     cache->pending_count--;
     struct in_flight *in_flight = &cache->in_flight[pending->expert];
-    struct place *place = &cache->files[pending->file].places[pending->place];
+    const struct part *part = part_of(cache->experts, pending->expert, pending->part);
+    struct cache_file *file = &cache->files[part->file];
+    struct place *place = &file->places[pending->place];
     bool is_whole = ended->result >= 0 && (uint32_t)ended->result >= pending->needed;
     measure_place(place, pending->length, now());
     if (ended->result == -EINVAL) place->refuses_direct = true; /* its file system refuses O_DIRECT only now */
     if (!is_whole) {
         bool has_failed;
         pthread_mutex_unlock(&cache->lock);
-        int error = read_again(cache, pending, &has_failed);
+        int error = read_again(file, pending, &has_failed);
         pthread_mutex_lock(&cache->lock);
-        if (has_failed && pending->place) cache->files[pending->file].place_count = 1; /* no longer from the mirror */
+        if (has_failed && pending->place) file->place_count = 1; /* no longer from the mirror */
         if (error) {
             const char *problem = error == ENODATA ? "the file has become shorter" : strerror(error);
             cache_fail(&cache->error, CACHE_READ_FAILED, error, "%s: offset %" PRIu64 ": %s", place->path, pending->offset, problem);
-            uint32_t part = part_at(cache, pending);
-            set_place(&cache->error, pending->expert, part, pending->place, part_of(cache->experts, pending->expert, part)->offset, 0);
+            set_place(&cache->error, pending->expert, pending->part, pending->place, part->offset, 0);
             in_flight->has_failed = true;
         }
     }

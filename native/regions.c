@@ -51,7 +51,7 @@ bool regions_find(const void *address, struct region *region) {
     bool is_found = false;
     regions_lock();
     for (uint32_t i = 0; i < region_count && !is_found; i++) {
-        char *end = regions[i].address + (regions[i].end - regions[i].start + PAGE - 1) / PAGE * PAGE;
+        char *end = regions[i].address + whole_pages(regions[i].end - regions[i].start);
         is_found = wanted >= regions[i].address && wanted < end;
         if (is_found) *region = regions[i];
     }
@@ -110,7 +110,7 @@ static int map_all_dense(uint32_t file) {
 /* Nothing of an image's experts can be read before it is brought. */
 static int hide_experts(const struct region *region) {
     uint64_t start = seam.table->experts_offset > region->start ? seam.table->experts_offset : region->start;
-    uint64_t end = (region->end + PAGE - 1) / PAGE * PAGE;
+    uint64_t end = whole_pages(region->end);
     return start < end ? hide_range(region->address + (start - region->start), end - start) : 0;
 }
 
@@ -162,7 +162,7 @@ static void cut(char *from, char *to) {
 /* Forget what is unmapped of the regions: nothing may be mapped there any more. */
 EXPORT int munmap(void *start, size_t length) {
     if (!region_count) return (int)syscall(SYS_munmap, start, length);
-    char *end = (char *)start + (length + PAGE - 1) / PAGE * PAGE;
+    char *end = (char *)start + whole_pages(length);
     if (seam.is_image) faults_forget(start, end);
     regions_lock();
     int result = (int)syscall(SYS_munmap, start, length);
@@ -173,7 +173,7 @@ EXPORT int munmap(void *start, size_t length) {
 
 /* Map something else where a file of the model may be. */
 static void *map_over(char *address, size_t length, int protection, int flags, int descriptor, off_t offset) {
-    char *end = address + (length + PAGE - 1) / PAGE * PAGE;
+    char *end = address + whole_pages(length);
     if (seam.is_image) faults_forget(address, end);
     regions_lock();
     void *mapped = real_mmap(address, length, protection, flags, descriptor, offset);

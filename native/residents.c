@@ -73,14 +73,6 @@ static void remove_at(uint32_t *list, uint32_t *count, uint32_t position) {
     memmove(list + position, list + position + 1, (*count - position) * sizeof *list);
 }
 
-static void remove_from(uint32_t *list, uint32_t *count, uint32_t expert) {
-    for (uint32_t i = 0; i < *count; i++)
-        if (list[i] == expert) {
-            remove_at(list, count, i);
-            return;
-        }
-}
-
 static void set_resident(struct residents *residents, uint32_t expert, bool is_resident) {
     struct resident *state = &residents->states[expert];
     uint64_t length = slot_length(residents->experts, expert);
@@ -116,9 +108,11 @@ static void keep_leftover(struct residents *residents, uint32_t expert) {
 }
 
 static void unkeep_leftover(struct residents *residents, uint32_t expert) {
+    uint32_t position = 0;
     if (!residents->states[expert].is_leftover) return;
     residents->states[expert].is_leftover = false;
-    remove_from(residents->leftovers, &residents->leftover_count, expert);
+    while (residents->leftovers[position] != expert) position++;
+    remove_at(residents->leftovers, &residents->leftover_count, position);
 }
 
 /* Release the slot of an expert that was evicted, of a class or of any other but it. */
@@ -317,7 +311,6 @@ static void keep_recent(struct residents *residents, uint32_t expert) {
 void residents_begin(struct residents *residents, uint32_t context, uint32_t layer, const uint32_t *used, uint32_t count) {
     struct step *step = &residents->steps[context];
     release(residents, context);
-    if (!count) return;
     if (context == UNANNOUNCED) keep_recent(residents, used[0]);
     for (uint32_t i = 0; i < count; i++) {
         residents->of_step[used[i]] = 1;
@@ -434,10 +427,6 @@ bool residents_admit(struct residents *residents, uint32_t expert) {
     enter_cache(residents, expert);
     order_admit(&residents->order, expert);
     return true;
-}
-
-void residents_expect(struct residents *residents, uint32_t expert, uint32_t share) {
-    order_expect(&residents->order, expert, share);
 }
 
 bool residents_pin(struct residents *residents, uint32_t expert) {

@@ -110,8 +110,6 @@ bool residents_next_ahead(struct residents *residents, uint32_t *expert);
 bool residents_admit(struct residents *residents, uint32_t expert);
 /* Never evict an expert; false if it would exceed its budget. Before the first step. */
 bool residents_pin(struct residents *residents, uint32_t expert);
-/* Before the first step: count an expert as if the last tokens had used it with a share, in 2^-32. */
-void residents_expect(struct residents *residents, uint32_t expert, uint32_t share);
 
 /* Set other bytes for all slots. Experts beyond them are evicted; those in use go when they are released. */
 void residents_resize(struct residents *residents, uint64_t memory);

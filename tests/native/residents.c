@@ -261,8 +261,11 @@ static int need_what_is_read_ahead(void) {
     uint64_t before = residents.tally.evicted_count;
     REQUIRE(read_step(UNANNOUNCED) == 1 && is_resident(2) && !is_resident(3) && residents.tally.wasted_length == PAGE);
     REQUIRE(residents.tally.evicted_count == before);
+    begin(UNANNOUNCED, 1, ALSO_SMALL + 1);
+    REQUIRE(read_step(UNANNOUNCED) == 1 && !is_resident(2) && residents.tally.wasted_length == 2 * PAGE); /* the first as well */
+    REQUIRE(read_ahead(false, ALSO_SMALL, 3) == 0 && residents.ahead_count == 2 && residents.ahead_length == 2 * PAGE);
     residents_resize(&residents, residents.memory);
-    REQUIRE(!is_resident(2) && !residents.ahead_count && !residents.ahead_length); /* with other memory, other room */
+    REQUIRE(!residents.ahead_count && !residents.ahead_length); /* with other memory, other room */
     residents_free(&residents);
     return 0;
 }
@@ -283,6 +286,20 @@ static int cancel(void) {
     REQUIRE(use(1) == 0 && !residents.states[1].is_cancelled); /* it is being read already */
     residents_complete(&residents, 1, true);
     REQUIRE(is_resident(1) && residents.tally.wasted_length == PAGE);
+    residents_free(&residents);
+    return 0;
+}
+
+/* What a step waits for, and the cache has evicted before it was read, may be read ahead: it stays for that step. */
+static int read_ahead_for_a_step(void) {
+    open_cache(POLICY_LRU, 4);
+    begin(0, 1, 0);
+    residents_resize(&residents, RESERVE * PAGE);
+    REQUIRE(!is_admitted(0) && read_ahead(false, 0, 1) == 2);
+    residents_set_ahead(&residents, NULL, 0, false);
+    REQUIRE(is_resident(0) && !is_resident(1) && residents.leftover_count == 1 && residents.tally.wasted_length == 2 * PAGE);
+    residents_release(&residents, 0);
+    REQUIRE(residents_release_leftover(&residents) && !is_resident(0));
     residents_free(&residents);
     return 0;
 }
@@ -357,7 +374,7 @@ static int share_with_pinned(void) {
 /* What earlier runs used is evicted later than what they did not. */
 static int expect(void) {
     open_cache(POLICY_LRFU, 2);
-    residents_expect(&residents, 1, UINT32_MAX);
+    order_expect(&residents.order, 1, UINT32_MAX);
     for (uint32_t e = 0; e < 2; e++) {
         REQUIRE(residents_admit(&residents, e));
         residents_complete(&residents, e, true);
@@ -384,7 +401,7 @@ static int have_all(void) {
 int main(void) {
     for (uint32_t e = 0; e < COUNT; e++) layers_of[e] = e / PER_LAYER;
     int (*const stories[])(void) = {take_slots, take_other_lengths, take_of_a_large_class, leave_a_few, share_memory, fail_when_evicted, use_more_than_there_is,
-        keep_unannounced, count_lookups, read_before_use, guess, need_what_is_read_ahead, cancel, set_memory, leave_room, pin, share_with_pinned, expect, have_all};
+        keep_unannounced, count_lookups, read_before_use, guess, need_what_is_read_ahead, cancel, read_ahead_for_a_step, set_memory, leave_room, pin, share_with_pinned, expect, have_all};
     for (unsigned i = 0; i < sizeof stories / sizeof *stories; i++)
         if (stories[i]()) return 1;
     return 0;

@@ -306,7 +306,7 @@ int main(int argument_count, char **arguments) {
                 prompts_init(&prompts, &experts),
             "there is memory");
     residents_leave_room(&residents, longest * draw(8));
-    for (uint32_t e = 0; e < experts.count; e += 3) residents_expect(&residents, e, (uint32_t)draw(1ull << 32));
+    for (uint32_t e = 0; e < experts.count; e += 3) order_expect(&residents.order, e, (uint32_t)draw(1ull << 32));
     for (uint64_t i = draw(4); i > 0; i--) {
         uint32_t expert = (uint32_t)draw(experts.count);
         if (!residents.states[expert].is_pinned && residents_pin(&residents, expert)) least += longest;
