@@ -21,12 +21,12 @@ import time
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from moepack.packing.pack_model import pack_model
 from moepack.running.programs import compiling
 from tests.mutants.c_mutations import Mutant, mutants_of
 from tests.support.models import first_shard
+from tests.support.native_programs import MEMORY_AND_PLACE, PROGRAMS, Program
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "native-mutants"
@@ -34,55 +34,16 @@ TREE = BUILD / "tree"
 """A copy of the project, in which one file is changed at a time."""
 SURVIVED = "SURVIVED"
 
-FLAGS = {
-    "plain": ("-std=gnu17", "-O2", "-fPIC", "-fvisibility=hidden"),
-    "sanitized": ("-std=gnu17", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-}
+PLAIN = "plain"
 PACK, FILES = BUILD / "pack", BUILD / "files"
 SECONDS = 20.0
 """After so long a program hangs; it is counted while this process runs, which may be stopped."""
-
-
-class Program(NamedTuple):
-    """What a C file of tests/native is linked with, and how it is run."""
-
-    objects: Sequence[str]
-    options: Sequence[str]
-    runs: Sequence[Sequence[object]]
-    kinds: Sequence[str] = tuple(FLAGS)
-
-
-_CACHE = compiling.SOURCES["cache"]
-_CORE = (*(one for one in _CACHE if one != "library"), "digest")
-_DECISIONS = ("residents", "prompts", "order", "slots")
-_WRAPPED = ("malloc", "calloc", "memfd_create", "ftruncate", "mmap", "pthread_create", "syscall")
-PROGRAMS: dict[str, Program] = {
-    "guesses": Program(("guesses",), (), [()]),
-    "slots": Program(("slots",), (), [()]),
-    "residents": Program(_DECISIONS, (), [()]),
-    "pool": Program(("pool",), ("-Wl,--wrap=mmap",), [()]),
-    "drive": Program(("drive",), ("-Wl,--wrap=pread", "-Wl,--wrap=syscall"), [(FILES,)]),
-    "beside": Program(_CORE, (), [(FILES,)]),
-    "cache": Program(_CORE, ("-Wl,--wrap=pread",), [(FILES,)]),
-    "order": Program(("order",), (), [(seed, 2000) for seed in range(10)]),
-    "prompts": Program(_DECISIONS, (), [(seed, 400) for seed in range(10)]),
-    "simulation": Program(_DECISIONS, (), [(seed, 1000) for seed in range(10)]),
-    "failing_allocations": Program(
-        _CACHE, [f"-Wl,--wrap={one}" for one in _WRAPPED], [(PACK, reads) for reads in range(4)]
-    ),
-    "stress": Program(_CACHE, (), [(PACK, 600_000, reads, 4, 100, 1) for reads in (1, 2, 3)]),
-    "readers": Program(
-        _CORE,
-        ("-Wl,--wrap=pread",),
-        [(FILES / "file", *run) for run in [(0, 1, 60, 0), (2, 0, 60, 0), (2, 2, 60, 1)]],
-        ("plain",),  # its signals are not for sanitizers
-    ),
-}
+_STREAMING = ("whole_files", "edges", "selections", "several", "damage", "warm_up", "memory")
 TESTS: dict[str, list[tuple[str, ...]]] = {
-    "cache": [("tests/native/test_expert_cache.py", "-k", "not failure_to_open and not header")],
+    "cache": [("tests/native/test_expert_cache.py", "-k", "not header")],
     "seam": [
-        (f"tests/running/streaming/test_{one}.py",)
-        for one in ("selections", "warm_up", "memory", "damage")
+        *((f"tests/running/streaming/test_{one}.py",) for one in _STREAMING),
+        ("tests/native/test_native.py", "-k", "chunks"),
     ],
 }
 
@@ -119,8 +80,8 @@ class Trial:
         self.name, self.path = name, TREE / "native" / f"{name}.c"
         self.is_quick = is_quick
         self.text = self.path.read_text()
-        self.seen = {_object("plain", name).read_bytes()}
-        for kind in FLAGS if not is_quick else ("plain",):
+        self.seen = {_object(PLAIN, name).read_bytes()}
+        for kind in (PLAIN,) if is_quick else (PLAIN, MEMORY_AND_PLACE, "thread"):
             assert not self._failing_program(kind, _object(kind, name))
 
     def verdict(self, mutant: Mutant) -> str | None:
@@ -134,15 +95,19 @@ class Trial:
 
     def _verdict(self) -> str | None:
         changed = BUILD / "mutant.o"
-        if fails(["gcc", *FLAGS["plain"], "-w", "-c", self.path, "-o", changed]):
+        if fails(["gcc", *_flags(PLAIN), "-c", self.path, "-o", changed]):
             return None
         content = changed.read_bytes()
         if content in self.seen:
             return None
         self.seen.add(content)
-        if (found := self._failing_program("plain", changed)) or self.is_quick:
+        if (found := self._failing_program(PLAIN, changed)) or self.is_quick:
             return found
-        return self._failing_sanitized() or self._failing_tests()
+        return (
+            self._failing_sanitized(MEMORY_AND_PLACE)
+            or self._failing_sanitized("thread")
+            or self._failing_tests()
+        )
 
     def key_of(self, mutant: Mutant) -> str:
         """Return the place of a mutant, and what it replaces by what."""
@@ -153,23 +118,22 @@ class Trial:
 
     def _failing_program(self, kind: str, changed: Path) -> str:
         for name, program in sorted(PROGRAMS.items(), key=lambda one: one[0] != self.name):
-            if self.name not in program.objects or kind not in program.kinds:
+            if self.name not in program.files or kind not in (PLAIN, *program.sanitizers):
                 continue
-            objects = [
-                _object(kind, name, "tests/native"),
-                *self._objects(kind, program.objects, changed),
-            ]
-            target, options = BUILD / "program", (*FLAGS[kind], *program.options)
-            link = ["gcc", *options, *objects, "-lm", "-lpthread", "-o", target]
+            objects = [_object(kind, name, "tests/native"), *self._objects(kind, program, changed)]
+            wrapped = [f"-Wl,--wrap={one}" for one in program.wrapped]
+            target = BUILD / "program"
+            link = ["gcc", *_flags(kind), *wrapped, *objects, "-lm", "-lpthread", "-o", target]
             assert not fails(link)
-            if any(fails([target, *run]) for run in program.runs):
-                return name if kind == "plain" else f"{name}, sanitized"
+            places = {"folder": FILES, "pack": PACK}
+            if any(fails([target, *run.format(**places).split()]) for run in program.runs):
+                return name if kind == PLAIN else f"{name}, {kind}"
         return ""
 
-    def _failing_sanitized(self) -> str:
-        sanitized = BUILD / "sanitized.o"
-        assert not fails(["gcc", *FLAGS["sanitized"], "-w", "-c", self.path, "-o", sanitized])
-        return self._failing_program("sanitized", sanitized)
+    def _failing_sanitized(self, kind: str) -> str:
+        changed = BUILD / "sanitized.o"
+        assert not fails(["gcc", *_flags(kind), "-c", self.path, "-o", changed])
+        return self._failing_program(kind, changed)
 
     def _failing_tests(self) -> str:
         for library, names in compiling.SOURCES.items():
@@ -178,8 +142,14 @@ class Trial:
                     return tests[0]
         return ""
 
-    def _objects(self, kind: str, names: Sequence[str], changed: Path) -> list[Path]:
-        return [changed if one == self.name else _object(kind, one) for one in names]
+    def _objects(self, kind: str, program: Program, changed: Path) -> list[Path]:
+        return [changed if one == self.name else _object(kind, one) for one in program.files]
+
+
+def _flags(kind: str) -> Sequence[str]:
+    if kind == PLAIN:
+        return ("-std=c17", "-w", "-O2", "-fPIC", "-fvisibility=hidden")
+    return ("-std=c17", "-w", "-O1", f"-fsanitize={kind}", "-fno-sanitize-recover=all")
 
 
 def _object(kind: str, name: str, folder: str = "native") -> Path:
@@ -188,7 +158,7 @@ def _object(kind: str, name: str, folder: str = "native") -> Path:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         source = TREE / folder / f"{name}.c"
-        assert not fails(["gcc", *FLAGS[kind], "-w", "-c", source, "-o", target])
+        assert not fails(["gcc", *_flags(kind), "-c", source, "-o", target])
     return target
 
 

@@ -115,17 +115,15 @@ static int read_ahead(void) {
 static int read_the_next_layer(void) {
     int32_t all[MANY_TOKENS];
     for (int32_t i = 0; i < MANY_TOKENS; i++) all[i] = i % PER_LAYER;
-    for (int is_idle = 0; is_idle < 2; is_idle++) {
-        open_cache(18 * SMALL);
-        atomic_store(&cache.is_idle, is_idle);
-        REQUIRE(!cache_start(&cache));
-        for (int i = 0; i < 3; i++) REQUIRE(!cache_use(&cache, 0, 1, all, MANY_TOKENS, 1, &error) && !cache_use(&cache, 0, 0, all, MANY_TOKENS, 1, &error));
-        pthread_mutex_lock(&cache.lock);
-        bool is_ahead = cache.residents.ahead_count > 0;
-        pthread_mutex_unlock(&cache.lock);
-        REQUIRE(is_ahead == !is_idle || cache.statistics->resident_length == 16 * SMALL);
-        cache_close(&cache);
-    }
+    for (uint32_t count = MANY_TOKENS - 1; count <= MANY_TOKENS; count++)
+        for (int is_idle = 0; is_idle < 2; is_idle++) {
+            open_cache((PER_LAYER + 2) * SMALL); /* of which a step leaves one */
+            atomic_store(&cache.is_idle, is_idle);
+            REQUIRE(!cache_use(&cache, 0, 1, all, MANY_TOKENS, 1, &error) && !cache.residents.ahead_count);
+            REQUIRE(!cache_use(&cache, 0, 0, all, count, 1, &error));
+            REQUIRE(cache.residents.ahead_count == (count == MANY_TOKENS && !is_idle));
+            cache_close(&cache);
+        }
     return 0;
 }
 
@@ -158,10 +156,21 @@ static int guess(void) {
 
 /* ---- pages ---- */
 
+/* Nanoseconds for which the cache's own thread has computed. */
+static uint64_t own_time(void) {
+    clockid_t clock;
+    struct timespec time = {0, 0};
+    if (!pthread_getcpuclockid(cache.thread, &clock)) clock_gettime(clock, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
 /* Slots get pages before they are needed, of all classes alike, up to what the classes or the memory have. */
 static int prepare(void) {
+    experts.is_aligned = true;
     for (int is_prepared = 0; is_prepared < 2; is_prepared++) {
+        uint64_t started = now();
         options.is_prepared = is_prepared;
+        atomic_store(&tick_count, 0);
         open_cache(MEMORY);
         REQUIRE(!cache_start(&cache));
         uint64_t whole = 16 * SMALL + 8 * LARGE;
@@ -169,6 +178,10 @@ static int prepare(void) {
             COMES(cache.prepared_lengths[0] == 16 * SMALL && cache.prepared_lengths[1] == 8 * LARGE && memory_of_pool() >= whole);
         }
         REQUIRE(memory_of_pool() <= (is_prepared ? whole + 2 * HUGE_PAGE : 0));
+        REQUIRE(atomic_load(&tick_count) <= 2 + (now() - started) / 240000000);
+        uint64_t before = own_time();
+        usleep(100000);
+        REQUIRE(own_time() - before < 50000000); /* it sleeps where nothing is to be done */
         cache_resize(&cache, 4 * SMALL); /* what nobody has used goes at once */
         REQUIRE(memory_of_pool() <= 4 * SMALL + HUGE_PAGE && !use(0, 1) && memory_of_pool() >= SMALL);
         cache_resize(&cache, MEMORY);
@@ -181,7 +194,7 @@ static int prepare(void) {
     REQUIRE(!cache_start(&cache) && !use(2, 1));
     usleep(20000);
     REQUIRE(memory_of_pool() == LARGE);
-    options.is_prepared = false;
+    options.is_prepared = experts.is_aligned = false;
     cache_close(&cache);
     return 0;
 }

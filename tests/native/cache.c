@@ -5,13 +5,16 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "../../include/moepack.h"
 #include "../../native/cache.h"
+#include "../../native/threads.h"
 
 /*
  * Two parts of an expert lie side by side in the file, with a gap between them, and the third elsewhere. In slots each lies as
@@ -47,9 +50,17 @@ static struct {
     uint32_t count;
     uint64_t offset, length; /* of the last one */
 } reads[DESCRIPTORS];
+static uint64_t advised[4 * PARTS];
+static uint32_t advised_count;
 
 ssize_t __real_pread(int descriptor, void *buffer, size_t length, off_t offset);
 ssize_t __wrap_pread(int descriptor, void *buffer, size_t length, off_t offset);
+int __wrap_posix_fadvise(int descriptor, off_t offset, off_t length, int advice);
+
+int __wrap_posix_fadvise(int descriptor, off_t offset, off_t length, int advice) {
+    if (descriptor == descriptors[PACK] && length == 1 && advice == POSIX_FADV_WILLNEED) advised[advised_count++] = (uint64_t)offset;
+    return 0;
+}
 
 ssize_t __wrap_pread(int descriptor, void *buffer, size_t length, off_t offset) {
     int which = 0;
@@ -138,14 +149,16 @@ static int read_together(void) {
     const struct {
         uint64_t offset;
         int64_t shift; /* of the slot against the file */
-        uint32_t count;
-    } cases[] = {{offset, 0, 1}, {offset + PAGE - 1, 0, 1}, {offset + PAGE, 0, 2}, {offset + GAP, 1, 2}, {offset - 1, 0, 2}};
+        uint32_t parts, count;
+    } cases[] = {{offset, 0, 2, 1}, {offset + PAGE - 1, 0, 2, 1}, {offset + PAGE, 0, 2, 2}, {offset + GAP, 1, 2, 2}, {offset - 1, 0, 2, 2},
+                 {offset + GAP, 0, 1, 1}};
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         open_cache(4, CHECK_NONE, false);
-        layers[0].part_count = 2;
+        layers[0].part_count = cases[i].parts;
         second->offset = cases[i].offset;
         second->slot_offset = (uint32_t)(100 + second->offset - offset_of(0, 0) + (uint64_t)cases[i].shift);
         REQUIRE(!use(0) && read_count() == cases[i].count);
+        REQUIRE(cases[i].parts == 2 || reads[PACK_DIRECT].length == PAGE); /* nothing of a part behind it */
         cache_close(&cache);
     }
     *second = before;
@@ -153,7 +166,37 @@ static int read_together(void) {
     return 0;
 }
 
+/* The system is asked for the first and the last page of a part where others share them. */
+static int read_edges(void) {
+    struct part *third = &parts[5 * MAX_PARTS + 2], before = *third;
+    open_cache(4, CHECK_NONE, false);
+    REQUIRE(!use(4) && !advised_count);
+    cache.options.has_edges = true;
+    *third = (struct part){.offset = 8 * PAGE, .length = PAGE, .slot_offset = 3 * PAGE};
+    REQUIRE(!use(5) && advised_count == 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        const struct part *part = part_of(&experts, 5, i / 2);
+        REQUIRE(advised[i] == (i % 2 ? part->offset + part->length - 1 : part->offset));
+    }
+    *third = before;
+    cache_close(&cache);
+    return 0;
+}
+
 /* ---- reads that fail ---- */
+
+/* An error that is of no expert. */
+static int fail_to_open(void) {
+    struct rlimit before, none;
+    getrlimit(RLIMIT_NOFILE, &before);
+    none = (struct rlimit){0, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+    int code = cache_open(&cache, &experts, &file, &(struct cache_options){.memory = SLOT}, (struct cache_owner){NULL}, NULL, &error);
+    setrlimit(RLIMIT_NOFILE, &before);
+    REQUIRE(code == CACHE_SYSTEM && error.code == code && error.system_error == EMFILE && error.expert == NO_EXPERT);
+    REQUIRE(strstr(error.message, "no memory for experts: ") && strstr(error.message, strerror(EMFILE)));
+    return 0;
+}
 
 static int fail_to_read(void) {
     open_cache(4, CHECK_FIRST, false);
@@ -174,11 +217,13 @@ static int fail_to_read(void) {
 }
 
 static int find_wrong_bytes(void) {
+    char digests[64];
     open_cache(2, CHECK_FIRST, false);
     drive.is_wrong[PACK_DIRECT] = true;
     REQUIRE(use(2) == CACHE_DIGEST_DIFFERS && !error.system_error && error.expert == 2 && error.place == 0);
-    REQUIRE(error.offset == offset_of(2, error.part) && error.found && error.found != part_of(&experts, 2, error.part)->digest);
-    REQUIRE(strstr(error.message, "the pack: layer 0 expert 2 part "));
+    REQUIRE(error.offset == offset_of(2, error.part) && strstr(error.message, "the pack: layer 0 expert 2 part "));
+    snprintf(digests, sizeof digests, "xxh3:%016" PRIx64 ", found xxh3:%016" PRIx64, part_of(&experts, 2, error.part)->digest, error.found);
+    REQUIRE(strstr(error.message, digests));
     drive.is_wrong[PACK_DIRECT] = false;
     REQUIRE(!use(2) && is_right(2));
     for (int32_t e = 3; e < 7; e++) REQUIRE(!use(e));
@@ -194,9 +239,10 @@ static int find_wrong_bytes(void) {
 
 /* One later read in many is held against digests that were right before; of experts that have some. */
 static int check_later(void) {
+    static const uint32_t with_digest[] = {1, 0, 2, 1}; /* the part of each second expert that has one */
     open_cache(2, CHECK_FIRST, false);
-    for (uint32_t e = 0; e < PER_LAYER; e += 2)
-        for (uint32_t p = 0; p < PARTS; p++) parts[e * MAX_PARTS + p].has_digest = false;
+    for (uint32_t e = 0; e < PER_LAYER; e++)
+        for (uint32_t p = 0; p < PARTS; p++) parts[e * MAX_PARTS + p].has_digest = e % 2 && p == with_digest[e / 2];
     for (int32_t i = 0; i < 8 + 2 * (LATER_PERIOD - 1); i++) REQUIRE(!use(i % 8));
     REQUIRE(cache.statistics->rechecked_count == 0);
     drive.is_wrong[PACK_DIRECT] = true;
@@ -214,6 +260,44 @@ static int check_later(void) {
 }
 
 /* ---- a mirror ---- */
+
+/* That is read which will be done first: by what is queued, and by how fast it was in the last second. */
+static int choose_a_place(void) {
+    enum { LENGTH = FIRST, FRESH = 900, OLD = 1100 };
+    const struct {
+        double throughputs[2];
+        uint64_t queued[2];
+        uint64_t ages[2]; /* milliseconds */
+        int expected;
+    } cases[] = {
+        {{1, 1}, {0, 0}, {0, FRESH}, 0}, {{1, 1.1}, {0, 0}, {FRESH, 0}, 1}, {{1.1, 1}, {0, 0}, {0, 0}, 0},
+        {{1, 1}, {1, 0}, {0, 0}, 1}, {{3, 1}, {LENGTH, 0}, {0, 0}, 0}, {{3, 1}, {3 * LENGTH, 0}, {0, 0}, 1}, {{1, 3}, {0, 3 * LENGTH}, {0, 0}, 0},
+        {{0, 9}, {0, 0}, {0, 0}, 0}, {{9, 0}, {0, 0}, {0, 0}, 1}, {{9, 9}, {0, 0}, {0, OLD}, 1}, {{1, 9}, {0, 0}, {OLD, 0}, 0}, /* is tried */
+        {{0.005, 0}, {0, 1}, {0, 0}, 0}, {{0.0005, 0}, {0, 1}, {0, 0}, 1}, {{0, 0}, {2, 1}, {0, 0}, 1}, /* is being tried */
+    };
+    layers[0].part_count = 1;
+    open_cache(8, CHECK_NONE, true);
+    for (int32_t i = 0; i < (int32_t)(sizeof cases / sizeof *cases); i++) {
+        memset(reads, 0, sizeof reads);
+        for (int n = 0; n < 2; n++) {
+            struct place *place = &file.places[n];
+            place->throughput = cases[i].throughputs[n];
+            place->queued_length = cases[i].queued[n];
+            place->measured_at = now() - cases[i].ages[n] * 1000000;
+            place->busy_length = 77;
+        }
+        cache_resize(&cache, 0); /* nothing stays */
+        cache_release(&cache, 0);
+        REQUIRE(!use(i % PER_LAYER) && reads[cases[i].expected ? MIRROR_DIRECT : PACK_DIRECT].count == 1 && read_count() == 1);
+        const struct place *place = &file.places[cases[i].expected];
+        REQUIRE(place->busy_length == (cases[i].queued[cases[i].expected] ? 77 : 0) + PAGE);
+        REQUIRE(place->queued_length == cases[i].queued[cases[i].expected]);
+        REQUIRE(place->throughput == (double)place->busy_length / (double)(place->measured_at - place->began_at));
+    }
+    layers[0].part_count = PARTS;
+    cache_close(&cache);
+    return 0;
+}
 
 static int read_both(void) {
     open_cache(8, CHECK_FIRST, true);
@@ -287,6 +371,22 @@ static int count_calls(void) {
     return 0;
 }
 
+/* Of layers for drafts nothing is counted but their lookups. */
+static int count_drafts(void) {
+    int32_t one = 3;
+    layers[1].is_rare = true;
+    open_cache(8, CHECK_FIRST, false);
+    const struct cache_statistics *statistics = cache.statistics;
+    for (int i = 0; i < 3; i++) REQUIRE(!cache_use(&cache, 0, 1, &one, 1, 1, &error));
+    REQUIRE(!use(0) && statistics->draft_miss_count == 1 && statistics->draft_hit_count == 2);
+    REQUIRE(statistics->miss_count == 1 && !statistics->hit_count && !statistics->routed_count); /* the first is the last layer */
+    cache_release(&cache, 0);
+    REQUIRE(statistics->decoding_count == 1 && statistics->decoded_length == SLOT);
+    cache_close(&cache);
+    layers[1].is_rare = false;
+    return 0;
+}
+
 static void make_model(const char *folder) {
     const char *names[] = {"pack", "mirror"};
     char path[PATH_LENGTH];
@@ -313,8 +413,8 @@ int main(int argument_count, char **arguments) {
     if (argument_count < 2) return 2;
     alarm(100);
     make_model(arguments[1]);
-    int (*const stories[])(void) = {read_whole_pages, read_as_it_lies, read_together, fail_to_read, find_wrong_bytes,
-        check_later, read_both, leave_a_bad_mirror, read_the_mirror_alone, count_calls};
+    int (*const stories[])(void) = {read_whole_pages, read_as_it_lies, read_together, read_edges, fail_to_open, fail_to_read, find_wrong_bytes,
+        check_later, choose_a_place, read_both, leave_a_bad_mirror, read_the_mirror_alone, count_calls, count_drafts};
     for (unsigned i = 0; i < sizeof stories / sizeof *stories; i++)
         if (stories[i]()) return 1;
     return 0;

@@ -15,13 +15,11 @@ import pytest
 import moepack
 from conformance import make_packs
 from moepack import ExpertCache, MachineError, MoepackError, PackError, RequestError
-from moepack.pack.reading.checked_reads import LATER_PERIOD
 from moepack.packing.shard_index import index_model
 from moepack.running.programs.library import native_folder
-from tests.support.c_compiler import HEADER, SANITIZERS, compiled
-from tests.support.children import in_threads, run_child, run_command, wait_until, within
+from tests.support.c_compiler import HEADER, compiled
+from tests.support.children import in_threads, run_child, wait_until, within
 from tests.support.models import REAL_MODELS, first_shard, flip, keys_of, on_disk
-from tests.support.native import compiled_once, sources
 from tests.support.needs import needs_library
 from tests.support.reads import in_child
 
@@ -30,7 +28,6 @@ pytestmark = needs_library
 POLICIES = ("lrfu", "lru")
 PACKS = sorted(path for path in make_packs.FOLDER.iterdir() if path.is_dir())
 BACKENDS = ("uring", "direct", "buffered")
-WRAPPED = ("malloc", "calloc", "memfd_create", "ftruncate", "mmap", "pthread_create", "syscall")
 
 
 @pytest.fixture(scope="session")
@@ -205,28 +202,6 @@ def test_an_expert_is_checked_the_first_time_or_always(pack_copy: Path) -> None:
             else:
                 is_right(cache, 0, [1])
             flip(Path(part.path), part.offset)
-
-
-def test_one_of_many_later_reads_is_checked_too(pack_copy: Path) -> None:
-    """Memory and drives fail late: the error is the one that a first read gives."""
-    memory = least_memory(pack_copy, 1)
-    with moepack.open(pack_copy) as pack:
-        everyone = range(pack.expert_count(0))
-        places = [pack.locate(0, expert, "up") for expert in everyone]
-    with ExpertCache(pack_copy, memory, experts_used=1, backend="buffered") as cache:
-        for expert in everyone:
-            cache.use(0, [expert])
-        for place in places:
-            flip(place.path, place.offset)
-        first_count = cache.usage.miss_count
-        assert first_count == len(everyone)
-        turns = itertools.cycle(everyone)
-        for _ in range(LATER_PERIOD - 1):
-            cache.use(0, [next(turns)])
-        assert cache.usage.miss_count == first_count + LATER_PERIOD - 1
-        with pytest.raises(PackError, match=r"layer 0 expert \d+ part \d.*expected xxh3:"):
-            cache.use(0, [next(turns)])
-        cache.use(0, [next(turns)])
 
 
 def test_a_missing_file_and_a_short_one_are_errors(pack_copy: Path) -> None:
@@ -431,23 +406,6 @@ def test_a_file_system_may_refuse_direct_reads(packs: dict[str, Path]) -> None:
         packs["qwen3moe"],
     )
     assert printed == "2\n"
-
-
-@pytest.mark.parametrize("reads", range(4))
-def test_each_failure_to_open_is_an_error_that_leaves_nothing(
-    packs: dict[str, Path], reads: int
-) -> None:
-    test = Path(__file__).parent / "failing_allocations.c"
-    flags = ("-std=gnu17", "-O1", *SANITIZERS, *(f"-Wl,--wrap={name}" for name in WRAPPED))
-    files = (test, *sources("cache"))
-    program = compiled_once("program", "gcc", *flags, *files, "-lm", "-lpthread")
-    run = run_command(program, packs["qwen3moe"], reads)
-    if "call 1" not in run.stdout and "not permitted" in run.stdout:
-        pytest.skip("io_uring is forbidden here")
-    assert (run.returncode, run.stderr) == (0, "")
-    error_count, around_count = map(int, run.stdout.split())
-    assert error_count > 100
-    assert (around_count > 0) == (reads != 1)  # threads, or fewer of them
 
 
 # the header
