@@ -38,7 +38,7 @@ _ROUND, _PHASE = 10.0, 2.0
 """Seconds of a round, and of the same free memory in it."""
 _LEAST_ROUNDS = 6
 _CLIENTS = 6
-_TEXTS = ("--cache-ram", "8")
+_TEXTS = ("--", "--cache-ram", "8")
 """MiB of earlier texts: as few as are full soon, so that what grows later is something else."""
 _PATIENCE = 60.0
 _TOKENS = 24

@@ -140,7 +140,7 @@ def _serve(params: Any, log: ServerLog) -> None:
 
 
 def _share_one_arena() -> None:
-    """Have all threads of this process allocate from one arena, where the C library is glibc.
+    """Give all threads of this process one arena of the allocator, where the C library is glibc.
 
     By default each thread that answers has an arena of its own, and each arena keeps much of what
     its largest request took.
