@@ -1,7 +1,5 @@
 """The commands `inspect`, `list`, `locate`, `extract`, `rank` and `include-dir`."""
 
-from itertools import chain
-
 import click
 
 import moepack
@@ -9,14 +7,12 @@ from moepack.cli.shared import options
 from moepack.cli.shared.files import output_file
 from moepack.cli.shared.options import flag_option
 from moepack.cli.shared.terminal import (
-    columns,
     complain,
     is_csv,
     is_json,
     next_line,
     pass_on,
     show,
-    suggest,
     sum_up,
 )
 from moepack.common import extras
@@ -55,25 +51,19 @@ def list_experts(pack_path: str, hottest: Size | None, layers: str | None) -> No
     from moepack.inspection.listing import BlobRow
     from moepack.report import model_text
 
-    rows = moepack.list_pack(pack_path, hottest=hottest, layers=layers)
-    first_row = next(rows, None)
-    rows = rows if first_row is None else chain([first_row], rows)
+    rows = list(moepack.list_pack(pack_path, hottest=hottest, layers=layers))
+    blobs = [row for row in rows if isinstance(row, BlobRow)]
     if is_csv():
-        lines = model_text.listing_csv(rows)
-    elif is_json():
-        lines = model_text.listing_json(rows)
-    else:
-        lines = model_text.listing(rows, columns())
-    first = next(lines, "")
-    pass_on([first])
-    pass_on(lines)
-    if not first and hottest is not None:
+        pass_on(model_text.listing_csv(rows))
+    elif rows or is_json():
+        next_step = None
+        if blobs and blobs[0].path is None:
+            at = ("--layer", str(blobs[0].layer), "--expert", str(blobs[0].expert))
+            next_step = next_line("locate", pack_path, *at)
+        show({"blobs": blobs, "tensors": rows[len(blobs) :]}, model_text.listing, next_step)
+    elif hottest is not None:
         limit = hottest if isinstance(hottest, str) else size_text(hottest)
         complain("note", f"no blob fits into {limit}")
-    is_table = not is_csv() and columns() is not None
-    if isinstance(first_row, BlobRow) and first_row.path is None and is_table:
-        at = ("--layer", str(first_row.layer), "--expert", str(first_row.expert))
-        suggest(next_line("locate", pack_path, *at))
 
 
 @click.command()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby, islice
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +13,8 @@ from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import count_text, named_text, ranges_text, size_text
 from moepack.inspection.describe import BlobFacts, ExtractFacts, FamilyFacts, PackFacts, SourceFacts
 from moepack.report import pack_text
-from moepack.report.facts import csv_lines, escape_delete
-from moepack.report.page import Column, FittedTable, Page, Table
+from moepack.report.facts import csv_lines
+from moepack.report.page import Column, Page, Table
 from moepack.report.values import UNKNOWN, number_text, parameters_text, tokens_text
 from moepack.source.folder import SHARD_NAME
 
@@ -189,21 +186,11 @@ def extracted(facts: ExtractFacts) -> str:
     return f"{facts.path}: {count_text(facts.length, 'byte')}"
 
 
-def listing(rows: Iterable[Row], width: int | None = None) -> Iterator[str]:
-    """Write rows for people: a table of blobs, then one of tensors; yields lines.
-
-    A line has up to `width` columns, if that is given. Cells are as wide as in the first rows, or
-    in most models.
-    """
-    for kind, group in groupby(rows, attrgetter("kind")):
-        first = list(islice(group, _MEASURED_ROWS))
-        columns, usual, cells = _LISTINGS[kind]
-        table = Table(columns, list(map(cells, first)))
-        fitted = FittedTable(table, width, usual)
-        yield from (f"{line}\n" for line in fitted.heading())
-        for row in chain(first, group):
-            yield fitted.line(cells(row)) + "\n"
-        yield from (f"{line}\n" for line in fitted.note())
+def listing(rows: Mapping[str, Any]) -> Page:
+    """Write `blobs` and `tensors` as tables."""
+    blobs, tensors = map(_blob_cells, rows["blobs"]), map(_tensor_cells, rows["tensors"])
+    tables = Table(_BLOB_COLUMNS, [*blobs]), Table(_TENSOR_COLUMNS, [*tensors])
+    return Page(*(table for table in tables if table.rows))
 
 
 def _blob_cells(row: BlobRow) -> Sequence[str]:
@@ -221,10 +208,9 @@ def _tensor_cells(row: TensorRow) -> Sequence[str]:
 
 
 def _file(path: Path) -> str:
-    return one_line(str(path) if is_remote(path) else path.name)
+    return str(path) if is_remote(path) else path.name
 
 
-_MEASURED_ROWS = 1024
 _BLOB_COLUMNS = (
     *(Column("layer"), Column("expert"), Column("rank", rank=4), Column("hotness", rank=2)),
     *(Column("length", rank=1), Column("offset", rank=3), Column("file", "l", rank=3, least=24)),
@@ -235,11 +221,6 @@ _TENSOR_COLUMNS = (
     *(Column("offset", rank=4), Column("file", "l", rank=4, least=24)),
     Column("shape", "l", rank=3),
 )
-_LISTINGS: Mapping[str, tuple[Sequence[Column], Sequence[int], Any]] = {
-    "blob": (_BLOB_COLUMNS, (5, 6, 7, 9, 9, 14), _blob_cells),
-    "tensor": (_TENSOR_COLUMNS, (), _tensor_cells),
-}
-"""The columns of rows by kind, how wide they are up to files of 90 GiB, and the cells of a row."""
 
 COLUMNS = (
     *("kind", "layer", "expert", "family", "path", "offset", "length", "rank", "hotness"),
@@ -258,22 +239,3 @@ def _csv_row(row: Row) -> Mapping[str, object]:
     if row.kind == "tensor":
         values["shape"] = "x".join(map(str, values["shape"]))
     return values
-
-
-def listing_json(rows: Iterable[Row]) -> Iterator[str]:
-    """Write rows as one JSON object, `blobs` and `tensors`, a row on each line; yields pieces."""
-    yield '{\n  "blobs": ['
-    encode = json.JSONEncoder(default=os.fspath).encode  # a generic way takes twice as long
-    kind, separator = "blob", "\n    "
-    for row in rows:
-        if row.kind != kind:
-            yield _TENSORS
-            kind, separator = row.kind, "\n    "
-        yield separator + escape_delete(encode(row._asdict()))
-        separator = ",\n    "
-    if kind == "blob":
-        yield _TENSORS
-    yield "\n  ]\n}\n"
-
-
-_TENSORS = '\n  ],\n  "tensors": ['

@@ -116,19 +116,14 @@ class Table(NamedTuple):
 class FittedTable:
     """The columns of a table that fit into `width`: `widths` by their numbers.
 
-    Columns without any text are left out. They are at least as wide as `usual` says, where other
-    rows follow.
+    Columns without any text are left out.
     """
 
-    def __init__(self, table: Table, width: int | None = None, usual: Sequence[int] = ()) -> None:
+    def __init__(self, table: Table, width: int | None = None) -> None:
         self._columns, self._indent, self._width = table.columns, " " * table.indent, width
         cells = list(zip(*table.rows, strict=True)) or [(one.heading,) for one in table.columns]
         self.widths = {
-            number: max(
-                text_width(column.heading),
-                *map(text_width, cells[number]),
-                *usual[number : number + 1],
-            )
+            number: max(text_width(column.heading), *map(text_width, cells[number]))
             for number, column in enumerate(table.columns)
             if any(cells[number])
         }
