@@ -41,9 +41,9 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 """What writes a file, up to its name. Recording is in test_trace.py: it needs llama.cpp."""
 
 
-@pytest.fixture(params=OUTPUTS)
+@pytest.fixture(params=["extract", "trace import", "hotness", "trace concentration"])
 def command(request: pytest.FixtureRequest, packs: dict[str, Path]) -> list[str]:
-    """Name each command that writes a file, up to the file."""
+    """Name commands that write a file in all ways, up to the file."""
     return words_of(request.param, packs)
 
 
@@ -51,10 +51,11 @@ def words_of(output: str, packs: dict[str, Path]) -> list[str]:
     return [word.format(pack=packs["qwen3moe"]) for word in OUTPUTS[output]]
 
 
+@pytest.mark.parametrize("output", OUTPUTS)
 def test_what_exists_is_written_over_only_when_that_is_asked_for(
-    command: list[str], tmp_path: Path, cli: Run
+    output: str, packs: dict[str, Path], tmp_path: Path, cli: Run
 ) -> None:
-    target = tmp_path / "file.svg"
+    command, target = words_of(output, packs), tmp_path / "file.svg"
     target.write_text("old")
     refused = cli(*command, target)
     assert refused.returncode == 2
@@ -67,20 +68,9 @@ def test_what_exists_is_written_over_only_when_that_is_asked_for(
     assert os.listdir(tmp_path) == [target.name]
 
 
-@pytest.mark.parametrize(
-    ("output", "name"),
-    [
-        *((output, "shard") for output in OUTPUTS),
-        *(("extract", name) for name in ("model.gguf", "model.gguf.part1of2", "link", "pack")),
-    ],
-)
+@pytest.mark.parametrize("name", ["shard", "model.gguf", "model.gguf.part1of2", "link", "pack"])
 def test_shards_and_packs_are_never_written_over(
-    output: str,
-    name: str,
-    tmp_path: Path,
-    packs: dict[str, Path],
-    pack_copy: Path,
-    cli: Run,
+    name: str, tmp_path: Path, packs: dict[str, Path], pack_copy: Path, cli: Run
 ) -> None:
     target = tmp_path / name
     if name == "pack":
@@ -92,18 +82,18 @@ def test_shards_and_packs_are_never_written_over(
     else:
         target.write_text("a piece of a shard has no magic number")
     before = target.read_bytes()
-    for force in ((), ("--force",)):
-        run = cli(*words_of(output, packs), target, *force)
+    for output in OUTPUTS if name == "shard" else ("extract",):
+        run = cli(*words_of(output, packs), target, "--force")
         assert run.returncode == 2
         assert "is never overwritten" in run.stderr
         assert target.read_bytes() == before
 
 
 def test_a_pack_that_is_being_made_is_not_written_over(
-    command: list[str], pack_copy: Path, cli: Run
+    packs: dict[str, Path], pack_copy: Path, cli: Run
 ) -> None:
     (pack_copy / "manifest.json").rename(pack_copy / "pack.journal")
-    run = cli(*command, pack_copy / "experts-00000.bin", "--force")
+    run = cli(*words_of("extract", packs), pack_copy / "experts-00000.bin", "--force")
     assert (run.returncode, "a file of a pack" in run.stderr) == (2, True)
 
 
