@@ -296,11 +296,12 @@ def test_so_are_those_of_a_machine_with_a_drive(example: Path, cli: Run) -> None
 @needs_llama
 def test_so_are_those_of_commands_that_run_a_model(example: Path, cli: Run) -> None:
     little = ("--seconds", "0", "--depths", "1", "--length", "64KiB", "--point-seconds", "0.001")
+    briefly = ("--memory", "320MiB", "--rounds", "1", "--prompt-tokens", "20", "--tokens", "2")
     assert_fields(
         cli,
         ("run", example, "-p", "Hello", "-n", "2", "--context", "64"),
         ("bench", example, "--source", first_shard("qwen3moe"), *little),
-        ("bench", example, "--run", "--memory", "320MiB"),
+        ("bench", example, "--run", *briefly),
     )
 
 

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-import click
 import pytest
 from click.testing import CliRunner
 
 import moepack
 from moepack.cli.copies import Formats
-from moepack.cli.main import cli
 from moepack.common import extras
 from moepack.common.errors import PackError, RequestError
 from moepack.common.shape import ExpertKey
@@ -29,7 +27,7 @@ from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import registry
 from moepack.traces.model import Items, Origin
 from moepack.traces.validation import Checks
-from tests.support.models import FIXTURES, first_shard
+from tests.support.models import first_shard
 from tests.support.pack_draft import Draft, Piece, draft, tiny
 
 __all__ = ["draft", "tiny"]
@@ -156,11 +154,3 @@ def test_a_page_section_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     made = moepack.make_report(first_shard("mixtral"))
     assert made.summary.sections == ("A dummy",)
     assert "It is about" in made.html
-
-
-def test_an_option_of_the_command_line_is_in_its_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = cli.commands["bench"]
-    dummy = click.Option(["--dummy"], is_flag=True, help="A dummy.")
-    monkeypatch.setattr(bench, "params", [*bench.params, dummy])
-    assert re.search(r"--dummy +A dummy\.", CliRunner().invoke(cli, ["bench", "--help"]).output)
-    assert FIXTURES.exists()

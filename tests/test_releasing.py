@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 import moepack
-from docs import command_pages
 from moepack.pack.format import records
 from moepack.running.programs.compiling import MACHINES, SOURCES
 from moepack.traces import file as trace_file
@@ -54,21 +53,14 @@ def git(root: Path, *arguments: str) -> None:
     subprocess.run(("git", "-C", str(root), *name, *arguments), check=True, capture_output=True)
 
 
-def commit(root: Path) -> None:
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "--message", "All")
-
-
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Make a checkout from which a release can be made."""
+    """Make files from which a release can be made."""
     for name in ("LICENSE", ".gitignore", "CITATION.cff", "moepack/version.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "include", tmp_path / "include")
-    (tmp_path / "docs" / "commands").mkdir(parents=True)
-    for path, text in command_pages.pages().items():
-        (tmp_path / path.relative_to(ROOT)).write_text(text)
+    for name in ("include", "docs/commands"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / "conformance").mkdir()
     for name in ("packs", "traces"):
         (tmp_path / "conformance" / name).symlink_to(ROOT / "conformance" / name)
@@ -80,28 +72,28 @@ def checkout(tmp_path: Path) -> Path:
     for machine in MACHINES:
         write_wheel(tmp_path / WHEEL.replace("x86_64", machine), machine)
     write_archive(tmp_path / ARCHIVE, (ROOT / "LICENSE").read_bytes())
-    git(tmp_path, "init", "--quiet")
-    commit(tmp_path)
     return tmp_path
 
 
-def faults(root: Path) -> list[str]:
-    return [fault for check in checks.CHECKS.values() for fault in check(root)]
-
-
 def test_a_checkout_that_can_be_released_has_no_faults(checkout: Path) -> None:
-    assert faults(checkout) == []
+    git(checkout, "init", "--quiet")
+    git(checkout, "add", "--all")
+    git(checkout, "commit", "--quiet", "--message", "All")
+    assert [fault for check in checks.CHECKS.values() for fault in check(checkout)] == []
     assert checks.notes(checkout) == "### Added\n\n- All."
+    for name in ("new.txt", "LICENSE.old"):
+        (checkout / name).touch()
+    expected = ["LICENSE.old: not committed", "new.txt: not committed"]
+    assert list(checks.check_tree(checkout)) == expected
 
 
 def replaced(name: str, old: str, new: str) -> Change:
-    """Return a change of a text in a file, which is committed."""
+    """Return a change of a text in a file."""
 
     def change(root: Path) -> None:
         text = (root / name).read_text()
         assert old in text
         (root / name).write_text(text.replace(old, new, 1))
-        commit(root)
 
     return change
 
@@ -112,14 +104,10 @@ def change_conformance(root: Path) -> None:
     folder.unlink()
     shutil.copytree(source, folder)
     (folder / "verdicts.json").write_text("[]")
-    commit(root)
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        (lambda root: (root / "new.txt").touch(), "new.txt: not committed"),
-        (lambda root: (root / "LICENSE.old").touch(), "LICENSE.old: not committed"),
+FAULTS: dict[str, list[tuple[Change, str]]] = {
+    "check_changelog": [
         (
             replaced("CHANGELOG.md", "Unreleased]\n", "Unreleased]\n\n- More.\n"),
             f"CHANGELOG.md: Unreleased has contents: make its heading ## [{VERSION}] - YYYY-MM-DD",
@@ -136,25 +124,26 @@ def change_conformance(root: Path) -> None:
             replaced("CITATION.cff", DAY, "2026-12-01"),
             f"CITATION.cff: date-released: expected {DAY}, as in CHANGELOG.md, found 2026-12-01",
         ),
-        *(
-            (replaced(name, old, new), f"{name}: expected version {expected}, found {actual}")
-            for name, old, new, expected, actual in (
-                ("include/moepack.h", f'"{VERSION}"', '"0.0.9"', VERSION, "0.0.9"),
-                ("include/moepack.h", "_VERSION_NUMBER ", "_VERSION_NUMBER 9", "100", "9100"),
-                ("include/pkgconfig/moepack.pc", VERSION, "0.0.9", VERSION, "0.0.9"),
-                ("include/pkgconfig/moepack.pc", "Version:", "Number:", VERSION, "None"),
-                ("CITATION.cff", f"version: {VERSION}", "version: 0.0.9", VERSION, "0.0.9"),
-                (
-                    *("include/cmake/moepack-config-version.cmake", VERSION, "0.0.9"),
-                    *(VERSION, "0.0.9"),
-                ),
-            )
-        ),
-        (change_conformance, "conformance/traces: expected the digest "),
+    ],
+    "check_versions": [
+        (replaced(name, old, new), f"{name}: expected version {expected}, found {actual}")
+        for name, old, new, expected, actual in (
+            ("include/moepack.h", f'"{VERSION}"', '"0.0.9"', VERSION, "0.0.9"),
+            ("include/moepack.h", "_VERSION_NUMBER ", "_VERSION_NUMBER 9", "100", "9100"),
+            ("include/pkgconfig/moepack.pc", VERSION, "0.0.9", VERSION, "0.0.9"),
+            ("include/pkgconfig/moepack.pc", "Version:", "Number:", VERSION, "None"),
+            ("CITATION.cff", f"version: {VERSION}", "version: 0.0.9", VERSION, "0.0.9"),
+            ("include/cmake/moepack-config-version.cmake", VERSION, "0.0.9", VERSION, "0.0.9"),
+        )
+    ],
+    "check_conformance": [(change_conformance, "conformance/traces: expected the digest ")],
+    "check_documents": [
         (
             replaced("docs/commands/verify.md", "# moepack verify", "# verify"),
             "docs/commands/verify.md: not as `make docs` writes it",
-        ),
+        )
+    ],
+    "check_files": [
         (lambda root: (root / WHEEL).unlink(), f"{WHEEL}: missing: run `make wheels`"),
         (lambda root: (root / ARCHIVE).unlink(), f"{ARCHIVE}: missing: run `make wheels`"),
         (lambda root: (root / "dist" / "old.whl").touch(), "dist/old.whl: not expected"),
@@ -171,10 +160,19 @@ def change_conformance(root: Path) -> None:
             f"{ARCHIVE}: LICENSE is not that of the checkout",
         ),
     ],
+}
+"""What is wrong, and how it is named, by the check that finds it."""
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "fault"),
+    [(check, *one) for check, several in FAULTS.items() for one in several],
 )
-def test_what_is_wrong_is_named_alone(change: Change, fault: str, checkout: Path) -> None:
+def test_what_is_wrong_is_named_alone(
+    check: str, change: Change, fault: str, checkout: Path
+) -> None:
     change(checkout)
-    (actual,) = faults(checkout)
+    (actual,) = getattr(checks, check)(checkout)
     assert actual.startswith(fault)
 
 
@@ -182,7 +180,7 @@ def test_a_date_that_is_none_is_named(checkout: Path) -> None:
     for name in ("CHANGELOG.md", "CITATION.cff"):
         replaced(name, DAY, "soon")(checkout)
     expected = f"CHANGELOG.md: expected the date of {VERSION} as YYYY-MM-DD, found 'soon'"
-    assert faults(checkout) == [expected]
+    assert list(checks.check_changelog(checkout)) == [expected]
 
 
 def test_a_new_version_is_wanted_everywhere(checkout: Path) -> None:

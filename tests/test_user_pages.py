@@ -21,11 +21,10 @@ QUICK = {
     "bench": "--seconds 0 --depths 1 --length 64KiB --point-seconds 0.001",
     "run": "-n 4 --context 64",
     "record": "--tokens 2",
-    "tune": "--prompt 20 --tokens 4",
 }
 """Options that make a command of a page as short as a test has to be."""
 ELSEWHERE = re.compile(
-    r"\w://| -- |^moepack (serve|mount|launch)|^moepack bench .*--run|^moepack run \S+$"
+    r"\w://| -- |^moepack (serve|mount|launch|tune)|^moepack bench .*--run|^moepack run \S+$"
 )
 """What needs a network, another program or a reader, or takes long: it is only parsed."""
 

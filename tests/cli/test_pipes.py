@@ -18,17 +18,13 @@ from tests.support.warm_command import Run
 MODEL = first_shard("qwen3moe")
 COMMANDS = [
     "forecast MODEL --machine box.toml --trace trace.csv --receipt run.json --budget 50%",
-    "forecast MODEL --machine box.toml --trace trace.csv.gz --all",
     "place PACK --machine box.toml --ram 2MiB --margin 0B --context 64 --trace trace.csv",
     "place PACK --machine box.toml --ram 2MiB --margin 0B --context 64 --hotness hot.csv",
-    "place PACK --machine box.toml --ram 2MiB --margin 0B --context 64 --hotness trace.csv",
     "simulate trace.csv some.csv --model MODEL --budgets 50%",
     "trace stats trace.csv --model MODEL",
     "trace concentration trace.csv.gz",
-    "trace concentration imatrix.gguf",
     "trace import trace.csv imatrix.gguf -o new.moetrace",
     "hotness trace.csv hot.csv imatrix.gguf -o new.csv",
-    "pack MODEL --hotness trace.csv.gz -o new.moepack --dry-run",
     "pack MODEL --hotness imatrix.gguf -o new.moepack",
     "index MODEL --hotness hot.csv -o new.index",
     "rank COPY --hotness trace.csv",

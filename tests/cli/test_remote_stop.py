@@ -17,6 +17,7 @@ from tests.support.children import MOEPACK, PATIENCE, Piped, run_command, wait_u
 from tests.support.models import shards_of
 from tests.support.pulls import store_of_packs
 from tests.support.remote_servers import FileServer
+from tests.support.warm_command import Run
 
 pytestmark = pytest.mark.long
 
@@ -67,16 +68,15 @@ def test_the_threads_of_a_client_abort_no_command_that_is_done(server: FileServe
     [
         ("pull {url}/pack -o {new}", signal.SIGINT),
         ("pack {url}/{shard} -o {new}", signal.SIGTERM),
-        ("verify {url}/pack", signal.SIGINT),
         ("inspect {url}/{shard}", signal.SIGINT),
     ],
 )
 def test_a_signal_ends_it_while_the_server_says_nothing(
-    line: str, sent: signal.Signals, server: FileServer, tmp_path: Path
+    line: str, sent: signal.Signals, server: FileServer, tmp_path: Path, cli: Run
 ) -> None:
     names = {"url": server.url, "shard": Path(shards_of("granite")[0]).name}
     words = [word.format(**names, new=tmp_path / "new") for word in line.split()]
-    whole = run_command(*MOEPACK, *words)
+    whole = cli(*words)
     assert whole.returncode == 0, whole.stderr
     count = len(server.traffic.gets())
     last = count + count // 2
@@ -102,17 +102,17 @@ def test_a_signal_ends_it_while_the_server_says_nothing(
     [("pack {url}/{shard} -o {new}", "--resume"), ("pull {url}/pack -o {new}", "goes on from")],
 )
 def test_a_refusal_midway_says_that_a_link_has_expired_and_how_to_go_on(
-    line: str, advice: str, server: FileServer, tmp_path: Path
+    line: str, advice: str, server: FileServer, tmp_path: Path, cli: Run
 ) -> None:
     names = {"url": server.url, "shard": Path(shards_of("granite")[0]).name}
     words = [word.format(**names, new=tmp_path / "new") for word in line.split()]
-    whole = run_command(*MOEPACK, *words)
+    whole = cli(*words)
     assert whole.returncode == 0, whole.stderr
     shutil.rmtree(tmp_path / "new")
     shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
     last = 2 * len(server.traffic.gets()) - 1
     server.fault, server.status = lambda number: "status" if number == last else None, 403
-    end = run_command(*MOEPACK, *words, "--threads", "1")
+    end = cli(*words, "--threads", "1")
     assert end.returncode == 6, end.stderr
     assert "403 Forbidden" in end.stderr
     assert "the link or the credentials may have expired" in end.stderr
