@@ -72,7 +72,7 @@ def parts_of(line: str) -> dict[str, float]:
 LARGE = [pytest.param(*one, marks=pytest.mark.slow) for one in ((600, 4096), (900, None))]
 
 
-@pytest.mark.parametrize(("total", "context"), [(320, 512), *LARGE])
+@pytest.mark.parametrize(("total", "context"), [(320, 256), *LARGE])
 def test_a_total_is_kept_within_five_percent(total: int, context: int | None, model: Path) -> None:
     """When all of it is in use: a prompt that fills the context, and others that are kept."""
     words = ["--total-memory", f"{total}MiB", *(["-c", str(context)] if context else [])]
