@@ -119,7 +119,9 @@ def test_programs_run_clean_under_sanitizers(packs: dict[str, Path], kind: str) 
         assert run.supervisor.usage.miss_count > 0
 
 
-@pytest.mark.parametrize(("model", "how"), [("qwen3moe", "renew"), ("gpt-oss", "cover")])
+@pytest.mark.parametrize(
+    ("model", "how"), [("qwen3moe", "renew"), ("gpt-oss", "cover"), ("granite", "cut")]
+)
 def test_chunks_of_an_image_that_are_given_up_take_nothing_else_with_them(
     packs: dict[str, Path], tmp_path: Path, model: str, how: str
 ) -> None:

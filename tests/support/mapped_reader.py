@@ -68,13 +68,43 @@ def _renew(path: str, address: int, expected: bytes, *, is_unmapped: bool) -> in
     Nothing may be asked after it.
     """
     assert not is_unmapped or _LIBC.munmap(address, len(expected)) == 0
-    kinds = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
-    other = _LIBC.mmap(address, len(expected), mmap.PROT_READ | mmap.PROT_WRITE, kinds, -1, 0)
-    assert other == address
-    ctypes.memset(address, 7, len(expected))
+    _cover(address, len(expected))
     place = map_file(path, len(expected))
     differing = _compare(place, expected, 2, 1)
-    return differing + (ctypes.string_at(address, len(expected)) != b"\x07" * len(expected))
+    return differing + (not _is_covered(address, len(expected)))
+
+
+def _cover(address: int, length: int) -> None:
+    kinds = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
+    other = _LIBC.mmap(address, length, mmap.PROT_READ | mmap.PROT_WRITE, kinds, -1, 0)
+    assert other == address
+    ctypes.memset(address, 7, length)
+
+
+def _is_covered(address: int, length: int) -> bool:
+    return ctypes.string_at(address, length) == b"\x07" * length
+
+
+def _cut(address: int, expected: bytes) -> int:
+    """Have other memory in the midst of the model, and none at its end; return differences."""
+    page, quarter = mmap.PAGESIZE, len(expected) // 4 // mmap.PAGESIZE * mmap.PAGESIZE
+    assert _LIBC.munmap(address + 3 * quarter, len(expected) - 3 * quarter) == 0
+    _cover(address + quarter, quarter - page + 1)  # up to the end of its last page
+    differing = _compare(address, expected[:quarter], 2, 1)
+    differing += _compare(address + 2 * quarter, expected[2 * quarter : 3 * quarter], 2, 1)
+    return differing + (not _is_covered(address + quarter, quarter - page + 1))
+
+
+def _signal() -> int:
+    """Handle and unblock a signal, as any program does; then end this one by another."""
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    assert _LIBC.sigaction(signal.SIGUSR1, None, ctypes.create_string_buffer(512)) == 0
+    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return 0
 
 
 def _in_child(path: str, address: int, expected: bytes, *, anew: bool) -> int:
@@ -101,12 +131,13 @@ def main() -> None:
             result = _compare(address, expected, *arguments)
         elif what in ("renew", "cover"):
             result = _renew(model, address, expected, is_unmapped=what == "renew")
+        elif what == "cut":
+            result = _cut(address, expected)
         elif what == "blocked":
             with ThreadPoolExecutor(1) as pool:  # all inherit what this one blocks
                 result = pool.submit(_compare_blocked, address, expected).result()
         elif what == "signal":
-            os.kill(os.getpid(), signal.SIGSEGV)
-            result = 0
+            result = _signal()
         elif what == "write":
             result = ctypes.memset(address + len(expected) - 1, 0, 1)
         else:
