@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests also wait, for processes, timers and disks: two a processor.
 export PYTEST_XDIST_AUTO_NUM_WORKERS := $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 
-.PHONY: chat demo quick test engines bench conformance docs wheels release-check fuzz everything soak mutants format clean
+.PHONY: chat demo quick test engines bench conformance docs wheels release-check fuzz everything soak mutants mutants-python format clean
 
 chat: $(VENV)/running
 	@echo 'moepack is $(BIN)/moepack; after `. $(BIN)/activate` it is moepack'
@@ -94,6 +94,11 @@ soak: $(VENV)/developing
 mutants: $(VENV)/developing
 	@$(BIN)/python -m tests.mutants.native --most $(or $(MOST),100) \
 	    $(or $(FILES),slots order guesses prompts residents pool drive reads cache library)
+
+# FILES are paths of modules in the folders that tests/mutants/python.py has tests for.
+mutants-python: $(VENV)/developing
+	@$(BIN)/python -m tests.mutants.python $(or $(MOST),40) $(or $(FILES),moepack/packing/restore.py \
+	    $(wildcard $(addsuffix /[a-z]*.py,moepack/packing/writing moepack/pack/format moepack/pack/verifying)))
 
 format: $(VENV)/developing
 	$(BIN)/ruff check --fix moepack tests benchmarks conformance docs releasing examples hatch_build.py

@@ -162,8 +162,8 @@ def _object(kind: str, name: str, folder: str = "native") -> Path:
     return target
 
 
-def prepare() -> None:
-    """Copy the project, and make a pack for the programs."""
+def copy_project() -> None:
+    """Copy the project to TREE."""
     shutil.rmtree(BUILD, ignore_errors=True)
     listed = subprocess.check_output(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
@@ -174,6 +174,11 @@ def prepare() -> None:
         target = TREE / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target, follow_symlinks=False)
+
+
+def prepare() -> None:
+    """Copy the project, and make a pack for the programs."""
+    copy_project()
     FILES.mkdir()
     pack_model([first_shard("qwen3moe")], PACK)
 
