@@ -13,6 +13,7 @@ from tests.support.pack_draft import (
     Rule,
     all_of,
     later,
+    more,
     record,
     renamed,
     section,
@@ -60,6 +61,17 @@ def with_many_sections(draft: Draft) -> None:
     pieces = draft.pieces()
     count = records.MAX_SECTIONS - len(pieces)
     draft.rebuild([*pieces, *(Piece(b"s%d" % n, b"x", 1, 0) for n in range(count))])
+
+
+def of_one_byte(draft: Draft) -> None:
+    """Add a file of one byte, and let a part be as long."""
+    more("files")(draft)
+    draft.body["files"].append({"name": "one", "length": 1})
+    (draft.path / "one").write_bytes(b"1")
+    draft.set("file", 3, name=b"one", length=1)
+    draft.set("part_kind", 0, length=1)
+    for part in (0, 3):
+        draft.set("part", part, stored_length=1)
 
 
 def other_names(draft: Draft) -> None:
@@ -117,6 +129,7 @@ MORE_RULES = [
 ALLOWED = [
     Case("a part at the end of its blob", at_the_end(0)),
     Case("a part as long as its blob", as_long_as_its_blob),
+    Case("a part and a file of one byte", of_one_byte),
     Case("a blob up to the end of its file", blob_to_the_end(0)),
     Case("a blob as long as its file", record("blob", 1, length=24576)),
     Case("a file of 2^63 - 1 bytes", lambda draft: draft.resize(0, (1 << 63) - 1)),

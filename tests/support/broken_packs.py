@@ -120,6 +120,7 @@ HEADER_RULES = [
     *at(
         "index_length",
         ("an index of more than 1 GiB", header(index_length=(1 << 30) + 8), "out of bounds"),
+        ("an index of 1 GiB that is shorter", header(index_length=1 << 30), "wrong length"),
         ("a longer index", resized(64, in_header=False), "wrong length"),
         ("a shorter index", resized(-64, in_header=False), "wrong length"),
     ),

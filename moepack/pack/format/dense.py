@@ -101,7 +101,7 @@ class DensePart(IndexBytes):
         record = ShardBytesRecord._make(records.SHARD_BYTES.unpack_from(self._data, at))
         place = f"shard_bytes {number}"
         if not record.length:
-            self._fail(place, "length out of bounds", "1 or more", 0)
+            self._fail(place, "length out of bounds", "1 or more", record.length)
         self._check_range(place, record.file, record.offset, record.length)
         self._check_shard(place, record.shard, record.shard_offset, record.length)
         return record

@@ -39,11 +39,11 @@ def padded_text(field: bytes, path: str, place: str) -> str:
         raise PackError("an empty name", path=path, place=place)
     if len(text) == len(field) or any(padding):
         problem = "a name is not padded with zeros"
-        raise PackError(problem, path=path, place=place, found=field[:80])
+        raise PackError(problem, path=path, place=place, found=field)
     try:
         return text.decode()
     except UnicodeDecodeError:
-        raise PackError("a name is not UTF-8", path=path, place=place, found=text[:80]) from None
+        raise PackError("a name is not UTF-8", path=path, place=place, found=text) from None
 
 
 def padded_name(field: bytes, path: str, place: str) -> str:

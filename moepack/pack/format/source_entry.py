@@ -121,6 +121,5 @@ def is_file_name(name: str) -> bool:
         length = len(name.encode())
     except UnicodeEncodeError:
         return False
-    return (
-        1 <= length <= _MAX_NAME_LENGTH and name not in (".", "..") and not set(name) & set("/\0")
-    )
+    is_folder = name in ("", ".", "..")
+    return length <= _MAX_NAME_LENGTH and not is_folder and not set(name) & set("/\0")

@@ -195,7 +195,7 @@ class TableDecoder(IndexBytes):
             expected = "first_slice alone" if has_own else "a stride, and no first_slice"
             self._fail(place, "its origin is of two kinds, or of none", expected)
         if has_own:
-            return SliceOrigin(0, 0, 0, record.first_slice)
+            return SliceOrigin(*stacked, record.first_slice)
         end = record.shard_offset + expert_count * record.stride
         self._check_range(place, "end of its slices", end)
         return SliceOrigin(*stacked)

@@ -20,17 +20,17 @@ def test_experts_used_are_known_by_family_and_layer() -> None:
 def test_what_the_limits_allow_fits_into_a_manifest() -> None:
     """Shards and files, as many as there may be, with the longest names; pages of the index."""
     shards = tuple(
-        ShardEntry(f"{number:05}" + "ä" * 125, 1 << 62, 1 << 40, "0" * 64, "f" * 64)
-        for number in range(records.MAX_SHARDS)
+        ShardEntry(f"{number:05}" + "ä" * 125, records.MAX_LENGTH, 1 << 40, "0" * 64, "f" * 64)
+        for number in range(1, records.MAX_SHARDS)
     )
-    files = tuple(
-        FileEntry(f"{number:05}" + "x" * 250, 1 << 62) for number in range(records.MAX_FILES)
-    )
+    shards += (ShardEntry("m", 1, 1, "0" * 64),)
+    names = (f"{number:05}" + "x" * 250 for number in range(1, records.MAX_FILES))
+    files = (FileEntry("x", 1), *(FileEntry(name, records.MAX_LENGTH) for name in names))
     pages = tuple(range(records.MAX_INDEX_LENGTH // manifest.PAGE_LENGTH))
     described = Manifest(
         tool="test",
         is_whole=True,
-        source=SourceEntry("a", "b", {"ffn_exps": [8] * 1000}, 1 << 20, [], shards),
+        source=SourceEntry("a", "b", {"ffn_exps": [8] * 1000}, 0, [0], shards),
         layout={"name": "layers"},
         hotness={"order": None},
         layers=[0, 7],
