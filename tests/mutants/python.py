@@ -16,7 +16,7 @@ from typing import Any
 from tests.mutants.c_mutations import Mutant
 from tests.mutants.native import PYTEST, SURVIVED, TREE, copy_project, fails
 
-SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
+SWAPS: dict[type[ast.AST], tuple[Any, ...]] = {
     **{ast.Lt: (ast.LtE, ast.GtE), ast.GtE: (ast.Gt, ast.Lt), ast.Eq: (ast.NotEq,)},
     **{ast.Gt: (ast.GtE, ast.LtE), ast.LtE: (ast.Lt, ast.Gt), ast.NotEq: (ast.Eq,)},
     **{ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,)},
@@ -77,8 +77,8 @@ def _changes(node: Any) -> Iterator[tuple[Any, ast.expr | str]]:
             yield node, node.operand
         case ast.Constant(value=bool()):
             yield node, ast.Constant(not node.value)
-        case ast.Constant(value=int()):
-            yield from ((node, ast.Constant(node.value + step)) for step in (1, -1))
+        case ast.Constant(value=int() as value):
+            yield from ((node, ast.Constant(value + step)) for step in (1, -1))
         case ast.If() | ast.While() | ast.IfExp() if not isinstance(node.test, ast.Compare):
             yield node.test, ast.UnaryOp(ast.Not(), node.test)
         case ast.Return(value=ast.AST()) if ast.unparse(node) != "return None":
