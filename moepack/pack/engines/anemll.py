@@ -23,8 +23,8 @@ from moepack.common.sizes import ranges_text
 from moepack.pack.engines.contract import Engine, ExportPlan, LastFile, Need, Settings
 from moepack.pack.engines.expert_tensors import (
     FAMILY,
+    ExpertTensor,
     Layer,
-    RoutedTensor,
     architecture_note,
     expert_tensors,
     needed_stacks,
@@ -116,7 +116,7 @@ def _manifest(pack: Pack, target: Path, layers: Mapping[int, Layer]) -> dict[str
     }
 
 
-def _entry(pack: Pack, tensor: RoutedTensor, stride: int | None, folder: str) -> dict[str, Any]:
+def _entry(pack: Pack, tensor: ExpertTensor, stride: int | None, folder: str) -> dict[str, Any]:
     kind = tensor.kind
     shard, source_offset = pack.index.origin(tensor.family, kind, 0)
     first = tensor.extent(0, 0)

@@ -22,8 +22,8 @@ ROLES = ("gate", "up", "down")
 FAMILY = "ffn_exps"
 
 
-class RoutedTensor(NamedTuple):
-    """One weight of all experts of a layer: the part `number` of `family`."""
+class ExpertTensor(NamedTuple):
+    """One part of all experts of a layer, most a weight: the part `number` of `family`."""
 
     pack: Pack
     family: PackedFamily
@@ -59,7 +59,7 @@ class RoutedTensor(NamedTuple):
             yield self.extent(expert, expert * self.length)
 
 
-Layer = Mapping[str, RoutedTensor]
+Layer = Mapping[str, ExpertTensor]
 """The expert tensors of a layer by projection: gate, up, down, gate_up."""
 
 
@@ -69,7 +69,7 @@ def expert_tensors(pack: Pack) -> dict[int, Layer]:
     for family in pack.index.families:
         if family.name == FAMILY:
             layers[family.layer] = {
-                projection(kind.name): RoutedTensor(pack, family, number)
+                projection(kind.name): ExpertTensor(pack, family, number)
                 for number, kind in enumerate(family.part_kinds)
                 if kind.name.endswith(".weight")
             }
@@ -112,7 +112,7 @@ def needed_all_layers(pack: Pack) -> Iterator[Need]:
         yield Need(problem, pack_command(pack))
 
 
-def tensors_of(layers: Mapping[int, Layer]) -> list[RoutedTensor]:
+def tensors_of(layers: Mapping[int, Layer]) -> list[ExpertTensor]:
     """List all expert tensors."""
     return [tensor for layer in layers.values() for tensor in layer.values()]
 

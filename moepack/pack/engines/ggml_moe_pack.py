@@ -21,8 +21,8 @@ from moepack.common.sizes import align
 from moepack.pack.engines.contract import Engine, ExportOption, ExportPlan, Settings
 from moepack.pack.engines.expert_tensors import (
     FAMILY,
+    ExpertTensor,
     Layer,
-    RoutedTensor,
     expert_count,
     expert_tensors,
     needed_weights,
@@ -85,7 +85,7 @@ def _notes(order: str, architecture: str) -> tuple[str, ...]:
 class _PlacedPart(NamedTuple):
     """A part of an expert at its offset in the file."""
 
-    tensor: RoutedTensor
+    tensor: ExpertTensor
     expert: int
     offset: int
 

@@ -27,8 +27,8 @@ from moepack.pack.engines.contract import (
 )
 from moepack.pack.engines.expert_tensors import (
     FAMILY,
+    ExpertTensor,
     Layer,
-    RoutedTensor,
     expert_count,
     expert_tensors,
     needed_weights,
@@ -84,7 +84,7 @@ def _notes(pack: Pack, layers: Mapping[int, Layer]) -> Iterator[str]:
         yield f"the engine prefetches {_MOST_USED} experts of a token: the model uses {used}"
 
 
-def _parts(layer: Layer) -> Iterator[tuple[str, RoutedTensor, int]]:
+def _parts(layer: Layer) -> Iterator[tuple[str, ExpertTensor, int]]:
     """Yield the parts of an expert: projection, tensor, and offset in its file."""
     offset = 0
     for role in _ROLES:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from moepack.common.errors import PackError, RequestError, SourceError
 from moepack.common.phases import Progress, advancing
-from moepack.pack.engines.expert_tensors import RoutedTensor
+from moepack.pack.engines.expert_tensors import ExpertTensor
 from moepack.pack.engines.stock_gguf import ALIGNMENT, LaidTensor, lay_out
 from moepack.pack.reading.pack import Pack
 from moepack.pack.verifying.shard_sha256 import hash_extents
@@ -118,7 +118,7 @@ class _Work(NamedTuple):
 
 def hash_model(
     pack: Pack,
-    experts: Sequence[RoutedTensor],
+    experts: Sequence[ExpertTensor],
     gguf: OneGguf,
     threads: int,
     progress: Progress | None,

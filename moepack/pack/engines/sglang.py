@@ -36,8 +36,8 @@ from moepack.pack.engines.contract import (
 from moepack.pack.engines.expert_tensors import (
     FAMILY,
     ROLES,
+    ExpertTensor,
     Layer,
-    RoutedTensor,
     architecture_note,
     expert_tensors,
     needed_all_layers,
@@ -202,7 +202,7 @@ class _Export:
                 yield self._entry(self.layers[layer][role], expert, role_id, place, generation)
 
     def _entry(
-        self, tensor: RoutedTensor, expert: int, role_id: int, offset: int, generation: int
+        self, tensor: ExpertTensor, expert: int, role_id: int, offset: int, generation: int
     ) -> bytes:
         in_gguf = self.tensors[tensor.name]
         slice_sha256 = self.hashes.slices[tensor.name][expert]

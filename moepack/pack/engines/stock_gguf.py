@@ -26,9 +26,10 @@ from moepack.pack.engines.contract import (
     Settings,
     checked_alignment,
 )
+from moepack.pack.engines.expert_tensors import ExpertTensor
 from moepack.pack.opening.open_model import read_first_header
 from moepack.pack.reading.pack import Pack
-from moepack.pack.reading.shard_map import check_whole, part_extent, tensor_extent
+from moepack.pack.reading.shard_map import check_whole, tensor_extent
 from moepack.source import gguf_header
 from moepack.source.folder import SHARD_NAME
 from moepack.storage.extents import Extent, NewFile
@@ -117,17 +118,14 @@ def _dense(pack: Pack) -> Iterator[LaidTensor]:
 def _experts(pack: Pack) -> Iterator[LaidTensor]:
     for family in pack.index.families:
         for number, kind in enumerate(family.part_kinds):
-            slices = tuple(
-                part_extent(pack.index, family, expert, number, expert * kind.length)
-                for expert in range(family.expert_count)
-            )
-            name = f"blk.{family.layer}.{kind.name}"
+            whole = ExpertTensor(pack, family, number)
+            slices = tuple(whole.extents())
             if kind.origin.first_slice is None:
                 length = kind.length * family.expert_count
                 shape = (*kind.shape, family.expert_count)
-                yield LaidTensor(name, kind.type_id, shape, length, slices)
+                yield LaidTensor(whole.name, kind.type_id, shape, length, slices)
                 continue
-            stem = name.removesuffix("_exps.weight")
+            stem = whole.name.removesuffix("_exps.weight")
             for expert, extent in enumerate(slices):
                 alone = (extent._replace(offset=0),)
                 own_name = f"{stem}.{expert}.weight"
