@@ -1,23 +1,27 @@
 """The C header reads what Python reads, refuses what Python refuses, and touches nothing else."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import moepack
+from conformance import make_packs, variants
 from moepack.packing.shard_index import index_model
 from tests.support.c_compiler import compiled
 from tests.support.c_readers import Verdict, c_says, output_of, python_says
-from tests.support.gguf_builder import moe
+from tests.support.gguf_builder import F32, moe
 from tests.support.models import REAL_MODELS, flip, pack_model
 from tests.support.packs import ranked_meanwhile
 
-CONFORMANCE = Path(__file__).parents[2] / "conformance" / "packs"
+PACKS = make_packs.FOLDER
+VERDICTS: list[dict[str, Any]] = json.loads((PACKS / "verdicts.json").read_text())
 
 
 # Compiling.
@@ -90,7 +94,7 @@ def test_every_part_of_a_real_model_is_the_same_in_c_and_python(
 def test_the_headers_of_shards_are_those_that_python_locates(
     packs: dict[str, Path], program: Path
 ) -> None:
-    paths = [packs[model] for model in REAL_MODELS] + [CONFORMANCE / "over-shards"]
+    paths = [packs[model] for model in REAL_MODELS] + [PACKS / "over-shards"]
     for path, verdict in zip(paths, c_says(program, "headers", paths), strict=True):
         with moepack.open(path) as pack:
             headers = [one for one in pack.index.shard_bytes() if one.shard_offset == 0]
@@ -100,7 +104,7 @@ def test_the_headers_of_shards_are_those_that_python_locates(
             for one in sorted(headers)
         ]
         assert verdict.lines, path.name
-    (verdict,) = c_says(program, "headers", [CONFORMANCE / "experts-only"])
+    (verdict,) = c_says(program, "headers", [PACKS / "experts-only"])
     assert verdict == Verdict([], "")
 
 
@@ -260,3 +264,112 @@ def test_shards_that_are_not_what_was_indexed_are_refused(
     for words, path, verdict in zip(damages, paths, c_says(program, "check", paths), strict=True):
         assert verdict.refusal.startswith(words)
         assert python_says(path).refusal
+
+
+# Packs of the conformance suite, but for what only the manifest says.
+
+
+def named(verdict: str, *asked_for: str) -> list[Path]:
+    """List the packs of a verdict."""
+    return [
+        PACKS / entry["pack"]
+        for entry in VERDICTS
+        if entry["verdict"] == verdict and (not asked_for or entry["asked_for"] in asked_for)
+        if verdict != variants.OPENING or not entry["needs_manifest"]
+    ]
+
+
+def test_sound_packs_are_read_by_the_c_reader(program: Path) -> None:
+    paths = named("sound")
+    assert len(paths) >= 15
+    for path, verdict in zip(paths, c_says(program, "list", paths), strict=True):
+        assert verdict.refusal == "", path.name
+        assert verdict == python_says(path, reads=True), path.name
+        entry = next(entry for entry in VERDICTS if entry["pack"] == path.name)
+        read = [line for line in verdict.lines if line.startswith("bytes ")]
+        parts = sum(len(expert["parts"]) for expert in entry["experts"])
+        assert len(read) == parts + len(entry["dense"])
+
+
+@pytest.mark.parametrize(
+    ("paths", "least", "mode", "is_refused"),
+    [
+        (named(variants.OPENING), 50, "check", True),
+        (named(variants.USE, "experts", "dense", "origins"), 30, "list", True),
+        (named(variants.VERIFICATION) + named(variants.USE, "restoring"), 12, "list", False),
+    ],
+    ids=["opening", "use", "verification"],
+)
+def test_the_c_reader_refuses_packs_at_opening_and_at_use(
+    paths: list[Path], least: int, mode: str, is_refused: bool, program: Path
+) -> None:
+    assert len(paths) >= least
+    for path, verdict in zip(paths, c_says(program, mode, paths), strict=True):
+        assert bool(verdict.refusal) == is_refused, path.name
+
+
+def test_an_unknown_codec_or_kind_of_file_is_refused_by_name(program: Path) -> None:
+    paths = [PACKS / "broken-section-a-codec", PACKS / "broken-file-kind-3"]
+    assert [verdict.refusal for verdict in c_says(program, "check", paths)] == [
+        "FEATURE index.bin: directory: needs the section 'codec-zstd', which this reader does not"
+        " know",
+        "FEATURE index.bin: file 0: needs files of kind 3, which this reader does not know",
+    ]
+
+
+# Parts to separate addresses, by as few reads as can be.
+
+
+@pytest.fixture
+def paged(tmp_path: Path) -> Path:
+    """Give a pack whose parts are whole pages, as those of nearly all real models are."""
+    model = moe((0, 1), 3, ne=(64, 16), type_id=F32, block=(1, 4)).write(tmp_path / "m.gguf")
+    pack_model([model], tmp_path / "pack")
+    return tmp_path / "pack"
+
+
+def test_an_expert_of_whole_pages_is_one_read(paged: Path, vectored: Path, program: Path) -> None:
+    experts = [(layer, expert) for layer in (0, 1) for expert in range(3)]
+    for reader, count in ((vectored, 1), (program, 3)):  # without preadv each part is one
+        lines = [f"{layer} {expert}: {count}" for layer, expert in experts]
+        assert output_of(reader, "parts", paged).splitlines() == lines
+
+
+def test_parts_that_lie_apart_are_a_read_each(vectored: Path) -> None:
+    output = output_of(vectored, "parts", PACKS / "over-shards")
+    assert set(output.splitlines()) == {"0 0: 3", "0 1: 3", "1 0: 3", "1 1: 3"}
+
+
+def test_parts_are_the_same_at_separate_addresses(
+    paged: Path, packs: dict[str, Path], vectored: Path
+) -> None:
+    """The program compares, at any alignment, with reads that are interrupted and short."""
+    sound = [
+        path for path in sorted(PACKS.iterdir()) if path.is_dir() and "broken" not in path.name
+    ]
+    paths = [paged, *(packs[model] for model in REAL_MODELS), *sound]
+    for path, verdict in zip(paths, c_says(vectored, "list", paths), strict=True):
+        assert verdict == python_says(path, reads=True), path.name
+        assert verdict.refusal == "", path.name
+
+
+@pytest.mark.long
+def test_valgrind_finds_nothing(paged: Path, plain: Path) -> None:
+    """What sanitizers do not see: bytes that were never written, down to the system calls."""
+    if shutil.which("valgrind") is None:
+        pytest.skip("there is no valgrind here")
+    options = ("-q", "--error-exitcode=9", "--leak-check=full")
+    for mode, path in (("list", paged), ("list", PACKS / "over-shards"), ("headers", paged)):
+        output = output_of(Path("valgrind"), *options, plain, mode, path)
+        assert output.endswith("\nsound\n")
+
+
+@pytest.mark.parametrize("length", [10, 5000, 12287])
+def test_a_vectored_read_of_a_file_that_ends_too_early_is_short(
+    length: int, paged: Path, vectored: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(paged, tmp_path / "cut"))
+    os.truncate(path / "experts-00000.bin", length)
+    found = f"expected 12288 bytes at 0, found {length}"
+    first, *_ = output_of(vectored, "parts", path).splitlines()
+    assert first == f"SHORT_READ experts-00000.bin: {found}"
