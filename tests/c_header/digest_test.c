@@ -1,6 +1,6 @@
 /* Prints the digests that moepack.h computes; test_digest.py compares them with xxhash's.
  *
- *     digest_test LENGTH...   of the first LENGTH bytes of standard input, each at any alignment
+ *     digest_test LENGTH...   of the first LENGTH bytes of standard input, each at several alignments
  *
  * The first line names the way that long inputs are digested. */
 #include <assert.h>
@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
         uint64_t digest;
         assert(length <= most);
         digest = digest_at(0, length);
-        for (start = 1; start < 32; start++) assert(digest_at(start, length) == digest);
+        for (start = 1; start < 32; start *= 2) assert(digest_at(start, length) == digest);
         printf("%016" PRIx64 "\n", digest);
     }
     return 0;

@@ -79,8 +79,9 @@ def test_a_record_with_any_byte_changed_or_cut_off_only_costs_its_file(
     assert records.unseal(whole)
     damaged = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))]
     damaged += [whole[:at] for at in range(len(whole))]
+    damaged += [b"null", b"[" * 100_000, b"\xff\xfe\n"]
     assert not any(map(records.unseal, damaged))
-    for data in (damaged[0], damaged[-1], b"", b"null", b"[" * 100_000, b"\xff\xfe\n"):
+    for data in (damaged[0], b""):
         kept_count = len(FILES) - (name != "input.json")
         assert interrupted.resume(name, data).resumed_file_count == kept_count
 

@@ -135,7 +135,7 @@ def test_any_hotness_file_is_read_or_refused(
 # Giants: seconds and 100 MB, in a process of its own.
 
 LOAD = ("from moepack.traces.hotness import file", "file.decode(open(path, 'rb').read(), path)")
-LENGTH = 8 << 20
+LENGTH = 4 << 20
 
 
 BIG_HOTNESS: dict[str, Callable[[], bytes]] = {
