@@ -47,11 +47,11 @@ void *seam_find_optional(const char *name, void *caller) {
     return handle ? dlsym(handle, name) : function;
 }
 
-/* Find a function in any library: the one that reads a model's header may not know that of devices. */
-static void *find_anywhere(const char *name) {
+/* Find a function in the library that calls, or in any: the one that reads a model's header may not know that of devices. */
+static void *find_anywhere(const char *name, void *caller) {
     struct link_map *map = NULL;
-    void *program = dlopen(NULL, RTLD_LAZY), *function = NULL;
-    if (!program || dlinfo(program, RTLD_DI_LINKMAP, &map)) return NULL;
+    void *program = dlopen(NULL, RTLD_LAZY), *function = seam_find_optional(name, caller);
+    if (!program || dlinfo(program, RTLD_DI_LINKMAP, &map)) return function;
     for (; map && !function; map = map->l_next) {
         void *handle = *map->l_name ? dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD) : NULL;
         function = handle ? dlsym(handle, name) : NULL;
@@ -209,12 +209,9 @@ static void tick(void *nothing) {
 /* Does this program have a device that is no CPU? Then experts stay where files have them, since they may be copied from
  * there; only for CPUs may a tensor have another stride. */
 static bool has_only_cpus(void *caller) {
-    size_t (*count)(void) = (size_t (*)(void))seam_find_optional("ggml_backend_dev_count", caller);
-    void *(*get)(size_t) = (void *(*)(size_t))seam_find_optional("ggml_backend_dev_get", caller);
-    int (*type)(void *) = (int (*)(void *))seam_find_optional("ggml_backend_dev_type", caller);
-    if (!count) count = (size_t (*)(void))find_anywhere("ggml_backend_dev_count");
-    if (!get) get = (void *(*)(size_t))find_anywhere("ggml_backend_dev_get");
-    if (!type) type = (int (*)(void *))find_anywhere("ggml_backend_dev_type");
+    size_t (*count)(void) = (size_t (*)(void))find_anywhere("ggml_backend_dev_count", caller);
+    void *(*get)(size_t) = (void *(*)(size_t))find_anywhere("ggml_backend_dev_get", caller);
+    int (*type)(void *) = (int (*)(void *))find_anywhere("ggml_backend_dev_type", caller);
     if (!count || !get || !type) return false;
     for (size_t i = 0; i < count(); i++)
         if (type(get(i)) != 0 /* GGML_BACKEND_DEVICE_TYPE_CPU */) return false;

@@ -183,8 +183,8 @@ static void *map_over(char *address, size_t length, int protection, int flags, i
 }
 
 EXPORT void *mmap(void *address, size_t length, int protection, int flags, int descriptor, off_t offset) {
-    bool may_be = descriptor >= 0 && (flags & MAP_SHARED) && !(protection & PROT_WRITE) && !(flags & MAP_FIXED);
-    int file = may_be && getenv("MOEPACK_TABLE") ? seam_find_file(descriptor, __builtin_return_address(0)) : -1;
+    bool may_be = (flags & MAP_SHARED) && !(protection & PROT_WRITE) && !(flags & MAP_FIXED);
+    int file = may_be ? seam_find_file(descriptor, __builtin_return_address(0)) : -1;
     if (file >= 0) return map_model((uint32_t)file, length, descriptor, offset);
     if (flags & MAP_FIXED && region_count) return map_over(address, length, protection, flags, descriptor, offset);
     return real_mmap(address, length, protection, flags, descriptor, offset);
@@ -216,8 +216,7 @@ EXPORT int mlock(const void *address, size_t length) {
  * that against where tensors lie. */
 static off_t size_for(FILE *file, off_t position, void *caller) {
     struct stat status;
-    if (position < 0 || !getenv("MOEPACK_TABLE")) return position;
-    if (fstat(fileno(file), &status) || status.st_size != position) return position;
+    if (position < 0 || fstat(fileno(file), &status) || status.st_size != position) return position;
     if (seam_find_file(fileno(file), caller) < 0 || !seam.is_image || fstat(seam.image, &status)) return position;
     return status.st_size;
 }

@@ -24,6 +24,7 @@ static struct experts experts = {
     .layers = layers, .parts = parts, .layer_of = layers_of, .layer_count = LAYERS, .count = COUNT, .class_count = 2, .class_length = {SMALL, LARGE}};
 static struct cache_file file = {.place_count = 1};
 static struct cache cache;
+static bool is_open;
 static struct cache_options options;
 static struct cache_error error;
 static struct warm_expert warm[COUNT];
@@ -42,11 +43,18 @@ static void tick(void *data) {
     atomic_fetch_add(&tick_count, 1);
 }
 
+static void close_cache(void) {
+    if (is_open) cache_close(&cache);
+    is_open = false;
+}
+
 static void open_cache(uint64_t memory) {
+    close_cache();
     struct cache_owner owner = {NULL, NULL, NULL, tick};
     options.memory = memory;
     options.reserve = SMALL;
-    if (cache_open(&cache, &experts, &file, &options, owner, NULL, &error)) printf("%s\n", error.message);
+    is_open = !cache_open(&cache, &experts, &file, &options, owner, NULL, &error);
+    if (!is_open) printf("%s\n", error.message);
 }
 
 static uint64_t memory_of_pool(void) {
@@ -75,7 +83,6 @@ static int warm_up(void) {
     for (uint32_t i = 0; i < COUNT; i++) REQUIRE(is_resident((5 * i + 3) % LAST) == (i < 5 || (i >= 16 && i - 16 < 5)));
     REQUIRE(cache.statistics->read_length == 5 * SMALL && !cache.statistics->miss_count && !cache.ahead_in_flight);
     REQUIRE(!use(0, 3) && cache.statistics->hit_count == 1);
-    cache_close(&cache);
     return 0;
 }
 
@@ -90,7 +97,6 @@ static int warm_up_pinned(void) {
     COMES(!atomic_load(&cache.statistics->is_warming) && is_resident(0) && is_resident(1));
     usleep(20000);
     REQUIRE(!is_resident(2) && !is_resident(3) && cache.statistics->read_length == 4 * SMALL);
-    cache_close(&cache);
     return 0;
 }
 
@@ -107,7 +113,6 @@ static int read_ahead(void) {
     REQUIRE(!use(0, 0) && !cache.ahead_in_flight && cache.statistics->wasted_length == 3 * SMALL);
     uint32_t before = atomic_load(&tick_count);
     COMES(atomic_load(&tick_count) >= before + 2); /* a few times a second */
-    cache_close(&cache);
     return 0;
 }
 
@@ -122,7 +127,6 @@ static int read_the_next_layer(void) {
             REQUIRE(!cache_use(&cache, 0, 1, all, MANY_TOKENS, 1, &error) && !cache.residents.ahead_count);
             REQUIRE(!cache_use(&cache, 0, 0, all, count, 1, &error));
             REQUIRE(cache.residents.ahead_count == (count == MANY_TOKENS && !is_idle));
-            cache_close(&cache);
         }
     return 0;
 }
@@ -131,7 +135,6 @@ static int guess(void) {
     uint32_t named[] = {4, 5, 5, 6};
     open_cache(9 * SMALL);
     REQUIRE(!cache_wants_guess(&cache, 0, 1)); /* nobody has asked for guesses */
-    cache_close(&cache);
     options.prefetches = true;
     open_cache(9 * SMALL);
     REQUIRE(cache_wants_guess(&cache, 0, 1) && cache_wants_guess(&cache, 0, MOST_GUESSED_TOKENS));
@@ -150,7 +153,6 @@ static int guess(void) {
     REQUIRE(!cache_wants_guess(&cache, 0, 1) && !use(0, 0) && cache.statistics->guesses_are_off);
     REQUIRE(cache.statistics->control_count == 16 && !cache.statistics->control_right_count);
     options.prefetches = false;
-    cache_close(&cache);
     return 0;
 }
 
@@ -188,14 +190,12 @@ static int prepare(void) {
         if (is_prepared) {
             COMES(cache.prepared_lengths[1] == 8 * LARGE);
         }
-        cache_close(&cache);
     }
     open_cache((64 << 20) - 1); /* too little for huge pages */
     REQUIRE(!cache_start(&cache) && !use(2, 1));
     usleep(20000);
     REQUIRE(memory_of_pool() == LARGE);
     options.is_prepared = experts.is_aligned = false;
-    cache_close(&cache);
     return 0;
 }
 
@@ -213,7 +213,9 @@ int main(int argument_count, char **arguments) {
     }
     if (ftruncate(file.places[0].cached, (off_t)offset)) return 2;
     int (*const stories[])(void) = {warm_up, warm_up_pinned, read_ahead, read_the_next_layer, guess, prepare};
-    for (unsigned i = 0; i < sizeof stories / sizeof *stories; i++)
+    for (unsigned i = 0; i < sizeof stories / sizeof *stories; i++) {
         if (stories[i]()) return 1;
+        close_cache();
+    }
     return 0;
 }

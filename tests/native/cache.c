@@ -31,6 +31,7 @@ static struct experts experts = {
     .layers = layers, .parts = parts, .layer_of = layers_of, .layer_count = LAYERS, .count = COUNT, .class_count = 1, .class_length = {SLOT}};
 static struct cache_file file;
 static struct cache cache;
+static bool is_open;
 static struct cache_error error;
 static char content[2 * COUNT * STRIDE];
 static int descriptors[DESCRIPTORS];
@@ -81,18 +82,26 @@ static uint64_t offset_of(uint32_t expert, uint32_t part) {
     return part == 0 ? pair : part == 1 ? pair + FIRST + GAP : (uint64_t)(COUNT + expert) * STRIDE + 7;
 }
 
+static void close_cache(void) {
+    if (is_open) cache_close(&cache);
+    is_open = false;
+}
+
 /* The file is the only one; with `has_mirror` it lies at both. O_DIRECT needs no more of a file in memory than of others. */
 static void open_cache(uint64_t slots, int check, bool has_mirror) {
+    close_cache();
     memset(&drive, 0, sizeof drive);
     memset(reads, 0, sizeof reads);
     file = (struct cache_file){.place_count = has_mirror ? 2 : 1};
     file.places[0] = (struct place){.path = "the pack", .direct = descriptors[PACK_DIRECT], .cached = descriptors[PACK]};
-    file.places[1] = (struct place){.path = "the mirror", .direct = descriptors[MIRROR_DIRECT], .cached = descriptors[MIRROR]};
+    file.places[1] = (struct place){.direct = -1, .cached = -1};
+    if (has_mirror) file.places[1] = (struct place){.path = "the mirror", .direct = descriptors[MIRROR_DIRECT], .cached = descriptors[MIRROR]};
     for (uint32_t e = 0; e < COUNT; e++)
         for (uint32_t p = 0; p < PARTS; p++) parts[e * MAX_PARTS + p].has_mirror = has_mirror;
     struct cache_options options = {.memory = (slots + 1) * SLOT, .reserve = SLOT, .policy = POLICY_LRU, .check = check, .reads = DRIVE_THREADS};
     struct cache_owner owner = {NULL, NULL, NULL, NULL};
-    if (cache_open(&cache, &experts, &file, &options, owner, NULL, &error)) printf("%s\n", error.message);
+    is_open = !cache_open(&cache, &experts, &file, &options, owner, NULL, &error);
+    if (!is_open) printf("%s\n", error.message);
 }
 
 /* Use an expert of layer 0 in context 0; return the code. */
@@ -125,7 +134,6 @@ static int read_whole_pages(void) {
     uint32_t before = reads[PACK_DIRECT].count;
     REQUIRE(!use(5) && is_right(5) && reads[PACK_DIRECT].count == before && reads[PACK].count >= 3);
     REQUIRE(cache.statistics->read_length == 8 * PAGE + PAIR + THIRD); /* as it is, from now on */
-    cache_close(&cache);
     return 0;
 }
 
@@ -138,7 +146,6 @@ static int read_as_it_lies(void) {
     parts[2].slot_offset -= 512;
     drive.is_short[PACK_DIRECT] = true;
     REQUIRE(!use(1) && is_right(1) && reads[PACK_DIRECT].count == 3 && reads[PACK].count == 3);
-    cache_close(&cache);
     return 0;
 }
 
@@ -159,7 +166,6 @@ static int read_together(void) {
         second->slot_offset = (uint32_t)(100 + second->offset - offset_of(0, 0) + (uint64_t)cases[i].shift);
         REQUIRE(!use(0) && read_count() == cases[i].count);
         REQUIRE(cases[i].parts == 2 || reads[PACK_DIRECT].length == PAGE); /* nothing of a part behind it */
-        cache_close(&cache);
     }
     *second = before;
     layers[0].part_count = PARTS;
@@ -179,7 +185,6 @@ static int read_edges(void) {
         REQUIRE(advised[i] == (i % 2 ? part->offset + part->length - 1 : part->offset));
     }
     *third = before;
-    cache_close(&cache);
     return 0;
 }
 
@@ -191,6 +196,7 @@ static int fail_to_open(void) {
     getrlimit(RLIMIT_NOFILE, &before);
     none = (struct rlimit){0, before.rlim_max};
     setrlimit(RLIMIT_NOFILE, &none);
+    close_cache();
     int code = cache_open(&cache, &experts, &file, &(struct cache_options){.memory = SLOT}, (struct cache_owner){NULL}, NULL, &error);
     setrlimit(RLIMIT_NOFILE, &before);
     REQUIRE(code == CACHE_SYSTEM && error.code == code && error.system_error == EMFILE && error.expert == NO_EXPERT);
@@ -212,7 +218,6 @@ static int fail_to_read(void) {
     int32_t last = 7;
     REQUIRE(cache_use(&cache, 0, 1, &last, 1, 1, &error) == CACHE_READ_FAILED && error.system_error == ENODATA);
     REQUIRE(error.expert == 15 && error.part == 2 && error.offset == offset_of(15, 2) && strstr(error.message, "shorter"));
-    cache_close(&cache);
     return pwrite(descriptors[PACK], content, sizeof content, 0) != (ssize_t)sizeof content;
 }
 
@@ -229,11 +234,9 @@ static int find_wrong_bytes(void) {
     for (int32_t e = 3; e < 7; e++) REQUIRE(!use(e));
     drive.is_wrong[PACK_DIRECT] = true;
     REQUIRE(!use(2) && !is_right(2)); /* it was right once */
-    cache_close(&cache);
     open_cache(2, CHECK_NONE, false);
     drive.is_wrong[PACK_DIRECT] = true;
     REQUIRE(!use(2) && !is_right(2));
-    cache_close(&cache);
     return 0;
 }
 
@@ -250,12 +253,10 @@ static int check_later(void) {
     REQUIRE(cache.statistics->rechecked_count == 1 && !codes[0] && codes[1] == CACHE_DIGEST_DIFFERS);
     for (uint32_t e = 0; e < PER_LAYER; e++)
         for (uint32_t p = 0; p < PARTS; p++) parts[e * MAX_PARTS + p].has_digest = true;
-    cache_close(&cache);
     open_cache(2, CHECK_EACH, false);
     for (int32_t i = 0; i < 9; i++) REQUIRE(!use(i % 8));
     drive.is_wrong[PACK_DIRECT] = true;
     REQUIRE(use(1) == CACHE_DIGEST_DIFFERS && !cache.statistics->rechecked_count);
-    cache_close(&cache);
     return 0;
 }
 
@@ -295,7 +296,6 @@ static int choose_a_place(void) {
         REQUIRE(place->throughput == (double)place->busy_length / (double)(place->measured_at - place->began_at));
     }
     layers[0].part_count = PARTS;
-    cache_close(&cache);
     return 0;
 }
 
@@ -304,7 +304,6 @@ static int read_both(void) {
     for (int32_t e = 0; e < 8; e++) REQUIRE(!use(e) && is_right((uint32_t)e));
     REQUIRE(reads[PACK_DIRECT].count && reads[MIRROR_DIRECT].count && read_count() == 16);
     REQUIRE(file.places[0].throughput > 0 && file.places[1].throughput > 0 && !file.places[0].queued_length && !file.places[1].queued_length);
-    cache_close(&cache);
     return 0;
 }
 
@@ -314,12 +313,10 @@ static int leave_a_bad_mirror(void) {
     drive.failures[MIRROR_DIRECT] = drive.failures[MIRROR] = EIO;
     for (int32_t e = 0; e < 4; e++) REQUIRE(!use(e) && is_right((uint32_t)e));
     REQUIRE(file.place_count == 1 && reads[MIRROR_DIRECT].count == 1 && reads[MIRROR].count == 1);
-    cache_close(&cache);
     open_cache(8, CHECK_FIRST, true);
     drive.is_wrong[MIRROR_DIRECT] = true;
     for (int32_t e = 0; e < 4; e++) REQUIRE(!use(e) && is_right((uint32_t)e));
     REQUIRE(file.place_count == 1 && reads[MIRROR_DIRECT].count <= 2 && !reads[MIRROR].count && reads[PACK].count == PARTS);
-    cache_close(&cache);
     return 0;
 }
 
@@ -332,11 +329,9 @@ static int read_the_mirror_alone(void) {
     drive.failures[MIRROR_DIRECT] = drive.failures[MIRROR] = ENXIO;
     REQUIRE(use(5) == CACHE_READ_FAILED && error.expert == 5 && error.place <= 1);
     REQUIRE(strstr(error.message, error.place ? "the mirror: " : "the pack: "));
-    cache_close(&cache);
     open_cache(8, CHECK_FIRST, true);
     drive.is_wrong[PACK_DIRECT] = drive.is_wrong[PACK] = drive.is_wrong[MIRROR_DIRECT] = true;
     REQUIRE(use(6) == CACHE_DIGEST_DIFFERS && error.place == 0 && file.place_count == 2);
-    cache_close(&cache);
     return 0;
 }
 
@@ -367,7 +362,6 @@ static int count_calls(void) {
     cache_resize(&cache, 17 * SLOT);
     for (int32_t e = 0; e < 16; e++) REQUIRE(!cache_use(&cache, 0, (uint32_t)e / 8, (int32_t[]){e % 8}, 1, 1, &error));
     REQUIRE(statistics->holds_all);
-    cache_close(&cache);
     return 0;
 }
 
@@ -382,7 +376,6 @@ static int count_drafts(void) {
     REQUIRE(statistics->miss_count == 1 && !statistics->hit_count && !statistics->routed_count); /* the first is the last layer */
     cache_release(&cache, 0);
     REQUIRE(statistics->decoding_count == 1 && statistics->decoded_length == SLOT);
-    cache_close(&cache);
     layers[1].is_rare = false;
     return 0;
 }
@@ -415,7 +408,9 @@ int main(int argument_count, char **arguments) {
     make_model(arguments[1]);
     int (*const stories[])(void) = {read_whole_pages, read_as_it_lies, read_together, read_edges, fail_to_open, fail_to_read, find_wrong_bytes,
         check_later, choose_a_place, read_both, leave_a_bad_mirror, read_the_mirror_alone, count_calls, count_drafts};
-    for (unsigned i = 0; i < sizeof stories / sizeof *stories; i++)
+    for (unsigned i = 0; i < sizeof stories / sizeof *stories; i++) {
         if (stories[i]()) return 1;
+        close_cache();
+    }
     return 0;
 }

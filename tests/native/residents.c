@@ -89,7 +89,6 @@ static int take_slots(void) {
     REQUIRE(use(2) == 0 && use(ALSO_SMALL) == 1 && unmapped == 3); /* not of what a step uses */
     REQUIRE(residents.slots.length == 6 * PAGE && !punched_count);
     REQUIRE(residents.resident_length == 6 * PAGE && residents.length == 4 * PAGE);
-    residents_free(&residents);
     return 0;
 }
 
@@ -104,7 +103,6 @@ static int take_other_lengths(void) {
     REQUIRE(!is_admitted(2) && !is_admitted(3) && is_resident(2) && is_resident(3) && is_admitted(4));
     REQUIRE(use(0) == 1 && unmapped == 2); /* alike is nearest */
     REQUIRE(use(LARGE + 1) == 1 && unmapped_count == 5);
-    residents_free(&residents);
     return 0;
 }
 
@@ -117,7 +115,6 @@ static int take_of_a_large_class(void) {
     for (uint32_t e = 0; e < 6; e++) REQUIRE(use(e) == 0);
     REQUIRE(residents.slots.length == 10 * PAGE && residents.tally.evicted_count == 1);
     REQUIRE(use(6) == 1 && unmapped == 0 && residents.tally.evicted_count == 3 && is_resident(LARGE) && is_resident(LARGE + 1));
-    residents_free(&residents);
     return 0;
 }
 
@@ -130,7 +127,6 @@ static int leave_a_few(void) {
     for (uint32_t e = 0; e < 4; e++) REQUIRE(use(e) == 0);
     REQUIRE(residents.slots.length == 8 * PAGE && residents.tally.evicted_count == 1);
     REQUIRE(use(4) == 1 && residents.tally.evicted_count == 2 && is_admitted(0) && unmapped == LARGE && is_resident(LARGE + 1));
-    residents_free(&residents);
     return 0;
 }
 
@@ -155,7 +151,6 @@ static int share_memory(void) {
     REQUIRE(residents_next(&residents, 1, &expert) == READ_NEXT && expert == 4);
     residents_complete(&residents, 4, true);
     REQUIRE(!residents_is_ready(&residents, 1, &has_failed) && has_failed && residents.tally.wasted_length == 0);
-    residents_free(&residents);
     return 0;
 }
 
@@ -169,7 +164,6 @@ static int fail_when_evicted(void) {
     REQUIRE(!is_admitted(0) && residents.leftover_count == 1 && residents.slots.length == PAGE);
     residents_complete(&residents, 0, false);
     REQUIRE(!residents.leftover_count && !residents.slots.length && residents.tally.evicted_count == 1);
-    residents_free(&residents);
     return 0;
 }
 
@@ -180,7 +174,6 @@ static int use_more_than_there_is(void) {
     REQUIRE(read_step(0) == 8 && residents.slots.length == 8 * PAGE && residents.length == 8 * PAGE);
     REQUIRE(residents_free_length(&residents) == -5 * (int64_t)PAGE);
     REQUIRE(use(ALSO_SMALL) == 1 && residents.length == 3 * PAGE && residents.slots.length == 5 * PAGE);
-    residents_free(&residents);
     return 0;
 }
 
@@ -198,7 +191,6 @@ static int keep_unannounced(void) {
     begin(UNANNOUNCED, 1, DRAFT); /* larger than the reserve */
     REQUIRE(!residents.recent_count && !residents.recent_length && residents.users[DRAFT] == 1);
     REQUIRE(residents.tally.miss_count == 5 && !residents.tally.draft_miss_count); /* nobody has announced a draft */
-    residents_free(&residents);
     return 0;
 }
 
@@ -209,7 +201,6 @@ static int count_lookups(void) {
     REQUIRE(residents.tally.hit_count == 1 && residents.tally.miss_count == 2);
     REQUIRE(residents.tally.draft_hit_count == 2 && residents.tally.draft_miss_count == 1);
     REQUIRE(residents.common_resident_count == 2 && residents.common_count == 24 && residents.resident_length == 5 * PAGE);
-    residents_free(&residents);
     return 0;
 }
 
@@ -234,7 +225,6 @@ static int read_before_use(void) {
     REQUIRE(!residents_next_ahead(&residents, &expert) && residents.ahead_count == 3 && !residents.tally.evicted_count); /* no room */
     REQUIRE(use(6) == 0 && residents.tally.miss_count == 5 && residents.tally.evicted_count == 1 && !residents.states[6].is_ahead);
     REQUIRE(residents.tally.wasted_length == 2 * PAGE && !residents.ahead_count && !residents.ahead_length);
-    residents_free(&residents);
     return 0;
 }
 
@@ -246,7 +236,6 @@ static int guess(void) {
     REQUIRE(read_ahead(true, 6, 6) == 1 && unmapped == 0);
     REQUIRE(read_ahead(true, 0, 0) == 1 && unmapped == 6); /* in the place of the last guess */
     REQUIRE(read_ahead(false, LARGE, LARGE) == 1 && !is_resident(1));
-    residents_free(&residents);
     return 0;
 }
 
@@ -266,7 +255,6 @@ static int need_what_is_read_ahead(void) {
     REQUIRE(read_ahead(false, ALSO_SMALL, 3) == 0 && residents.ahead_count == 2 && residents.ahead_length == 2 * PAGE);
     residents_resize(&residents, residents.memory);
     REQUIRE(!residents.ahead_count && !residents.ahead_length); /* with other memory, other room */
-    residents_free(&residents);
     return 0;
 }
 
@@ -286,7 +274,6 @@ static int cancel(void) {
     REQUIRE(use(1) == 0 && !residents.states[1].is_cancelled); /* it is being read already */
     residents_complete(&residents, 1, true);
     REQUIRE(is_resident(1) && residents.tally.wasted_length == PAGE);
-    residents_free(&residents);
     return 0;
 }
 
@@ -300,7 +287,6 @@ static int read_ahead_for_a_step(void) {
     REQUIRE(is_resident(0) && !is_resident(1) && residents.leftover_count == 1 && residents.tally.wasted_length == 2 * PAGE);
     residents_release(&residents, 0);
     REQUIRE(residents_release_leftover(&residents) && !is_resident(0));
-    residents_free(&residents);
     return 0;
 }
 
@@ -318,7 +304,6 @@ static int set_memory(void) {
     REQUIRE(residents.slots.length == PAGE);
     residents_release(&residents, 0);
     REQUIRE(!residents.slots.length && !residents.length && punched_count == 8 && !residents.resident_length && !residents.common_resident_count);
-    residents_free(&residents);
     return 0;
 }
 
@@ -338,7 +323,6 @@ static int leave_room(void) {
     residents_resize(&residents, RESERVE * PAGE + 100);
     residents_leave_room(&residents, 100 * PAGE);
     REQUIRE(residents.budget == 0);
-    residents_free(&residents);
     return 0;
 }
 
@@ -353,7 +337,6 @@ static int pin(void) {
     REQUIRE(!residents_is_evictable(&residents, 7) && residents_is_evictable(&residents, 0) && !residents_is_evictable(&residents, 1));
     REQUIRE(use(1) == 1 && !is_admitted(0) && is_admitted(7) && use(7) == 0 && use(6) == 1);
     REQUIRE(residents.tally.hit_count == 2 && residents.tally.miss_count == 1);
-    residents_free(&residents);
     return 0;
 }
 
@@ -367,7 +350,6 @@ static int share_with_pinned(void) {
     REQUIRE(read_step(1) == COUNT);
     residents_release(&residents, 0);
     REQUIRE(read_step(1) == 2);
-    residents_free(&residents);
     return 0;
 }
 
@@ -380,7 +362,6 @@ static int expect(void) {
         residents_complete(&residents, e, true);
     }
     REQUIRE(use(ALSO_SMALL) == 1 && is_admitted(1) && !is_admitted(0));
-    residents_free(&residents);
     return 0;
 }
 
@@ -394,7 +375,6 @@ static int have_all(void) {
     REQUIRE(residents_holds_all(&residents));
     residents_resize(&residents, residents.memory - 1);
     REQUIRE(!residents_holds_all(&residents));
-    residents_free(&residents);
     return 0;
 }
 
@@ -402,7 +382,9 @@ int main(void) {
     for (uint32_t e = 0; e < COUNT; e++) layers_of[e] = e / PER_LAYER;
     int (*const stories[])(void) = {take_slots, take_other_lengths, take_of_a_large_class, leave_a_few, share_memory, fail_when_evicted, use_more_than_there_is,
         keep_unannounced, count_lookups, read_before_use, guess, need_what_is_read_ahead, cancel, read_ahead_for_a_step, set_memory, leave_room, pin, share_with_pinned, expect, have_all};
-    for (unsigned i = 0; i < sizeof stories / sizeof *stories; i++)
+    for (unsigned i = 0; i < sizeof stories / sizeof *stories; i++) {
         if (stories[i]()) return 1;
+        residents_free(&residents);
+    }
     return 0;
 }

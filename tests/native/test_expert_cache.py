@@ -18,7 +18,7 @@ from moepack import ExpertCache, MachineError, MoepackError, PackError, RequestE
 from moepack.packing.shard_index import index_model
 from moepack.running.programs.library import native_folder
 from tests.support.c_compiler import HEADER, compiled
-from tests.support.children import in_threads, run_child, wait_until, within
+from tests.support.children import in_threads, run_child, wait_until
 from tests.support.models import REAL_MODELS, first_shard, flip, keys_of, on_disk
 from tests.support.needs import needs_library
 from tests.support.reads import in_child
@@ -260,16 +260,6 @@ def test_contexts_keep_their_experts_and_are_given_back(cache: ExpertCache) -> N
         contexts[7].use(0, [1])
     with cache.context() as context:
         context.use(0, [1])
-
-
-def test_contexts_that_have_room_never_wait_for_each_other(packs: dict[str, Path]) -> None:
-    path = packs["qwen3moe"]
-    memory = least_memory(path, 2) // 2 * 4
-    with ExpertCache(path, memory, experts_used=2) as cache:
-        contexts = [cache.context() for _ in range(3)]
-        for layer, context in list(itertools.product(cache.pack.layers, contexts)) * 5:
-            experts = random.sample(range(cache.pack.expert_count(layer)), 2)
-            within(lambda c=context, n=layer, e=experts: c.use(n, e))  # type: ignore[misc]
 
 
 def test_a_closed_cache_refuses_and_its_views_stay(cache: ExpertCache) -> None:
