@@ -20,7 +20,6 @@ from moepack.pack.format import manifest
 from moepack.pack.format.manifest import Manifest
 from moepack.pack.reading.pack import Pack
 from moepack.packing.in_place import in_place
-from moepack.packing.in_place.refusals import raise_first
 from moepack.packing.in_place.unfinished import is_unfinished
 from moepack.packing.plan.layout import DEFAULT, Layout
 from moepack.packing.plan.pack_request import PackRequest, PlannedModel
@@ -194,8 +193,10 @@ def pack_in_place(
     reads_all = sha256 and not dry_run
     pack = PlannedPack.describe(model, sha256=reads_all, threads=threads, progress=progress)
     facts, refusals = in_place.examine(pack, target)
-    if not dry_run:
-        raise_first(refusals)
+    if refusals and not dry_run:
+        for other in refusals[1:]:
+            refusals[0].add_note(f"also: {other}")
+        raise refusals[0]
     summary = replace(from_plan(model.plan, target, dry_run), in_place=facts)
     if planned is not None:
         planned(summary)

@@ -165,49 +165,41 @@ class PieceSearch:
         )
 
 
+@dataclass(slots=True)
 class Conversion:
     """Units on their way; `advanced` is called with the bytes that were moved, by one thread.
 
     `given_up` is called before any byte is taken from a side that has it.
     """
 
-    def __init__(
-        self,
-        shards: ShardFiles,
-        pack: PackFiles,
-        locations: PieceLocations,
-        threads: int,
-        advanced: Callable[[int], None],
-        given_up: Callable[[], None],
-    ) -> None:
-        self._shards = shards
-        self._pack = pack
-        self._locations = locations
-        self._threads = threads
-        self._advanced = advanced
-        self._given_up = given_up
+    shards: ShardFiles
+    data_files: PackFiles
+    locations: PieceLocations
+    threads: int
+    advanced: Callable[[int], None]
+    given_up: Callable[[], None]
 
     def pack(self, units: Sequence[Unit], freeable: FreeableBlocks) -> None:
         """Bring all units into the pack; `freeable` is fresh, and is used up."""
         for file, of_file in groupby(units, key=lambda unit: unit.file):
             for unit in of_file:
-                missing = [piece for piece in unit.pieces if not self._locations.has(piece)]
-                if missing or not self._pack.is_padded(unit):
-                    self._move(unit, missing, self._shards, self._pack)
-                    self._locations.in_pack.update(piece.key for piece in missing)
+                missing = [piece for piece in unit.pieces if not self.locations.has(piece)]
+                if missing or not self.data_files.is_padded(unit):
+                    self._move(unit, missing, self.shards, self.data_files)
+                    self.locations.in_pack.update(piece.key for piece in missing)
                 self._punch(unit, freeable)
-            self._pack.truncate(file, unit.end)
+            self.data_files.truncate(file, unit.end)
 
     def restore(self, units: Sequence[Unit]) -> None:
         """Bring all units back into the shards."""
         for unit in reversed(units):
-            pieces = [piece for piece in unit.pieces if self._locations.has(piece)]
+            pieces = [piece for piece in unit.pieces if self.locations.has(piece)]
             if pieces:
-                self._move(unit, pieces, self._pack, self._shards)
-                self._locations.in_pack.difference_update(piece.key for piece in pieces)
-            self._given_up()
-            if self._pack.truncate(unit.file, unit.start):
-                self._pack.sync({unit.file})
+                self._move(unit, pieces, self.data_files, self.shards)
+                self.locations.in_pack.difference_update(piece.key for piece in pieces)
+            self.given_up()
+            if self.data_files.truncate(unit.file, unit.start):
+                self.data_files.sync({unit.file})
 
     def _move(self, unit: Unit, pieces: Sequence[Piece], source: FileSet, target: FileSet) -> None:
         """Copy pieces of a unit, sync them, and read them back."""
@@ -215,12 +207,12 @@ class Conversion:
         files = target.files(unit)
         target.open(files)
         self._copy(pieces, source, target)
-        if target is self._pack:
-            self._pack.pad(unit)
+        if target is self.data_files:
+            self.data_files.pad(unit)
         target.sync(files)
         target.drop_cached(files)
         self._compare(pieces, target)
-        if target is self._pack and not self._pack.is_padded(unit):
+        if target is self.data_files and not self.data_files.is_padded(unit):
             place = f"between bytes {unit.start:,} and {unit.end:,}"
             raise _differs(target, unit.file, place, "zeros", "others")
 
@@ -236,11 +228,11 @@ class Conversion:
                 offset += len(data)
             return computed.intdigest()
 
-        for piece, computed in _each(copy, pieces, self._threads):
-            expected = self._locations.digests[piece.key]
+        for piece, computed in _each(copy, pieces, self.threads):
+            expected = self.locations.digests[piece.key]
             if computed != expected:
                 file, offset = source.locate(piece)
-                fault = PackError if source is self._pack else SourceError
+                fault = PackError if source is self.data_files else SourceError
                 raise fault(
                     "the second read returned other bytes",
                     path=source.paths[file],
@@ -250,11 +242,11 @@ class Conversion:
                     hint="another program writes to it, or the drive or the memory is failing:"
                     " nothing was freed",
                 )
-            self._advanced(piece.length)
+            self.advanced(piece.length)
 
     def _compare(self, pieces: Sequence[Piece], target: FileSet) -> None:
-        for piece, computed in _each(target.digest, pieces, self._threads):
-            expected = self._locations.digests[piece.key]
+        for piece, computed in _each(target.digest, pieces, self.threads):
+            expected = self.locations.digests[piece.key]
             if computed != expected:
                 file, offset = target.locate(piece)
                 place = f"{piece.label} at byte {offset:,}"
@@ -266,7 +258,7 @@ class Conversion:
         ranges = sorted(
             (piece.shard, *block_range)
             for piece in unit.pieces
-            if (block_range := freeable.add(piece)) and self._shards.paths[piece.shard]
+            if (block_range := freeable.add(piece)) and self.shards.paths[piece.shard]
         )
         joined: list[tuple[int, int, int]] = []
         for shard, start, end in ranges:
@@ -275,9 +267,9 @@ class Conversion:
                 end = max(end, last_end)
             joined.append((shard, start, end))
         for shard, start, end in joined:
-            self._given_up()
-            blocks.punch(self._shards.descriptor(shard), start, end - start)
-        self._shards.sync({shard for shard, _, _ in joined})
+            self.given_up()
+            blocks.punch(self.shards.descriptor(shard), start, end - start)
+        self.shards.sync({shard for shard, _, _ in joined})
 
 
 def _differs(side: FileSet, file: int, place: str, expected: str, actual: str) -> MachineError:

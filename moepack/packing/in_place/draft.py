@@ -14,7 +14,7 @@ from moepack.common.errors import PackError
 from moepack.pack.format import manifest, records
 from moepack.pack.format.index import Index
 from moepack.pack.format.manifest import Manifest
-from moepack.packing.writing.commit import is_on_drive, write_proven
+from moepack.packing.writing.commit import write_proven
 from moepack.storage.regular_file import read_back
 
 _COPIES = ("", ".copy")
@@ -33,14 +33,6 @@ class Draft:
     index: Index
     manifest_bytes: bytes
     index_bytes: bytes
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether the pack has this manifest and this index, on the drive."""
-        index_path = self.path / self.manifest.index_entry.name
-        return is_on_drive(self.path / manifest.NAME, self.manifest_bytes) and is_on_drive(
-            index_path, self.index_bytes
-        )
 
 
 def decode(path: Path, manifest_bytes: bytes, index_bytes: bytes, name: str = "") -> Draft:

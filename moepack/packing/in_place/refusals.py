@@ -25,15 +25,6 @@ def refusals(paths: Sequence[Path], target: Path, instead: str) -> Iterator[Moep
         yield from _check_folder(parent, instead)
 
 
-def raise_first(refusals: Sequence[MoepackError]) -> None:
-    """Raise the first error, with the others as its notes; do nothing if there are none."""
-    if refusals:
-        first, *others = refusals
-        for other in others:
-            first.add_note(f"also: {other}")
-        raise first
-
-
 def check_open(path: Path) -> MoepackError | None:
     """Return the error if another program has the file open; None if none has."""
     if not blocks.is_open_elsewhere(path):

@@ -32,7 +32,7 @@ from moepack.pack.format import manifest
 from moepack.packing.in_place import draft as drafts
 from moepack.packing.in_place.draft import Draft
 from moepack.packing.in_place.refusals import check_open
-from moepack.packing.writing.commit import TEMPORARY_NAME, commit, write_proven
+from moepack.packing.writing.commit import TEMPORARY_NAME, commit, is_on_drive, write_proven
 from moepack.packing.writing.lock_file import LockFile
 from moepack.packing.writing.records import MAX_LENGTH, seal, unseal
 from moepack.storage.atomic import make_folder, publish, sync_directory
@@ -220,9 +220,10 @@ class Unfinished:
             sync_directory(folder)
 
     def commit(self, draft: Draft) -> None:
-        """Make it a pack, if it is not one."""
-        if not draft.is_committed:
-            name = draft.manifest.index_entry.name
+        """Make it a pack, if it is not one on the drive."""
+        name = draft.manifest.index_entry.name
+        has_manifest = is_on_drive(self.path / manifest.NAME, draft.manifest_bytes)
+        if not (has_manifest and is_on_drive(self.path / name, draft.index_bytes)):
             commit(self.path, name, draft.index_bytes, draft.manifest_bytes)
 
     def withdraw(self, draft: Draft) -> None:

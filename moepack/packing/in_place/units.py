@@ -203,10 +203,6 @@ class Units:
                 units.append(Unit(len(units), file, start, file_length, tuple(pieces)))
         return units
 
-    def blocks(self, block: int) -> FreeableBlocks:
-        """Return the blocks of the shards, of `block` bytes each."""
-        return FreeableBlocks(self._maps, block)
-
     def space_needs(self, block: int, extent: int = 0) -> SpaceNeeds:
         """Compute the space that they take; `block` and `extent` as for FreeableBlocks."""
         blocks = FreeableBlocks(self._maps, block, extent)

@@ -16,7 +16,7 @@ from moepack.packing.in_place.conversion import Conversion, PieceLocations, Piec
 from moepack.packing.in_place.draft import Draft
 from moepack.packing.in_place.unfinished import Unfinished, check_homes
 from moepack.packing.in_place.unit_files import PackFiles, ShardFiles
-from moepack.packing.in_place.units import Piece, Units
+from moepack.packing.in_place.units import FreeableBlocks, Piece, Units
 from moepack.storage import blocks
 from moepack.storage.folders import check_space
 
@@ -87,7 +87,7 @@ class InPlaceWork:
                 for file, end in enumerate(self._ends(locations)):
                     pack.truncate(file, end)
             conversion = self._conversion(shards, pack, locations, missing)
-            conversion.pack(self._units.units, self._units.blocks(block))
+            conversion.pack(self._units.units, FreeableBlocks(self._maps, block))
         unfinished.commit(self._draft)
         self.has_given_up = True
         unfinished.remove_shards()
