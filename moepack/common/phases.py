@@ -1,7 +1,5 @@
 """Reports of work: its progress in phases, and the bytes that it compared with their digests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -53,11 +51,3 @@ class DigestCounts:
     known_length: int = 0
     unknown_length: int = 0
     compared_length: int = 0
-
-    def __add__(self, other: DigestCounts) -> DigestCounts:
-        """Return the counts of both."""
-        return DigestCounts(
-            self.known_length + other.known_length,
-            self.unknown_length + other.unknown_length,
-            self.compared_length + other.compared_length,
-        )
