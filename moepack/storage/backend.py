@@ -6,7 +6,6 @@ full, with an error, or with fewer bytes because the file ended; never with less
 """
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -38,15 +37,7 @@ class Completion(NamedTuple):
 
     number: int
     length: int
-    error: OSError | None
-
-
-_new_completion = partial(tuple.__new__, Completion)
-
-
-def completed(number: int, length: int) -> Completion:
-    """Return the end of a request without an error; by its tuple, in half the time."""
-    return _new_completion((number, length, None))
+    error: OSError | None = None
 
 
 class ReadQueue(Protocol):
@@ -86,7 +77,7 @@ class Backend(Protocol):
         ...
 
     def queue(self, depth: int) -> ReadQueue:
-        """Make a queue for up to `depth` requests in flight. Raises OSError if it cannot."""
+        """Make a queue for up to `depth` requests in flight."""
         ...
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 
 from moepack.common.paths import RemotePath
 from moepack.common.sizes import align
-from moepack.storage.backend import Completion, ReadRequest, completed
+from moepack.storage.backend import Completion, ReadRequest
 from moepack.storage.buffers import map_memory
 from moepack.storage.open_files import Alignment, OpenFiles, open_buffered, open_direct
 from moepack.storage.remote.calls import CallGroup, CanceledError
@@ -113,7 +113,7 @@ class ThreadedBackend:
             read_length = os.preadv(file.descriptor, [buffer, *more], offset, flags)
         except OSError:  # it is not cached, or the file system cannot tell; a thread finds out more
             return None
-        return completed(number, read_length) if read_length == length else None
+        return Completion(number, read_length) if read_length == length else None
 
     def begin(self, queue: "ThreadedQueue", number: int, request: ReadRequest) -> None:
         """Submit a request to a thread, which gives its completion to `queue`."""
@@ -171,10 +171,10 @@ def _read(files: OpenFiles, number: int, request: ReadRequest) -> Completion:
         if not more and _is_aligned(offset, buffer, alignment):
             length = os.preadv(descriptor, [buffer], offset)
             if length == len(buffer):
-                return completed(number, length)
+                return Completion(number, length)
         buffers, block = (buffer, *more), alignment.offset
         if offset % block == 0 and all(_is_aligned(0, one, alignment) for one in buffers):
-            return completed(number, _fill(descriptor, buffers, offset, block))
+            return Completion(number, _fill(descriptor, buffers, offset, block))
         head = offset % block
         memory = map_memory(align(head + request.length, block))
         filled = _fill(descriptor, (memory,), offset - head, block)
@@ -182,7 +182,7 @@ def _read(files: OpenFiles, number: int, request: ReadRequest) -> Completion:
         return Completion(number, 0, error)
     length = min(max(0, filled - head), request.length)
     _copy(memory[head : head + length], buffers)
-    return completed(number, length)
+    return Completion(number, length)
 
 
 def _fill(descriptor: int, buffers: Sequence[memoryview], offset: int, block: int) -> int:
@@ -239,7 +239,7 @@ class RemoteBackend(ThreadedBackend):
             )
         except OSError as error:
             return Completion(number, 0, error)
-        return completed(number, length)
+        return Completion(number, length)
 
 
 class ThreadedQueue:

@@ -1,4 +1,4 @@
-"""Errors while reading: named to the byte, and never of more than one read."""
+"""Errors while reading, named to the byte, and never of more than one read; and forked readers."""
 
 import errno
 import gc
@@ -26,7 +26,7 @@ from tests.support.faulty_backend import (
     make,
 )
 from tests.support.models import flip, keys_of, on_disk, reads_right
-from tests.support.reads import descriptors
+from tests.support.reads import descriptors, in_child
 
 HINT_EIO = "the drive or its connection fails: see the kernel's log, then run `moepack verify`"
 
@@ -285,23 +285,6 @@ def test_buffers_that_do_not_fit_are_refused_before_anything_is_read(
         assert backend.begun == []
 
 
-# Queues that cannot be made
-
-
-def test_a_queue_that_cannot_be_made_is_the_machines_fault(pack: Pack) -> None:
-    backend = FaultyBackend(make("buffered"), queue_codes=[errno.ENOMEM, errno.EMFILE])
-    with pack.reader(backend=backend) as made:
-        for _ in range(2):
-            message = "cannot set up buffered: (Cannot allocate memory|Too many open files)"
-            with pytest.raises(MachineError, match=message) as caught:
-                made.submit(keys_of(pack)[:3])
-            assert "use fewer threads" in str(caught.value.hint)
-            del caught
-            gc.collect()
-        assert made.statistics.in_flight_count == 0
-        reads_right(pack, made)
-
-
 # Reads that dawdle and overtake each other
 
 
@@ -399,3 +382,52 @@ def test_a_reader_and_a_batch_that_the_collector_finds_are_closed(pack: Pack, na
         holder += [holder, reader, batch]
         del holder, reader, batch
     assert open_descriptors() == before
+
+
+FORKED = "the reader belongs to the process that this one was forked from"
+
+
+def test_every_call_in_a_child_is_refused(pack: Pack, name: str) -> None:
+    keys = keys_of(pack)
+    with pack.reader(backend=name, depth=4) as reader:
+        list(reader.read_many(keys))
+        batch = reader.submit(keys)
+        calls: list[Callable[[], object]] = [
+            lambda: reader.read(0, 0),
+            lambda: reader.read_into(bytearray(1 << 16), 0, 0, "up"),
+            lambda: reader.submit(keys),
+            lambda: next(reader.read_many(keys)),
+            lambda: next(batch.completions()),
+            lambda: reader.statistics,
+        ]
+
+        def work() -> None:
+            for call in calls:
+                with pytest.raises(RequestError, match=FORKED) as caught:
+                    call()
+                assert caught.value.hint == "open the pack again in the child"
+
+        in_child(work)
+        for one in batch.completions():
+            assert one.view == on_disk(pack.locate(*keys[one.number]))
+
+
+def test_a_child_that_ends_as_programs_do_leaves_the_parent_alone(
+    packs: dict[str, Path], name: str
+) -> None:
+    code = """
+        import os, sys, moepack
+        pack = moepack.open(sys.argv[1])
+        keys = [(1, n) for n in range(16)]
+        reader = pack.reader(backend=sys.argv[2], depth=4)
+        expected = [bytes(one.view) for one in reader.read_many(keys)]
+        batch = reader.submit(keys)
+        child = os.fork()
+        if not child:
+            sys.exit()
+        assert os.waitpid(child, 0)[1] == 0
+        assert [one.view for one in batch.completions(in_order=True)] == expected
+        assert [one.view for one in reader.read_many(keys)] == expected
+        print("right")
+    """
+    assert run_child(code, packs["qwen3moe"], name) == "right\n"

@@ -104,9 +104,8 @@ def fault_at(pack: Pack, layer: int, expert: int, part: str | None = None, **wha
 class FaultyBackend:
     """Reads with `inner`, but for `faults`. With `shuffle`, all that is in flight ends together.
 
-    `shuffle` then puts the completions in another order. `queue_codes` are errnos with which the
-    next queues cannot be made (0: it can). `begun` lists the requests, `peak_count` is how many
-    were in flight at a time through queues.
+    `shuffle` then puts the completions in another order. `begun` lists the requests, `peak_count`
+    is how many were in flight at a time through queues.
     """
 
     def __init__(
@@ -114,13 +113,11 @@ class FaultyBackend:
         inner: Backend,
         *faults: Fault,
         shuffle: Callable[[list[Completion]], None] | None = None,
-        queue_codes: Iterable[int] = (),
     ) -> None:
         self.name = inner.name
         self.inner = inner
         self.faults = list(faults)
         self.shuffle = shuffle
-        self.queue_codes = list(queue_codes)
         self.begun: list[Begun] = []
         self.peak_count = 0
         self.open_queues = 0
@@ -133,9 +130,6 @@ class FaultyBackend:
         return self.do(fault, 0, request)
 
     def queue(self, depth: int) -> "FaultyQueue":
-        code = self.queue_codes.pop(0) if self.queue_codes else 0
-        if code:
-            raise OSError(code, os.strerror(code))
         queue = FaultyQueue(self, self.inner.queue(depth), depth)
         with self._lock:
             self.open_queues += 1

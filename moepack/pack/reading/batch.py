@@ -106,7 +106,7 @@ class Batch(Closing):
             self._in_flight.forget(self._owner)
 
     def start(self) -> None:
-        """Begin to read; called once. Raises MachineError if the backend has no queue."""
+        """Begin to read; called once."""
         with self._lock:
             self._begin_all()
 
@@ -168,11 +168,12 @@ class Batch(Closing):
             raise RequestError("an interruption lost some of the batch")
 
     def _begin_all(self) -> None:
-        """Begin as many reads as may begin. Raises MachineError if the backend has no queue."""
+        """Begin as many reads as may begin."""
         depth = self._in_flight.depth
         if not self._waiting or len(self._started) >= depth:
             return
-        queue = self._open_queue()  # first, so that nothing is counted as begun if there is none
+        if self._queue is None:
+            self._queue = self._in_flight.backend.queue(depth)
         requests: list[tuple[int, ReadRequest]] = []
         while self._waiting and len(self._started) < depth:
             pending = self._waiting[0]
@@ -187,19 +188,7 @@ class Batch(Closing):
                 break
             requests.append(self._begin(pending, pending.memory))
         if requests:
-            queue.start(requests)
-
-    def _open_queue(self) -> ReadQueue:
-        """Return the backend's queue, made when it is first needed."""
-        if self._queue is None:
-            backend = self._in_flight.backend
-            try:
-                self._queue = backend.queue(self._in_flight.depth)
-            except OSError as error:
-                problem = f"cannot set up {backend.name}: {error.strerror}"
-                hint = "take what was submitted before submitting more, or use fewer threads"
-                raise MachineError(problem, hint=hint) from error
-        return self._queue
+            self._queue.start(requests)
 
     def _may_begin(self, pending: PendingRead) -> bool:
         """Count the next read of an expert as begun; return False if it is to wait.
