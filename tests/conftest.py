@@ -25,6 +25,8 @@ from tests.support.faulty_backend import NAMES, require
 from tests.support.machine_faults import Room
 from tests.support.models import FIXTURES, REAL_MODELS, first_shard, pack_model
 from tests.support.native import compile_with
+from tests.support.pulls import copy_pack, store_of_packs
+from tests.support.remote_servers import FileServer
 from tests.support.warm_command import Run
 
 # Random tests without settings of their own; `make fuzz` has tests that look much further.
@@ -135,6 +137,20 @@ def hot_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hot") / "pack"
     moepack.pack_model(first_shard("qwen3moe"), folder, hotness=FIXTURES / "qwen3moe-hotness.csv")
     return folder
+
+
+@pytest.fixture
+def store(hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    """Serve `hot_pack` as a web server does, in a folder of its own."""
+    copy_pack(hot_pack, tmp_path / "store")
+    with store_of_packs(tmp_path / "store", monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture
+def address(store: FileServer) -> str:
+    """Return the address of the pack in the store."""
+    return f"{store.url}/a.moepack"
 
 
 @pytest.fixture(params=NAMES)

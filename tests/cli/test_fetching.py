@@ -15,7 +15,6 @@ import moepack
 from tests.support.children import MOEPACK, PATIENCE, Piped, wait_until
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.needs import needs_llama
-from tests.support.pulls import copy_pack, store_of_packs
 from tests.support.remote_servers import FakeHub
 from tests.support.servers import served
 from tests.support.warm_command import Run
@@ -106,12 +105,10 @@ def test_it_is_served_by_its_address(hub: FakeHub) -> None:
 
 
 @pytest.fixture
-def part(hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def part(address: str, tmp_path: Path) -> Path:
     """Pull half of the experts of a pack in a store."""
-    copy_pack(hot_pack, tmp_path / "store", "a")
-    with store_of_packs(tmp_path / "store", monkeypatch) as server:
-        moepack.pull(f"{server.url}/a", tmp_path / "part", hottest="600kB")
-        yield tmp_path / "part"
+    moepack.pull(address, tmp_path / "part", hottest="600kB")
+    return tmp_path / "part"
 
 
 def test_a_part_of_a_pack_is_not_run_and_the_hint_brings_the_rest(part: Path, cli: Run) -> None:

@@ -1,24 +1,16 @@
 """The command `pull`, and what others say of a part of a pack."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import moepack
 from tests.support.models import flip
-from tests.support.pulls import copy_pack, is_same, store_of_packs
+from tests.support.pulls import is_same
 from tests.support.warm_command import Run
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture
-def address(hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    copy_pack(hot_pack, tmp_path / "store", "a")
-    with store_of_packs(tmp_path / "store", monkeypatch) as server:
-        yield f"{server.url}/a"
 
 
 def test_a_part_says_what_is_here_and_what_is_missing(
@@ -62,7 +54,7 @@ def test_the_exit_code_of_a_verification_is_that_of_what_is_here(
 def test_the_whole_pack_is_printed_as_such(address: str, tmp_path: Path, cli: Run) -> None:
     quiet = cli("pull", address, "-o", tmp_path / "a", "-q")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
-    assert is_same(tmp_path / "a", tmp_path / "store" / "a")
+    assert is_same(tmp_path / "a", tmp_path / "store" / "a.moepack")
     again = cli("pull", address, "-o", tmp_path / "a")
     unread = "the whole pack, 0 B pulled, 1.6 MiB there already; no part was read\n"
     assert unread in again.stdout

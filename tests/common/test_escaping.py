@@ -1,4 +1,4 @@
-"""Text that is safe to print, and that says all the same what it was."""
+"""Text that is safe to print, and that says all the same what it was; and what errors say."""
 
 import subprocess
 import unicodedata
@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moepack.common import escaping
+from moepack.common.errors import MoepackError
+from moepack.common.sizes import exact_size_text
 from moepack.pack.verifying.report import Finding
 from moepack.report.facts import printable
 
@@ -82,3 +84,29 @@ def test_facts_keep_their_form_and_lose_what_is_not_printable(one: str, other: s
     assert escaped == Row(
         texts[0], Path(escaping.one_line(str(row.path))), (finding,), {texts[0]: [texts[1]]}
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(7, "7"), (17_408, "17,408"), (-4096, "-4,096"), ("4096", "4096")]
+)
+def test_numbers_have_separators_and_texts_stay_as_they_are(value: object, text: str) -> None:
+    error = MoepackError("wrong", expected=value, found=value)
+    assert str(error) == f"wrong, expected {text}, found {text}"
+    assert error.expected is value
+
+
+def test_a_number_of_a_hostile_file_takes_no_time() -> None:
+    assert len(str(MoepackError("wrong", found=1 << (1 << 24)))) < 300
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        (1, "1 byte"),
+        (1023, "1,023 bytes"),
+        (17_408, "17.0 KiB (17,408 bytes)"),
+        (3 << 29, "1.5 GiB (1,610,612,736 bytes)"),
+    ],
+)
+def test_lengths_are_said_for_people_and_to_the_byte(length: int, text: str) -> None:
+    assert exact_size_text(length) == text

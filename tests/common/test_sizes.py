@@ -1,7 +1,8 @@
-"""Sizes as people type them: one reading of them in the whole package."""
+"""Sizes as people type them, and shares of files by their sizes."""
 
 import math
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from moepack.common import sizes
 from moepack.common.errors import RequestError
+from moepack.common.share import Share
 from moepack.running.streaming.budget import check_memory
 
 GIB = 1 << 30
@@ -112,3 +114,20 @@ def test_one_token_is_no_tokens() -> None:
 
 def test_few_bytes_are_taken_where_they_make_sense() -> None:
     assert sizes.parse_size("64", least=0) == 64
+
+
+@given(st.lists(st.integers(1, 1000), max_size=30), st.integers(1, 8))
+def test_every_file_has_one_part_and_all_parts_have_like_lengths(
+    file_lengths: list[int], count: int
+) -> None:
+    lengths = {f"file {number}": length for number, length in enumerate(file_lengths)}
+    shares = [Share((number + 1, count)).names(lengths) for number in range(count)]
+    assert sorted(name for share in shares for name in share) == sorted(lengths)
+    loads = [sum(lengths[name] for name in share) for share in shares]
+    assert max(loads) - min(loads) <= max(lengths.values(), default=0)
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "3", "1/x", "-1/3", "1/2/3", (0, 3), (4, 3)])
+def test_what_is_no_part_is_refused(part: Any) -> None:
+    with pytest.raises(RequestError, match="not a part"):
+        Share(part)

@@ -271,7 +271,7 @@ def disks(kind: str, has_cache: bool, step: int) -> Any:
 @pytest.mark.parametrize(
     ("kind", "has_cache", "step"),
     [
-        disks("ext4", False, 24),
+        disks("ext4", False, 32),
         *(disks(kind, has_cache, 1) for kind in ("ext4", "xfs") for has_cache in (False, True)),
     ],
 )

@@ -306,7 +306,7 @@ def in_pairs(work: Callable[[Shot], None], aimed: Sequence[Shot]) -> None:
 
 
 @needs_strace()
-@pytest.mark.parametrize("step", amounts(13, 1))
+@pytest.mark.parametrize("step", amounts(19, 1))
 def test_killed_before_any_call_and_robbed_of_what_was_not_synced_it_resumes(
     scene: Scene, tmp_path: Path, step: int
 ) -> None:
@@ -325,7 +325,7 @@ def test_killed_before_any_call_and_robbed_of_what_was_not_synced_it_resumes(
 
 
 @needs_strace()
-@pytest.mark.parametrize("step", amounts(17, 1))
+@pytest.mark.parametrize("step", amounts(23, 1))
 def test_a_call_that_fails_once_leaves_no_pack_and_resumes(
     scene: Scene, tmp_path: Path, step: int
 ) -> None:

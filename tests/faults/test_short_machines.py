@@ -173,7 +173,6 @@ for room in (0, 1, 4, 16, 64, 256):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("simulate", TRACE, "--model", MODEL, "--policies", "lru"),
         ("machine", MODEL, "--seconds", "0"),
         ("trace", "concentration", TRACE),
     ],

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,20 +18,24 @@ from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.store import RemoteError
 from moepack.storage.remote.stores import store_of
 from tests.support.buckets import faulty_bucket, objects
-from tests.support.models import contents, keys_of, shards_of
+from tests.support.gguf_builder import moe
+from tests.support.models import contents, keys_of
 from tests.support.remote_servers import FaultyStore, StoreFault, faults_by_chance
-
-MODEL = "deepseek2"
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a small model."""
+    return moe((0,), 8).write(tmp_path_factory.mktemp("model") / "m.gguf")
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> dict[str, bytes]:
     """Return the files of the pack that one process makes."""
-    folder = tmp_path_factory.mktemp("alone") / "pack"
-    pack_model(shards_of(MODEL), folder)
-    return contents(folder)
+    pack_model(model, model.parent / "pack")
+    return contents(model.parent / "pack")
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +62,6 @@ def network(
     network.fault, network.status = lambda method, path: None, 503
 
 
-def pack(target: str, **options: Any) -> Any:
-    return pack_model(shards_of(MODEL), target, **options)
-
-
 def stored(network: FaultyStore, address: str) -> dict[str, bytes]:
     """Read all objects of a folder, through a network that works."""
     network.fault = lambda method, path: None
@@ -70,12 +69,12 @@ def stored(network: FaultyStore, address: str) -> dict[str, bytes]:
 
 
 def test_a_network_that_fails_all_the_time_changes_no_byte(
-    alone: dict[str, bytes], bucket: str, network: FaultyStore
+    model: Path, alone: dict[str, bytes], bucket: str, network: FaultyStore
 ) -> None:
-    """Of a hundred requests 8 are refused, 8 cut, 8 answers cut, 8 lost, and 8 are slow."""
+    """Of a hundred requests 10 are refused, 10 cut, 10 answers cut, 10 lost, and 10 are slow."""
     target = f"{bucket}/chance.moepack"
-    network.fault = faults_by_chance(1, 0.08)
-    pack(target)
+    network.fault = faults_by_chance(1, 0.1)
+    pack_model(model, target)
     with moepack.open(target) as opened, opened.reader() as reader:
         for key in keys_of(opened):
             where = opened.locate(*key)
@@ -87,7 +86,7 @@ def test_a_network_that_fails_all_the_time_changes_no_byte(
 
 
 def test_a_commit_whose_answer_is_lost_is_a_commit(
-    alone: dict[str, bytes], bucket: str, network: FaultyStore
+    model: Path, alone: dict[str, bytes], bucket: str, network: FaultyStore
 ) -> None:
     target = f"{bucket}/lost.moepack"
     lost: list[str] = []
@@ -100,7 +99,7 @@ def test_a_commit_whose_answer_is_lost_is_a_commit(
         return "lost"
 
     network.fault = fault
-    summary = pack(target)
+    summary = pack_model(model, target)
     assert lost == ["input.json", "manifest.json"]
     assert summary.written_length
     assert stored(network, target) == alone
@@ -118,12 +117,13 @@ def test_a_process_killed_between_two_writes_is_gone_on_with(
     killed_at: str,
     present: str,
     absent: str,
+    model: Path,
     alone: dict[str, bytes],
     bucket: str,
     network: FaultyStore,
 ) -> None:
     target = f"{bucket}/killed-{absent.replace('/', '-')}.moepack"
-    command = [sys.executable, "-m", "moepack", "pack", *shards_of(MODEL), "-o", target]
+    command = [sys.executable, "-m", "moepack", "pack", str(model), "-o", target]
     killed: list[int] = []
 
     def kill(method: str, path: str) -> StoreFault:
@@ -141,8 +141,8 @@ def test_a_process_killed_between_two_writes_is_gone_on_with(
     assert present in left
     assert absent not in left
     with pytest.raises(RequestError, match="an interrupted pack is here"):
-        pack(target)
-    assert pack(target, resume=True).resumed_file_count
+        pack_model(model, target)
+    assert pack_model(model, target, resume=True).resumed_file_count
     assert stored(network, target) == alone
 
 
@@ -177,34 +177,34 @@ def test_uploads_are_whole_or_errors(bucket: str, network: FaultyStore, tmp_path
 
 
 def test_what_a_store_has_changed_is_not_committed(
-    alone: dict[str, bytes], bucket: str, network: FaultyStore
+    model: Path, alone: dict[str, bytes], bucket: str, network: FaultyStore
 ) -> None:
     """What it has is told by ETags; no object is read that is as it was sent."""
-    target, name = f"{bucket}/zeroed.moepack", "experts-00002.bin"
+    target, name = f"{bucket}/zeroed.moepack", "experts-00000.bin"
 
     def zero(method: str, path: str) -> StoreFault:
         return "zeroed" if method == "PUT" and path.partition("?")[0].endswith(name) else None
 
     network.fault = zero
     with pytest.raises(MachineError, match="the store has other bytes than were sent"):
-        pack(target)
+        pack_model(model, target)
     assert "manifest.json" not in stored(network, target)
-    pack(target, resume=True)
+    pack_model(model, target, resume=True)
     assert stored(network, target) == alone
 
 
 def test_an_object_that_was_changed_before_the_commit_is_written_anew(
-    alone: dict[str, bytes], bucket: str, network: FaultyStore
+    model: Path, alone: dict[str, bytes], bucket: str, network: FaultyStore
 ) -> None:
     target = f"{bucket}/changed.moepack"
-    shared = SharedPack(shards_of(MODEL), target)
+    shared = SharedPack(model, target)
     shared.write_part((1, 1))
     read = [path for _, path, _ in network.traffic.gets() if ".bin" in path]
     assert all(path.endswith(".json") for path in read)
-    changed = RemotePath(target) / "experts-00002.bin"
-    data = alone["experts-00002.bin"]
+    changed = RemotePath(target) / "experts-00000.bin"
+    data = alone["experts-00000.bin"]
     store_of(changed).put(changed.key, bytes([data[0] ^ 1]) + data[1:])
-    with pytest.raises(RequestError, match=r"not finished, found damaged experts-00002\.bin"):
+    with pytest.raises(RequestError, match=r"not finished, found damaged experts-00000\.bin"):
         shared.commit()
     assert shared.write_part((1, 1)).written_length == len(data)
     shared.commit()
@@ -227,7 +227,7 @@ def test_a_store_whose_etags_are_no_md5_is_read(
 
 
 def test_a_store_that_keeps_refusing_is_given_up_with_a_hint(
-    bucket: str, network: FaultyStore, monkeypatch: pytest.MonkeyPatch
+    model: Path, bucket: str, network: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_store, "PAUSES", (0.01,))
     network.status = 403
@@ -237,6 +237,6 @@ def test_a_store_that_keeps_refusing_is_given_up_with_a_hint(
 
     network.fault = refuse
     with pytest.raises(MachineError, match="cannot write: 403 Forbidden") as failure:
-        pack(f"{bucket}/refused.moepack")
+        pack_model(model, f"{bucket}/refused.moepack")
     assert "credentials" in str(failure.value.hint)
     assert "resume=True" in str(failure.value.hint)

@@ -1,4 +1,4 @@
-"""Memory that comes back: who views a block has it alone; nothing is kept beyond a bound."""
+"""Memory to read into: who views a block has it alone; nothing is kept beyond a bound."""
 
 import gc
 import mmap
@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from moepack.common.errors import MachineError
+from moepack.common.errors import MachineError, RequestError
 from moepack.storage.arena import Arena
+from moepack.storage.buffers import writable_bytes
 
 MIB = 1 << 20
 
@@ -128,3 +130,23 @@ def test_huge_pages_are_asked_for() -> None:
             assert int(length) >= 8 * 1024
             return
     pytest.fail("the memory is not mapped")
+
+
+class Tensor:
+    """Holds an array as tensors of torch do: without a buffer of its own."""
+
+    def numpy(self) -> NDArray[np.uint8]:
+        return np.zeros(8, np.uint8)
+
+
+def test_a_tensor_is_refused_with_what_is_its_memory() -> None:
+    with pytest.raises(RequestError, match="not a contiguous buffer") as caught:
+        writable_bytes(Tensor(), 8)
+    assert ".numpy()" in (caught.value.hint or "")
+    assert len(writable_bytes(Tensor().numpy(), 8)) == 8
+
+
+def test_what_is_no_tensor_gets_no_hint_for_one() -> None:
+    with pytest.raises(RequestError) as caught:
+        writable_bytes("text", 1)
+    assert caught.value.hint is None

@@ -14,7 +14,7 @@ from moepack.packing.pack_model import pack_model
 from moepack.packing.restore import restore
 from moepack.storage.blocks import can_clone, clone_range
 from moepack.storage.extents import BLOCK
-from tests.support.file_systems import free_length, mounted, shared_length
+from tests.support.file_systems import mounted, shared_length
 from tests.support.gguf_builder import moe
 from tests.support.models import flip
 from tests.support.packs import pieces
@@ -74,12 +74,10 @@ def test_it_is_known_before_whether_files_can_share(sharing: Path, tmp_path: Pat
 
 def test_an_export_shares_the_packs_ranges(sharing: Path, source: Path, exported: bytes) -> None:
     pack_model(source, sharing / "pack")
-    free = free_length(sharing)
     done = moepack.export("gguf", sharing / "pack", sharing / "model.gguf")
     assert holds(sharing / "model.gguf", exported)
     assert done.cloned_length > 0.99 * done.length
     assert shared_length(sharing / "model.gguf") >= done.cloned_length
-    assert free - free_length(sharing) < done.length // 4
 
 
 def test_a_damaged_part_is_not_restored_and_found_in_an_export(sharing: Path, source: Path) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import os
 import shutil
 import struct
 import subprocess
@@ -52,14 +51,3 @@ def shared_length(path: Path) -> int:
     extents = [_EXTENT.unpack_from(buffer, _HEADER.size + n * _EXTENT.size) for n in range(count)]
     assert not extents or extents[-1][3] & _LAST, "more extents than there is room for"
     return sum(length for _, _, length, flags in extents if flags & _SHARED)
-
-
-def free_length(folder: Path) -> int:
-    """Return the free bytes of a file system, when all is written."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.sync()
-        status = os.fstatvfs(descriptor)
-    finally:
-        os.close(descriptor)
-    return status.f_bavail * status.f_frsize

@@ -295,6 +295,7 @@ def _start(
 ) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else a body waits for the other side to hear of its head
 
         def setup(self) -> None:
             if tls is not None:

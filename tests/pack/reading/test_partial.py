@@ -1,7 +1,6 @@
 """Partial packs are read as packs are: what is here from the drive, the rest from where it came."""
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,40 +9,30 @@ import moepack
 from moepack.common.errors import MachineError, MirrorWarning, PackError
 from moepack.common.paths import RemotePath
 from tests.support.models import flip, keys_of
-from tests.support.pulls import copy_pack, local_keys, store_of_packs
+from tests.support.pulls import local_keys
 from tests.support.remote_servers import FileServer
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def server(hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    (tmp_path / "store").mkdir()
-    copy_pack(hot_pack, tmp_path / "store")
-    with store_of_packs(tmp_path / "store", monkeypatch) as one:
-        yield one
-
-
-@pytest.fixture
-def part(server: FileServer, tmp_path: Path) -> Path:
+def part(store: FileServer, address: str, tmp_path: Path) -> Path:
     """Pull half of the experts."""
-    moepack.pull(f"{server.url}/a.moepack", tmp_path / "part", hottest="600kB")
-    server.traffic.requests.clear()
+    moepack.pull(address, tmp_path / "part", hottest="600kB")
+    store.traffic.requests.clear()
     return tmp_path / "part"
 
 
-def test_what_is_here_costs_no_request_and_the_rest_one_each(
-    server: FileServer, part: Path
-) -> None:
+def test_what_is_here_costs_no_request_and_the_rest_one_each(store: FileServer, part: Path) -> None:
     with moepack.Pack(part) as pack, pack.reader() as reader:
         here = local_keys(pack)
         for key in here:
             reader.read(*key)
-        assert not server.traffic.requests
+        assert not store.traffic.requests
         missing = sorted(set(keys_of(pack)) - here)
         for key in missing:
             reader.read(*key)
-        assert len(server.traffic.requests) == 1 + len(missing), "the manifest was looked at once"
+        assert len(store.traffic.requests) == 1 + len(missing), "the manifest was looked at once"
 
 
 def test_a_location_names_the_address_of_an_expert_that_is_not_here(part: Path) -> None:
@@ -58,9 +47,9 @@ def test_a_location_names_the_address_of_an_expert_that_is_not_here(part: Path) 
 
 
 def test_an_expert_that_cannot_be_reached_is_named_with_what_to_do(
-    server: FileServer, part: Path
+    store: FileServer, part: Path
 ) -> None:
-    server.fault, server.status = lambda number: "status", 403
+    store.fault, store.status = lambda number: "status", 403
     with moepack.Pack(part) as pack, pack.reader() as reader:
         layer, expert = min(set(keys_of(pack)) - local_keys(pack))
         for read in (
@@ -71,17 +60,17 @@ def test_an_expert_that_cannot_be_reached_is_named_with_what_to_do(
                 read()
             assert f"layer {layer} expert {expert}" in str(refusal.value)
             assert f"not in {part}" in str(refusal.value)
-            command = f"`moepack pull {server.url}/a.moepack -o {part} --layers {layer}`"
+            command = f"`moepack pull {store.url}/a.moepack -o {part} --layers {layer}`"
             assert command in str(refusal.value.hint)
         for key in local_keys(pack):
             reader.read(*key)
-        server.fault = lambda number: None
+        store.fault = lambda number: None
         assert reader.read(layer, expert), "as soon as it can be reached again"
 
 
 @pytest.mark.parametrize("check", ["always", "first"])
 def test_an_expert_that_is_damaged_here_is_read_from_there(
-    server: FileServer, part: Path, hot_pack: Path, check: str
+    store: FileServer, part: Path, hot_pack: Path, check: str
 ) -> None:
     with moepack.Pack(part) as pack, moepack.Pack(hot_pack) as whole:
         damaged = min(local_keys(pack))
@@ -96,7 +85,7 @@ def test_an_expert_that_is_damaged_here_is_read_from_there(
                 warnings.simplefilter("error")
                 (one,) = reader.read_many([damaged])
             assert one.view == expected
-            server.fault, server.status = lambda number: "status", 403
+            store.fault, store.status = lambda number: "status", 403
             with pytest.raises(PackError, match="do not have the digest") as refusal:
                 reader.read(*damaged)
             assert "cannot be read either" in str(refusal.value.hint)
@@ -117,12 +106,12 @@ def test_verification_looks_at_what_is_here_and_says_what_is_not(part: Path) -> 
     assert of_layer.not_looked_at[0] == "layers 0"
 
 
-def test_a_part_opens_and_lists_itself_without_a_network(server: FileServer, part: Path) -> None:
-    server.close()
+def test_a_part_opens_and_lists_itself_without_a_network(store: FileServer, part: Path) -> None:
+    store.close()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with moepack.Pack(part) as pack, pack.reader() as reader:
             for key in local_keys(pack):
                 reader.read(*key)
         assert not moepack.verify(part).findings
-        assert moepack.inspect(part).partial.origin == f"{server.url}/a.moepack"  # type: ignore[union-attr]
+        assert moepack.inspect(part).partial.origin == f"{store.url}/a.moepack"  # type: ignore[union-attr]

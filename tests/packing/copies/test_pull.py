@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,25 +22,12 @@ from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.interruptions import CrashError, crash_after, record_calls
 from tests.support.machine_faults import Room
 from tests.support.models import contents, first_shard, flip, hotness_of, on_disk
-from tests.support.pulls import MARKS, check_part, copy_pack, is_same, store_of_packs
+from tests.support.pulls import MARKS, check_part, copy_pack, is_same
 from tests.support.remote_servers import Fault, FileServer
 
 pytestmark = pytest.mark.long
 
 LAYER_1 = {(1, expert) for expert in range(16)}
-
-
-@pytest.fixture
-def server(hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    (tmp_path / "store").mkdir()
-    copy_pack(hot_pack, tmp_path / "store")
-    with store_of_packs(tmp_path / "store", monkeypatch) as one:
-        yield one
-
-
-@pytest.fixture
-def address(server: FileServer) -> str:
-    return f"{server.url}/a.moepack"
 
 
 # All of it
@@ -67,17 +54,17 @@ def test_a_pack_that_is_pulled_is_the_pack_to_the_byte(
 
 
 def test_every_kind_of_pack_can_be_pulled(
-    packs: dict[str, Path], server: FileServer, tmp_path: Path
+    packs: dict[str, Path], store: FileServer, tmp_path: Path
 ) -> None:
     """Small parts, fused ones, several families."""
     for model, path in packs.items():
-        copy_pack(path, server.folder, model)
-        moepack.pull(f"{server.url}/{model}", tmp_path / f"{model}-here")
+        copy_pack(path, store.folder, model)
+        moepack.pull(f"{store.url}/{model}", tmp_path / f"{model}-here")
         assert is_same(tmp_path / f"{model}-here", path)
 
 
 def test_refused_cut_and_wrong_answers_still_give_the_same_pack(
-    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
+    store: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     """Of a hundred answers 20 are refused, 20 are cut off, and two others are wrong."""
 
@@ -86,17 +73,17 @@ def test_refused_cut_and_wrong_answers_still_give_the_same_pack(
         wrong: Fault = "other bytes" if number in (5, 9) else None
         return "status" if draw < 20 else "cut" if draw < 40 else wrong
 
-    server.fault = fault
+    store.fault = fault
     moepack.pull(address, tmp_path / "here")
     assert is_same(tmp_path / "here", hot_pack)
 
 
 def test_a_pack_that_is_damaged_there_is_never_committed(
-    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
+    store: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     with moepack.Pack(hot_pack) as pack:
         where = pack.locate(1, 7, "up")
-    damaged = server.folder / "a.moepack" / where.path.name
+    damaged = store.folder / "a.moepack" / where.path.name
     flip(damaged, where.offset + 11)
     with pytest.raises(PackError, match="layer 1 expert 7 ffn_up_exps.weight") as refusal:
         moepack.pull(address, tmp_path / "here")
@@ -109,9 +96,9 @@ def test_a_pack_that_is_damaged_there_is_never_committed(
 
 
 def test_a_file_that_is_missing_or_short_there_is_named(
-    server: FileServer, address: str, tmp_path: Path
+    store: FileServer, address: str, tmp_path: Path
 ) -> None:
-    file = server.folder / "a.moepack" / "experts-00001.bin"
+    file = store.folder / "a.moepack" / "experts-00001.bin"
     data = file.read_bytes()
     file.write_bytes(data[:-4096])
     with pytest.raises(PackError, match="not as long as the manifest says") as refusal:
@@ -123,12 +110,12 @@ def test_a_file_that_is_missing_or_short_there_is_named(
 
 
 def test_padding_comes_from_nobody(
-    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
+    store: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     """Bytes that no digest covers are zeros by the format, whatever a store sends."""
     with moepack.Pack(hot_pack) as pack:
         where = pack.locate(0, 3)
-    flip(server.folder / "a.moepack" / where.path.name, where.offset + where.length - 1)
+    flip(store.folder / "a.moepack" / where.path.name, where.offset + where.length - 1)
     moepack.pull(address, tmp_path / "here")
     assert is_same(tmp_path / "here", hot_pack)
 
@@ -158,16 +145,16 @@ def test_the_hottest_are_those_of_the_ranking(address: str, hot_pack: Path, tmp_
 
 
 def test_another_pull_adds_to_what_is_there_until_it_is_the_pack(
-    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
+    store: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
     first = moepack.pull(address, here, layers=[1])
-    before = server.traffic.sent_length
+    before = store.traffic.sent_length
     second = moepack.pull(address, here, hottest="500kB")
     with moepack.Pack(hot_pack) as pack:
         assert check_part(here, hot_pack) == LAYER_1 | set(pack.hottest("500kB"))
     assert second.kept_length == first.length
-    assert server.traffic.sent_length - before < 400_000
+    assert store.traffic.sent_length - before < 400_000
     assert moepack.pull(None, here, resume=True).fetched_length == 0
     assert moepack.pull(address, here).is_whole
     assert is_same(here, hot_pack)
@@ -189,15 +176,15 @@ def test_a_damaged_part_is_mended_before_it_becomes_the_pack(
 
 
 def test_what_cannot_be_pulled_is_named_and_nothing_is_left(
-    packs: dict[str, Path], server: FileServer, address: str, tmp_path: Path
+    packs: dict[str, Path], store: FileServer, address: str, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
-    moepack.index_model(first_shard("granite"), server.folder / "index")
+    moepack.index_model(first_shard("granite"), store.folder / "index")
     with pytest.raises(PackError, match="the shard is missing"):
-        moepack.pull(f"{server.url}/index", here)
-    copy_pack(packs["granite"], server.folder, "granite")
+        moepack.pull(f"{store.url}/index", here)
+    copy_pack(packs["granite"], store.folder, "granite")
     with pytest.raises(RequestError, match="no hotness was measured"):
-        moepack.pull(f"{server.url}/granite", here, hottest="1MiB")
+        moepack.pull(f"{store.url}/granite", here, hottest="1MiB")
     with pytest.raises(RequestError, match="no layer 7"):
         moepack.pull(address, here, layers="0,7")
     with pytest.raises(RequestError, match="not a list of layers"):
@@ -275,14 +262,14 @@ def test_what_was_written_and_not_named_yet_is_kept(
 
 
 def test_a_drive_without_space_is_named_before_anything_comes(
-    server: FileServer, address: str, tmp_path: Path, room: Room
+    store: FileServer, address: str, tmp_path: Path, room: Room
 ) -> None:
     (tmp_path / "small").mkdir()
     small = room.mount(tmp_path / "small", "-t", "tmpfs", "-o", "size=600k", "none")
     with pytest.raises(MachineError, match="not enough space"):
         moepack.pull(address, small / "here")
     assert not (small / "here").exists()
-    assert len(server.traffic.gets()) == 2
+    assert len(store.traffic.gets()) == 2
     assert moepack.pull(address, small / "here", hottest="100kB").expert_count
 
 
@@ -307,12 +294,12 @@ def test_what_was_changed_since_is_looked_at_again(
 
 
 def test_a_pack_that_was_replaced_there_is_never_mixed_with_the_old_one(
-    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
+    store: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
     moepack.pull(address, here, layers="1")
-    shutil.rmtree(server.folder / "a.moepack")
-    moepack.pack_model(first_shard("qwen3moe"), server.folder / "a.moepack", layout="natural")
+    shutil.rmtree(store.folder / "a.moepack")
+    moepack.pack_model(first_shard("qwen3moe"), store.folder / "a.moepack", layout="natural")
     for add in ({"layers": "0"}, {}, {"resume": True}):
         with pytest.raises(PackError, match="a part of another pack is here"):
             moepack.pull(address, here, **add)
@@ -326,18 +313,18 @@ def test_a_pack_that_was_replaced_there_is_never_mixed_with_the_old_one(
 
 
 def test_a_pack_that_was_pulled_is_not_replaced_by_another(
-    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
+    store: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     moepack.pull(address, tmp_path / "here")
-    shutil.rmtree(server.folder / "a.moepack")
-    moepack.pack_model(first_shard("granite"), server.folder / "a.moepack")
+    shutil.rmtree(store.folder / "a.moepack")
+    moepack.pack_model(first_shard("granite"), store.folder / "a.moepack")
     with pytest.raises(RequestError, match="another pack is here already"):
         moepack.pull(address, tmp_path / "here")
     assert is_same(tmp_path / "here", hot_pack)
 
 
 def test_a_record_with_any_byte_changed_or_cut_is_refused_and_mended(
-    server: FileServer, address: str, hot_pack: Path, tmp_path: Path
+    store: FileServer, address: str, hot_pack: Path, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
     moepack.pull(address, here, layers="1")
@@ -354,9 +341,9 @@ def test_a_record_with_any_byte_changed_or_cut_is_refused_and_mended(
     with pytest.raises(PackError, match="damaged") as refusal:
         moepack.open(here)
     assert "pull the pack into this folder again" in str(refusal.value.hint)
-    before = server.traffic.sent_length
+    before = store.traffic.sent_length
     moepack.pull(address, here, layers="1")
-    assert server.traffic.sent_length - before < 100_000, "the bytes were right"
+    assert store.traffic.sent_length - before < 100_000, "the bytes were right"
     assert check_part(here, hot_pack) == LAYER_1
     flip(here / ".pull.manifest", 99)
     with pytest.raises(PackError, match="manifest of a partial pack is missing or damaged"):

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from tests.support.damages import (
 )
 from tests.support.interruptions import before_each
 from tests.support.models import first_shard, flip
-from tests.support.pulls import copy_pack, is_same, store_of_packs
+from tests.support.pulls import copy_pack, is_same
 
 SOURCE = first_shard("qwen3moe")
 FILE = "experts-00001.bin"
@@ -28,13 +27,6 @@ FILE = "experts-00001.bin"
 @pytest.fixture
 def pack(hot_pack: Path, tmp_path: Path) -> Path:
     return copy_pack(hot_pack, tmp_path, "here")
-
-
-@pytest.fixture
-def address(hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    copy_pack(hot_pack, tmp_path / "store", "a")
-    with store_of_packs(tmp_path / "store", monkeypatch) as server:
-        yield f"{server.url}/a"
 
 
 def part(pack: Path, name: str = "down", expert: int = 4) -> moepack.PartLocation:

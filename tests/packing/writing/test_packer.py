@@ -1,4 +1,4 @@
-"""A pack of a real model: every byte the oracle's, every promise of the format kept on disk."""
+"""A pack of a real model: every byte is the oracle's, on request with a SHA-256 of each part."""
 
 import hashlib
 import itertools
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import moepack
-from tests.support.models import FIXTURES, REAL_MODELS, first_shard, oracle, pack_model
+from tests.support.models import FIXTURES, REAL_MODELS, contents, first_shard, oracle, pack_model
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,41 @@ def test_the_same_input_gives_the_same_bytes_wherever_and_whenever(
     for file in sorted((tmp_path / "pack0").iterdir()):
         assert file.read_bytes() == (tmp_path / "pack1" / file.name).read_bytes()
         assert os.fsencode(tmp_path) not in file.read_bytes()
+
+
+HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pack a small real model with strong digests; read-only."""
+    path = tmp_path_factory.mktemp("strong") / "pack"
+    moepack.pack_model(first_shard("qwen3moe"), path, hotness=HOTNESS, strong=True)
+    return path
+
+
+def test_they_are_those_of_the_bytes_and_nothing_else_changes(pack: Path, tmp_path: Path) -> None:
+    moepack.pack_model(first_shard("qwen3moe"), tmp_path / "plain", hotness=HOTNESS)
+    plain = contents(tmp_path / "plain")
+    ours = contents(pack)
+    assert {name for name in plain if plain[name] != ours[name]} == {"index.bin", "manifest.json"}
+    with moepack.open(pack) as opened, moepack.open(tmp_path / "plain") as plain_pack:
+        index = opened.index
+        assert index.families == plain_pack.index.families
+        assert opened.manifest.index_entry.sha256 == hashlib.sha256(ours["index.bin"]).hexdigest()
+        numbers = iter(range(index.part_count + index.tensor_count + index.shard_range_count))
+        extents = [
+            (file, offset, length)
+            for family in index.families
+            for expert in range(family.expert_count)
+            for offset, length, _, file, _ in index.parts(
+                family.first_part + expert * len(family.part_kinds), family.part_kinds
+            )
+        ]
+        extents += [(tensor.file, tensor.offset, tensor.length) for tensor in index.tensors()]
+        extents += [(other.file, other.offset, other.length) for other in index.shard_bytes()]
+        for file, offset, length in extents:
+            data = ours[index.files[file].name][offset : offset + length]
+            assert index.strong_digest(next(numbers)) == hashlib.sha256(data).digest()
+        assert next(numbers, None) is None
+    assert moepack.verify(pack, first_shard("qwen3moe")).passed
