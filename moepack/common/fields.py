@@ -136,10 +136,12 @@ def parse_json(data: bytes, path: str) -> Fields:
     return Fields(body, "", path)
 
 
-def parse_toml(data: bytes, path: str) -> dict[str, Any]:
-    """Parse a TOML file. Raises RequestError."""
+def parse_toml(data: bytes, path: str, most: int) -> dict[str, Any]:
+    """Parse a TOML file of at most so many bytes. Raises RequestError."""
     import tomllib  # reading packs needs none of it
 
+    if len(data) > most:
+        raise RequestError("too long", path=path, expected=f"up to {most:,} bytes")
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:

@@ -175,14 +175,20 @@ def named_text(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}{'' if len(numbers) == 1 else 's'} {ranges_text(numbers)}"
 
 
-def parse_ranges(text: str) -> tuple[int, ...]:
-    """Read ranges of numbers up to 65535, such as `0-3,7`, ascending; raise ValueError."""
+def parse_layers(layers: str | Iterable[int], argument: str | None = None) -> tuple[int, ...]:
+    """Return layers, ascending: their numbers, or ranges of these up to 65535, such as `0-3,7`.
+
+    Raises RequestError for any other text, which names `argument`.
+    """
+    if not isinstance(layers, str):
+        return tuple(sorted(set(layers)))
     numbers: set[int] = set()
-    for item in text.split(","):
+    for item in layers.split(","):
         match = re.match(_RANGE, item, re.ASCII)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last >= 1 << 16:
-            raise ValueError(f"expected numbers and ranges such as 0-3,7, found {item[:40]!r}")
+            problem, expected = "not a list of layers", "numbers and ranges such as 0-3,7"
+            raise RequestError(problem, argument=argument, expected=expected, found=repr(item))
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))
 

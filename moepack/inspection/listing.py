@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from moepack.common.errors import RequestError
 from moepack.common.escaping import shell_word
-from moepack.common.sizes import Size, parse_ranges, ranges_text
+from moepack.common.sizes import Size, parse_layers, ranges_text
 from moepack.pack.format.tables import PackedFamily
 from moepack.pack.opening.open_model import Model, is_pack, open_model
 from moepack.pack.reading.catalog import payload_length
@@ -82,11 +82,7 @@ def list_pack(
     Raises RequestError for layers that the pack lacks and for hotness that was not measured,
     PackError for a damaged pack; for a damaged record, at its row.
     """
-    try:
-        numbers = parse_ranges(layers) if isinstance(layers, str) else layers
-    except ValueError as error:
-        raise RequestError(f"not a list of layers: {error}") from None
-    chosen = None if numbers is None else frozenset(numbers)
+    chosen = None if layers is None else frozenset(parse_layers(layers))
     pack = model if isinstance(model, Pack) else open_model(model)
     try:
         if chosen is not None:

@@ -3,6 +3,7 @@
 import pytest
 
 from moepack.common import sizes
+from moepack.common.errors import RequestError
 from moepack.common.shape import FamilyShape, ModelShape
 
 MODEL = ModelShape(
@@ -38,7 +39,7 @@ def test_runs_of_numbers_are_read_as_they_are_written() -> None:
     assert sizes.ranges_text((0, 1, 2, 3, 7)) == "0-3,7"
     assert sizes.named_text("layer", (0, 1, 7)) == "layers 0-1,7"
     assert sizes.named_text("layer", (7,)) == "layer 7"
-    assert sizes.parse_ranges("7, 0-3") == (0, 1, 2, 3, 7)
+    assert sizes.parse_layers("7, 0-3") == (0, 1, 2, 3, 7)
     for text in ("", "x", "3-1", "1-", "-1", "65536", "1,,2", "0-99999"):
-        with pytest.raises(ValueError, match="expected numbers and ranges"):
-            sizes.parse_ranges(text)
+        with pytest.raises(RequestError, match="not a list of layers, expected numbers and ranges"):
+            sizes.parse_layers(text)

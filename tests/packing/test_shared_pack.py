@@ -30,7 +30,7 @@ from tests.support.models import contents, flip, hotness_of, shards_of
 MODEL = "deepseek2"
 HOTNESS = hotness_of({(3, 3): 5, (3, 1): 9, (2, 0): 2})
 OTHER_HOTNESS = hotness_of({(3, 1): 5, (3, 3): 9, (2, 0): 2})
-PARTS = 3
+PARTS = 2
 
 pytestmark = pytest.mark.long
 
@@ -274,18 +274,16 @@ def test_parts_of_a_verification_look_at_all_of_a_pack_together(
 ) -> None:
     pack(tmp_path / "pack")
     whole = verify(tmp_path / "pack", shards_of(MODEL))
-    reports = [
-        verify(tmp_path / "pack", shards_of(MODEL), part=(number, PARTS))
-        for number in range(1, PARTS + 1)
-    ]
-    assert [report.passed for report in reports] == [None] * PARTS
+    parts = ("1/3", "2/3", "3/3")
+    reports = [verify(tmp_path / "pack", shards_of(MODEL), part=part) for part in parts]
+    assert [report.passed for report in reports] == [None, None, None]
     for field in ("read_length", "compared_length", "checked_blob_count", "checked_tensor_count"):
         assert sum(getattr(one, field) for one in reports) == getattr(whole, field), field
     assert "parts 2-3 of 3" in reports[0].not_looked_at
     assert verify(tmp_path / "pack", part="1/1").passed
     for path in sorted((tmp_path / "pack").glob("*.bin")):
         flip(path, path.stat().st_size // 2)
-        damaged = [verify(tmp_path / "pack", part=(n, PARTS)).passed for n in range(1, PARTS + 1)]
+        damaged = [verify(tmp_path / "pack", part=part).passed for part in parts]
         expected = 3 if path.name == "index.bin" else 1
         assert damaged.count(False) == expected, path.name
         flip(path, path.stat().st_size // 2)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from moepack.common.errors import PackError, RequestError, is_of_machine, open_failure
 from moepack.common.share import Share
-from moepack.common.sizes import gaps, parse_ranges, ranges_text
+from moepack.common.sizes import gaps, parse_layers, ranges_text
 from moepack.pack.reading.shard_map import map_shards
 from moepack.pack.verifying.checked_pack import CheckedPack, Gap, Segment, cut, join
 from moepack.pack.verifying.comparison import SourceComparison
@@ -65,11 +65,8 @@ def _is_here(pack: CheckedPack, number: int) -> bool:
     return pack.partial.covers(pack.index.files[file].name, offset, offset + length)
 
 
-def _layers(layers: str | Iterable[int], packed: Sequence[int]) -> list[int]:
-    try:
-        chosen = sorted(set(parse_ranges(layers) if isinstance(layers, str) else layers))
-    except ValueError as error:
-        raise RequestError(f"not a list of layers: {error}") from None
+def _layers(layers: str | Iterable[int], packed: Sequence[int]) -> tuple[int, ...]:
+    chosen = parse_layers(layers)
     missing = sorted(set(chosen) - set(packed))
     if missing or not chosen:
         raise RequestError(

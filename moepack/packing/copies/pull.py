@@ -27,7 +27,7 @@ from moepack.common.errors import MachineError, MoepackError, PackError, Request
 from moepack.common.pack_files import JOURNAL_NAME
 from moepack.common.paths import AnyPath, is_remote
 from moepack.common.phases import DigestCounts, Phases, Progress
-from moepack.common.sizes import Size, parse_ranges, ranges_text
+from moepack.common.sizes import Size, parse_layers, ranges_text
 from moepack.pack.format import manifest
 from moepack.pack.reading.copies import (
     PARTIAL_MANIFEST,
@@ -135,11 +135,7 @@ def _request(layers: str | Iterable[int] | None, hottest: Size | None) -> CopyRe
     """Return the layers that are asked for; None for neither layers nor the hottest."""
     if layers is None and hottest is None:
         return None
-    try:
-        numbers = parse_ranges(layers) if isinstance(layers, str) else layers or ()
-    except ValueError as error:
-        raise RequestError(f"not a list of layers: {error}") from None
-    return CopyRequest(is_all=False, layers=tuple(sorted(set(numbers))))
+    return CopyRequest(is_all=False, layers=parse_layers(layers or ()))
 
 
 def _record_in(folder: Path) -> CopyRecord | None:
@@ -327,21 +323,18 @@ class _Pull:
     def _summary(
         self, present: set[int], *, kept: int, fetched: int | None = 0, mended: int = 0
     ) -> PullSummary:
-        items = self._copy.items
-        keys = [item.key for item in items if item.key is not None]
-        here = {items[number].key for number in present}
-        counts = dict.fromkeys((key[0] for key in keys), 0)
-        missing_counts = dict.fromkeys(counts, 0)
-        for key in keys:
-            (counts if key in here else missing_counts)[key[0]] += 1
+        are_here: dict[int, list[bool]] = {}
+        for number, item in enumerate(self._copy.items):
+            if item.key is not None:
+                are_here.setdefault(item.key[0], []).append(number in present)
         return PullSummary(
             path=os.fspath(self._folder),
             origin=str(self._pack.path),
             is_whole=present >= self._copy.all,
-            layers=tuple(layer for layer in counts if not missing_counts[layer]),
-            missing_layers=tuple(layer for layer in counts if not counts[layer]),
-            expert_count=sum(counts.values()),
-            all_expert_count=len(keys),
+            layers=tuple(layer for layer, experts in are_here.items() if all(experts)),
+            missing_layers=tuple(layer for layer, experts in are_here.items() if not any(experts)),
+            expert_count=sum(map(sum, are_here.values())),
+            all_expert_count=sum(map(len, are_here.values())),
             length=self._copy.length(present),
             all_length=self._copy.length(self._copy.all),
             kept_length=kept,

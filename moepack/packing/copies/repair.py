@@ -36,6 +36,7 @@ from moepack.common.paths import AnyPath, PathOrPaths, is_remote
 from moepack.common.phases import DigestCounts, Phases, Progress
 from moepack.common.sizes import count_text
 from moepack.pack.format import manifest
+from moepack.pack.reading.copies import CopyRecord
 from moepack.pack.reading.directory import pack_path, read_any_manifest
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import shard_pieces
@@ -211,6 +212,7 @@ class _Repair:
         if isinstance(source, Source):
             return self._shards(source, damaged)
         folder: Path | None = None
+        record: CopyRecord | None = None
         if isinstance(source, Pack):
             folder = source.path
             if source.index.content_digest() != pack.index.content_digest():
@@ -219,14 +221,11 @@ class _Repair:
         elif pack.partial is not None:
             folder = pack.partial.origin
         elif mirror is not None and mirror.record is not None and mirror.problem is None:
-            folder = mirror.path
+            folder, record = mirror.path, mirror.record
         if folder is None:
             return None
-        ranges = [(0, 1 << 63)]
-        is_mirror = mirror is not None and folder == mirror.path
-        record = mirror.record if mirror is not None and is_mirror else None
         names = [file.name for file in pack.index.files]
-        there = [RangeSet(record.ranges(name) if record else ranges) for name in names]
+        there = [RangeSet(record.ranges(name) if record else [(0, 1 << 63)]) for name in names]
 
         def place(item: PackedItem) -> tuple[int, int] | None:
             return (

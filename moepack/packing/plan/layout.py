@@ -114,9 +114,7 @@ def load(name_or_path: str | os.PathLike[str]) -> Layout:
 
 def decode(data: bytes, path: str, name: str) -> Layout:
     """Read the bytes of a layout; `path` is for messages. Raises RequestError."""
-    if len(data) > MAX_FILE_LENGTH:
-        raise RequestError("too long", path=path, expected=f"up to {MAX_FILE_LENGTH:,} bytes")
-    body = Fields(parse_toml(data, path), "", path, RequestError)
+    body = Fields(parse_toml(data, path, MAX_FILE_LENGTH), "", path, RequestError)
     body.allow("description", *_TABLES)
     for table, keys in _TABLES.items():
         if not isinstance(body.body.get(table), dict):

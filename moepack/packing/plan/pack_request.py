@@ -10,7 +10,7 @@ from typing import NamedTuple
 from moepack.common.errors import RequestError
 from moepack.common.paths import PathOrPaths
 from moepack.common.shape import ModelShape
-from moepack.common.sizes import parse_ranges
+from moepack.common.sizes import parse_layers
 from moepack.packing.plan.blob_hotness import load_hotness
 from moepack.packing.plan.layout import Layout, load
 from moepack.packing.plan.plan import Plan, make
@@ -62,13 +62,7 @@ class PackRequest:
         return PlannedModel(source, shape, plan)
 
     def _chosen_layers(self, shape: ModelShape) -> Sequence[int] | None:
-        numbers = self.layers
-        if isinstance(numbers, str):
-            try:
-                numbers = tuple(parse_ranges(numbers))
-            except ValueError as error:
-                raise RequestError(f"not a list of layers: {error}") from None
-        layers = set(shape.layers if numbers is None else numbers)
+        layers = set(shape.layers if self.layers is None else parse_layers(self.layers))
         if not self.mtp:
             layers -= set(shape.mtp_layers)
         if not layers:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 from moepack.common.errors import RequestError, read_failure
 from moepack.common.escaping import one_line
 from moepack.common.fields import Fields, parse_toml
-from moepack.common.sizes import size_text, unit_length
+from moepack.common.sizes import unit_length
 from moepack.planning.machine.model import Basis, Drive, Figure, Gpu, Machine, ReadSpeed
 
 MAX_FILE_LENGTH = 1 << 18
@@ -114,14 +114,8 @@ def read_machine(path: str | os.PathLike[str]) -> Machine:
 
 def decode(data: bytes, path: str) -> Machine:
     """Read the bytes of a machine.toml; `path` is for messages. Raises RequestError."""
-    if len(data) > MAX_FILE_LENGTH:
-        raise RequestError(
-            "too long for a machine's file",
-            path=path,
-            expected=f"up to {size_text(MAX_FILE_LENGTH)}",
-        )
     keys = ("name", "memory", "processor", "gpus", "drive")
-    return _machine(_MachineTable(path, "", parse_toml(data, path), keys))
+    return _machine(_MachineTable(path, "", parse_toml(data, path, MAX_FILE_LENGTH), keys))
 
 
 class _MachineTable(Fields):

@@ -8,7 +8,7 @@ import numpy as np
 
 from moepack.common.errors import RequestError, TraceError
 from moepack.common.shape import ModelShape
-from moepack.common.sizes import Size, as_list, parse_ranges, parse_size, size_text
+from moepack.common.sizes import Size, as_list, parse_layers, parse_size, size_text
 from moepack.traces.caching import cache as caching
 from moepack.traces.formats.reading import AnyTrace, TracedModel, TraceFiles, opened
 from moepack.traces.formats.registry import ReadOptions
@@ -53,7 +53,7 @@ def simulate(
     trace = opened(paths, options, model)
     policies = list(dict.fromkeys(POLICIES if policies is None else as_list(policies)))
     _check_options(policies, batch_count)
-    layers = None if layers is None else _layers(layers)
+    layers = None if layers is None else parse_layers(layers, "layers")
     shape = _run_shape(trace.shape, layers)
     routed, total = shape.routed, shape.routed_length
     requested = [parse_size(one, "budgets", whole=total) for one in as_list(budgets)]
@@ -101,13 +101,6 @@ def _check_options(policies: Sequence[str], batch_count: int | None) -> None:
         raise RequestError(
             "not a count", argument="batch_count", expected=expected, found=batch_count
         )
-
-
-def _layers(layers: str | Collection[int]) -> Collection[int]:
-    try:
-        return parse_ranges(layers) if isinstance(layers, str) else layers
-    except ValueError as error:
-        raise RequestError(f"not a list of layers: {error}", argument="layers") from None
 
 
 def _read(

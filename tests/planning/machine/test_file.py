@@ -164,7 +164,7 @@ def test_a_hint_says_what_to_write_instead(old: str, new: str, hint: str) -> Non
 
 
 def test_a_file_that_is_too_long_or_not_text_or_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="too long for a machine's file, expected up to 256"):
+    with pytest.raises(RequestError, match="too long, expected up to 262,144 bytes"):
         decode(SOUND.encode().ljust(MAX_FILE_LENGTH + 1, b"\n"), "m.toml")
     assert decode(SOUND.encode().ljust(MAX_FILE_LENGTH, b"\n"), "m.toml") == MACHINE
     with pytest.raises(RequestError, match="not TOML .'utf-8' codec"):
