@@ -14,7 +14,7 @@ from tests.support.models import FIXTURES, REAL_MODELS, contents, first_shard, o
 
 @pytest.mark.parametrize(
     ("model", "layout_name"),
-    zip(REAL_MODELS, itertools.cycle(("layers", "hot-first")), strict=False),
+    [*zip(REAL_MODELS, itertools.cycle(("layers", "hot-first")), strict=False)],
 )
 def test_every_expert_that_is_read_back_is_the_oracles(
     model: str, layout_name: str, tmp_path: Path
