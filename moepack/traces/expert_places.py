@@ -27,10 +27,11 @@ class ExpertPlaces:
     """Numbers experts as they occur: places are below `count`, and never change.
 
     Layers are numbered too, as rows, in the order of their first occurrence. Raises TraceError for
-    a trace that names more experts than any model has.
+    a trace, at `path`, that names more experts than any model has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: str | None = None) -> None:
+        self._path = path
         self._layers: list[int] = []
         self._row_of_page: list[int] = []
         self._first_of_page: list[int] = []
@@ -96,6 +97,13 @@ class ExpertPlaces:
         )
         return layers[rows[pages]], firsts[pages] + columns
 
+    def counted(self, counts: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return layers, experts and counts, of counts by place: in their order, without zeros."""
+        places = np.flatnonzero(counts)
+        layers, experts = self.keys(places)
+        order = np.lexsort((experts, layers))
+        return layers[order], experts[order], counts[places][order]
+
     def row(self, values: Ints, layer: int, expert_count: int) -> Ints:
         """Return the values of a layer's experts 0 to `expert_count` - 1, from values by place.
 
@@ -112,7 +120,7 @@ class ExpertPlaces:
 
     def _too_many(self) -> TraceError:
         problem = "more layers or experts than any model has"
-        return TraceError(problem, expected=f"<= {MAX_PLACES:,} experts in all")
+        return TraceError(problem, path=self._path, expected=f"<= {MAX_PLACES:,} experts in all")
 
 
 class PlaceCounts:

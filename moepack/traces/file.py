@@ -174,7 +174,7 @@ def _checked(piece: Piece, checks: Checks, place: str) -> Piece:
     if isinstance(piece, Counts):
         return checks.counts(piece.phase, layer, expert, piece.counts, lambda _: place)
     right = checks.fitting(layer, expert, lambda _: place)
-    fitting = piece if right is None else selected(piece, right)
+    fitting = piece if isinstance(right, slice) else selected(piece, right)
     return checks.tokens(fitting, lambda _: place)
 
 

@@ -115,39 +115,28 @@ class Checks:
 
     def fitting(
         self, layer: Ints, expert: Ints, place_of: Callable[[int], str]
-    ) -> NDArray[np.bool_] | None:
-        """Return whether the model can have made each selection; None if it can have made all.
+    ) -> NDArray[np.bool_] | slice:
+        """Return an index of the selections that the model can have made, a slice if it is all.
 
         `place_of` names the place of a selection for a message, by its index.
         """
         is_layer = layer <= MAX_NUMBER
         right: NDArray[np.bool_] = is_layer & (expert < self._limits[np.where(is_layer, layer, 0)])
         if right.all():
-            return None
-        first = int(np.argmin(right))
-        count = int(np.count_nonzero(~right))
-        self._report_misfit(int(layer[first]), int(expert[first]), place_of(first), count)
-        return right
-
-    def fits(self, layer: int, expert: int, line: int) -> bool:
-        """Return whether the model can have made a selection; if not, report its line."""
-        if layer <= MAX_NUMBER and expert < self._limits[layer]:
-            return True
-        self._report_misfit(layer, expert, f"line {line}", 1)
-        return False
-
-    def _report_misfit(self, layer: int, expert: int, place: str, count: int) -> None:
+            return slice(None)
+        first, count = int(np.argmin(right)), int(np.count_nonzero(~right))
+        pair = f"layer {layer[first]} expert {expert[first]}"
         expected: object
         if self.shape is not None:
             problem, expected, hint = "the model has no such expert", self.shape, _ANOTHER_MODEL
-        elif self._is_stated and max(layer, expert) <= MAX_NUMBER:
+        elif self._is_stated and max(layer[first], expert[first]) <= MAX_NUMBER:
             problem = "not of the model that the file says it is of"
-            expected = f"{self._limits[layer]} experts in layer {layer}"
+            expected = f"{self._limits[layer[first]]} experts in layer {layer[first]}"
             hint = "is it damaged, or were files of several models joined?"
         else:
             problem, expected, hint = "out of bounds", _ANY, None
-        pair = f"layer {layer} expert {expert}"
-        self.fault(problem, place, count, expected=expected, found=pair, hint=hint)
+        self.fault(problem, place_of(first), count, expected=expected, found=pair, hint=hint)
+        return right
 
     def tokens(self, tokens: Tokens, place_of: Callable[[int], str]) -> Tokens:
         """Return whole tokens in the order of layers, without selections that no router makes.
@@ -193,9 +182,7 @@ class Checks:
     ) -> Counts:
         """Return the counts of experts that the model has."""
         right = self.fitting(layer, expert, place_of)
-        if right is not None:
-            layer, expert, counts = layer[right], expert[right], counts[right]
-        return Counts(phase, shorts(layer), shorts(expert), counts)
+        return Counts(phase, shorts(layer[right]), shorts(expert[right]), counts[right])
 
 
 def _limits(expert_counts: Mapping[int, int]) -> Ints:

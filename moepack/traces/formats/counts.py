@@ -11,15 +11,14 @@ states them.
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from moepack.traces.compressed import TraceStream
-from moepack.traces.expert_places import MAX_PLACES
-from moepack.traces.formats.lines import Lines
+from moepack.traces.expert_places import ExpertPlaces, PlaceCounts
+from moepack.traces.formats.lines import BLANKS, Lines, numbers_in
 from moepack.traces.model import (
     MAX_COUNT,
     MAX_NUMBER,
@@ -29,9 +28,8 @@ from moepack.traces.model import (
     Origin,
     Phase,
     Unknown,
-    split_keys,
 )
-from moepack.traces.validation import Checks
+from moepack.traces.validation import Checks, shorts
 
 COLUMNS = ("layer", "expert", "count", "held_out")
 EXAMPLE = "layer,expert,count"
@@ -42,17 +40,17 @@ _FACT = re.compile(
 ).fullmatch
 _MAX_DIGITS = len(str(MAX_COUNT))
 _NUMBER = re.compile(rf"\d{{1,{_MAX_DIGITS}}}", re.ASCII)
-_COMMA = rb"[ \t]*,[ \t]*"
-_WITH_BLANKS = re.compile(_COMMA)
-_ROW = re.compile(rb"(\d+)%b(\d+)(?:%b(\d+))?(?:%b(\d+))?" % ((_COMMA,) * 3)).fullmatch
+_ROWS = re.compile(
+    b"|".join(rb"(?:%b\n)++" % b",".join([_NUMBER.pattern.encode()] * count) for count in (2, 3, 4))
+)
 _UNKNOWN = frozenset({Unknown.REQUESTS, Unknown.PHASES, Unknown.TOKENS})
 
 
 class CountsFile:
     """A file of counts, read whole: each expert once, and the facts that its comments state.
 
-    `layer`, `expert` and `counts` [experts] are in the order of layers and experts. `held_out` are
-    the held-out parts of the counts, None without such a column. Raises TraceError for faults.
+    `counts` [places] are by place in `places`, as `held_out`, the held-out parts of them: None
+    without such a column. Raises TraceError for faults.
     """
 
     def __init__(self, stream: TraceStream, checks: Checks) -> None:
@@ -60,22 +58,17 @@ class CountsFile:
         self._lines = Lines(stream, checks)
         self._column_count = 0
         self._heading_count = 0
-        self._counts: Counter[int] = Counter()
-        """By layer and expert in one number; so are the next."""
-        self._held_out: Counter[int] = Counter()
+        self._counts, self._held_out = PlaceCounts(), PlaceCounts()
         self._total = 0
         self._stated: dict[str, list[int]] = {}
         """The stated numbers by name, one of each of the joined files."""
         self.held_out_by = "requests"
         self.origins: list[dict[str, Any]] = []
-        for line in self._lines:
-            self._add_line(line)
-        keys = sorted(key for key, count in self._counts.items() if count)
-        self.layer, self.expert = split_keys(np.array(keys, np.int64))
-        self.counts: Ints = np.array([self._counts[key] for key in keys], np.int64)
-        self.held_out: Ints | None = None
-        if self._column_count > 3:
-            self.held_out = np.array([self._held_out[key] for key in keys], np.int64)
+        self.places = ExpertPlaces(checks.path)
+        for rows, lines in self._lines.rows(_ROWS, self._add_line):
+            self._add_rows(rows, lines)
+        self.counts = self._counts.values
+        self.held_out = self._held_out.values if self._column_count > 3 else None
 
     def number(self, name: str) -> int | None:
         """Return a stated number; None unless each of the joined files states it."""
@@ -85,39 +78,37 @@ class CountsFile:
     def _add_line(self, line: bytes) -> None:
         if line.startswith(b"#"):
             self._add_fact(line)
-        elif row := _ROW(line):
-            self._add_row([cell for cell in row.groups() if cell is not None])
-        elif _WITH_BLANKS.sub(b",", line) in _HEADINGS:
+        elif BLANKS.sub(b",", line) in _HEADINGS:
             self._heading_count += 1
         elif line:
-            self._lines.fault("not a count", EXAMPLE)
+            self._lines.fault("not a count", EXAMPLE, line)
 
-    def _add_row(self, cells: Sequence[bytes]) -> None:
-        """Check a row, and add its count."""
-        self._column_count = self._column_count or len(cells)
-        if len(cells) != self._column_count:
-            self._lines.fault("not as many columns as before", EXAMPLE)
-            return
-        numbers = [int(cell) if len(cell) <= _MAX_DIGITS else MAX_COUNT + 1 for cell in cells]
-        if max(numbers) > MAX_COUNT:
-            self._lines.fault("a number out of bounds", EXAMPLE)
-            return
-        layer, expert = numbers[:2]
-        count = numbers[2] if len(numbers) > 2 else 1
-        held_out = numbers[3] if len(numbers) > 3 else 0
-        if held_out > count:
-            self._lines.fault("more held out than counted", "<= the count")
-        elif self._checks.fits(layer, expert, self._lines.number):
-            self._total += count
-            if self._total > MAX_COUNT:
-                problem, expected = "counts that add up to too many", f"<= {MAX_COUNT:,} in all"
-                raise self._checks.error(problem, None, expected, f"{self._total:,}")
-            self._counts[layer << 16 | expert] += count
-            if held_out:
-                self._held_out[layer << 16 | expert] += held_out
-            if len(self._counts) > MAX_PLACES:
-                problem = "more layers or experts than any model has"
-                raise self._checks.error(problem, None, f"<= {MAX_PLACES:,} experts in all")
+    def _add_rows(self, rows: bytes, lines: Ints) -> None:
+        """Check rows, of as many columns each, and add their counts."""
+        numbers = numbers_in(rows).reshape(len(lines), -1)
+        texts, columns = rows.split(b"\n"), numbers.shape[1]
+        self._column_count = self._column_count or columns
+        right = np.ones(len(lines), np.bool_)
+        for problem, expected, wrong in (
+            ("not as many columns as before", EXAMPLE, columns != self._column_count),
+            ("a number out of bounds", EXAMPLE, numbers.max(axis=1) > MAX_COUNT),
+            ("more held out than counted", "<= the count", numbers.T[3:] > numbers[:, -2]),
+        ):
+            for index in np.flatnonzero(right & np.any(np.atleast_2d(wrong), axis=0)).tolist():
+                self._lines.fault(problem, expected, texts[index], lines[index])
+                right[index] = False
+        numbers, lines = numbers[right].astype(np.int64), lines[right]
+        fits = self._checks.fitting(*numbers.T[:2], lambda index: f"line {lines[index]}")
+        layer, expert, *others = numbers[fits].T
+        counts = others[0] if others else np.ones(len(layer), np.int64)
+        self._total += sum(counts.tolist())
+        if self._total > MAX_COUNT:
+            problem, expected = "counts that add up to too many", f"<= {MAX_COUNT:,} in all"
+            raise self._checks.error(problem, None, expected, f"{self._total:,}")
+        places = self.places.index_of(shorts(layer), shorts(expert))
+        self._counts.count(places, counts)
+        if len(others) > 1:
+            self._held_out.count(places, others[1])
 
     def _add_fact(self, comment: bytes) -> None:
         fact, place = _FACT(comment), f"line {self._lines.number}"
@@ -149,8 +140,9 @@ def read(stream: TraceStream, checks: Checks) -> Items:
     if origin.expert_counts is not None:
         checks.expect_experts(origin.expert_counts, None)
     yield origin
-    if len(file.counts):
-        yield Counts(Phase.UNKNOWN, file.layer, file.expert, file.counts)
+    if file.counts.any():
+        layer, expert, counts = file.places.counted(file.counts)
+        yield Counts(Phase.UNKNOWN, shorts(layer), shorts(expert), counts)
 
 
 def origin_of(name: str, token_count: int | None, origins: Sequence[Mapping[str, Any]]) -> Origin:

@@ -1,22 +1,25 @@
 """Text files line by line, and the tokens of the selections that stand in them."""
 
 import re
-from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
 from moepack.traces.compressed import TraceStream
-from moepack.traces.model import Tokens, changes
-from moepack.traces.validation import Checks
+from moepack.traces.model import Ints, Tokens, changes
+from moepack.traces.validation import Checks, shorts
 
 PIECE_LENGTH = 1 << 19
 MAX_LINE_LENGTH = 16 << 20
 MAX_CALL_SELECTIONS = 1 << 23
-ENOUGH_SELECTIONS = 1 << 16
-"""Selections that are passed on at once."""
+BLANKS = re.compile(rb"[ \t]*,[ \t]*")
+_AS_BLANKS = bytes.maketrans(b",\n", b"  ")
+_LETTERS = b"aelprtxy"
+"""Of `layer` and `expert`."""
 _MARK = b"\xef\xbb\xbf"
 """The byte order mark of UTF-8, with which some programs begin a file."""
 _HEAD_LENGTH = 1 << 20
@@ -26,36 +29,52 @@ _SHOWN_LENGTH = 100
 
 
 class Lines:
-    """The lines of a file without the blanks around them, in their order.
+    """The lines of a file, in their order.
 
-    `number` is that of the last line that was yielded, from 1; `is_cut` is whether it had no end.
+    `number` is that of the last one so far, from 1; `is_cut` is whether it had no end.
     """
 
     def __init__(self, stream: TraceStream, checks: Checks) -> None:
         self._stream = stream
         self._checks = checks
-        self._line = b""
         self.number = 0
         self.is_cut = False
 
-    def __iter__(self) -> Iterator[bytes]:
-        """Yield the lines. Raises what `whole_lines` raises."""
-        for lines, is_cut in whole_lines(self._stream):
-            self.is_cut = is_cut
-            for line in lines.split(b"\n")[:-1]:
-                self.number += 1
-                self._line = line.strip(b" \t")
-                yield self._line
+    def rows(
+        self, pattern: re.Pattern[bytes], on_other: Callable[[bytes], object]
+    ) -> Iterator[tuple[bytes, Ints]]:
+        """Yield rows, with their newlines, many together; and the numbers of these lines.
 
-    def fault(self, problem: str, expected: str) -> None:
-        """Report the last line; one without an end is reported as cut short."""
+        `pattern` matches one row or more, in which no blanks stand beside commas. Other lines go to
+        `on_other`. Raises what `whole_lines` raises.
+        """
+        for lines, is_cut in whole_lines(self._stream):
+            self.is_cut, end = is_cut, 0
+            while end < len(lines):
+                start, match = end, pattern.match(lines, end)
+                end = match.end() if match else lines.index(b"\n", start) + 1
+                line = b"" if match else lines[start:end].strip(b" \t\n")
+                match = match or pattern.fullmatch(BLANKS.sub(b",", line) + b"\n")
+                first, self.number = self.number + 1, self.number + lines.count(b"\n", start, end)
+                if match:
+                    yield match[0], np.arange(first, self.number + 1)
+                else:
+                    on_other(line)
+
+    def fault(self, problem: str, expected: str, line: bytes, number: int | None = None) -> None:
+        """Report a line, by default the last; one without an end is reported as cut short."""
         self._checks.fault(
             "the last line is cut short" if self.is_cut else problem,
-            f"line {self.number}",
+            f"line {self.number if number is None else number}",
             expected=expected,
-            found=repr(self._line[:_SHOWN_LENGTH].decode(errors="replace")),
+            found=repr(line[:_SHOWN_LENGTH].decode(errors="replace")),
             hint="`lenient=True` leaves out and counts such lines",
         )
+
+
+def numbers_in(rows: bytes) -> NDArray[np.uint64]:
+    """Return all numbers of rows, of up to 19 digits, without the words beside them."""
+    return np.fromstring(rows.translate(_AS_BLANKS, _LETTERS), np.uint64, sep=" ")
 
 
 class Assembler:
@@ -67,39 +86,56 @@ class Assembler:
 
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
-        self._calls: list[tuple[int, int]] = []
-        """The request and the phase of each."""
-        self._rows = array("q")
-        """Of each selection its call, token, layer and expert in one number, and line."""
+        self._head: Ints = np.full(3, -1, np.int64)
+        """That of the last selection."""
+        self._request = self._call = -1
+        self._parts: list[Sequence[NDArray[Any]]] = []
+        """Of the selections of the last call: request, phase, call, token, layer, expert, line."""
+        self._count = 0
 
-    def begin_call(self, request: int, phase: int) -> Iterator[Tokens]:
-        """Begin a call; yield the tokens of those before if they have enough selections."""
-        if len(self._rows) >= 4 * ENOUGH_SELECTIONS:
+    def add(
+        self, heads: Ints, token: Ints, layer: Ints, expert: Ints, line: Ints
+    ) -> Iterator[Tokens]:
+        """Add selections that the model can have made; yield the tokens of all calls but the last.
+
+        `heads` [selections, 3] differ from one call to the next, their first column from one
+        request to the next; the second is the phase.
+        """
+        right = self._checks.fitting(layer, expert, lambda index: f"line {line[index]}")
+        selections = heads, token, layer, expert, line
+        heads, token, layer, expert, line = (column[right] for column in selections)
+        if not len(heads):
+            return
+        differs = np.diff(heads, axis=0, prepend=self._head[None]) != 0
+        request = self._request + np.cumsum(differs[:, 0])
+        call = self._call + np.cumsum(differs.any(axis=1))
+        self._head, self._request, self._call = heads[-1], request[-1], call[-1]
+        phase = heads[:, 1].astype(np.uint8)
+        columns = request, phase, call, token, shorts(layer), shorts(expert), line
+        begin = int(np.searchsorted(call, self._call))
+        if begin or differs[0].any():
+            self._parts.append([column[:begin] for column in columns])
             yield from self.end()
-        self._calls.append((request, phase))
-
-    def add(self, token: int, layer: int, expert: int, line: int) -> None:
-        """Add a selection to the call."""
-        self._rows.extend((len(self._calls), token, layer << 16 | expert, line))
-        if len(self._rows) > 4 * (MAX_CALL_SELECTIONS + ENOUGH_SELECTIONS):
+        self._parts.append([column[begin:] for column in columns])
+        self._count += len(call) - begin
+        if self._count > MAX_CALL_SELECTIONS:
             problem = "one call, or token, with too many selections"
             raise self._checks.error(problem, expected=f"<= {MAX_CALL_SELECTIONS}")
 
     def end(self) -> Iterator[Tokens]:
         """Yield the tokens of all calls, if there are any."""
-        rows = np.array(self._rows, np.int64).reshape(-1, 4)
-        calls, self._calls, self._rows = self._calls, [], array("q")
-        if not len(rows):
+        columns = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)]
+        self._parts, self._count = [], 0
+        if not columns or not len(columns[0]):
             return
-        call, token = rows[:, 0], rows[:, 1]
+        call, token = columns[2:4]
         if np.any((token[1:] < token[:-1]) & (call[1:] == call[:-1])):
-            rows = rows[np.lexsort((token, call))]  # stable: layers stay in their order
-        call, token, keys, line = rows.T
+            order = np.lexsort((token, call))  # stable: layers stay in their order
+            columns = [column[order] for column in columns]
+        request, phase, call, token, layer, expert, line = columns
         starts = np.flatnonzero(changes(call, token))
-        request, phase = np.array(calls, np.int64)[call[starts] - 1].T
-        layer, expert = (keys >> 16).astype(np.uint16), keys.astype(np.uint16)
-        columns = np.append(starts, len(rows)), layer, expert
-        tokens = Tokens(request, phase.astype(np.uint8), *columns)
+        ends = np.append(starts, len(call))
+        tokens = Tokens(request[starts], phase[starts], ends, layer, expert)
         yield self._checks.tokens(tokens, lambda index: f"line {line[index]}")
 
 

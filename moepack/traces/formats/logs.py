@@ -6,16 +6,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from moepack.traces.compressed import TraceStream
-from moepack.traces.formats.lines import ENOUGH_SELECTIONS, Assembler, FileHead, Lines, whole_lines
-from moepack.traces.model import MAX_NUMBER, Items, Origin, Phase, Piece, Unknown, counts_of
+from moepack.traces.formats.lines import Assembler, FileHead, Lines, numbers_in, whole_lines
+from moepack.traces.model import Ints, Items, Origin, Phase, Piece, Unknown, counts_of
 from moepack.traces.validation import Checks
 
 _TOKEN, _BEGAN, _ENDED = b"---token", b"---began prompt", b"---ended prompt"
 _EXPECTED = "layer L expert E"
 _PROMPT_END = "---ended prompt processing---"
 _TOKEN_LINE = re.compile(rb"^[ \t]*---token", re.M)
-_SELECTION = re.compile(rb"layer (\d{1,99}) expert (\d{1,99})").fullmatch
+_SELECTIONS = re.compile(rb"(?:layer \d{1,18} expert \d{1,18}\n)++")
+_OF_LARGE_NUMBERS = re.compile(rb"layer \d+ expert \d+").fullmatch
 _ANYWHERE = re.compile(rb"layer \d+ expert \d").search
+_ENOUGH_SELECTIONS = 1 << 16
+"""Selections that are passed on at once."""
 
 
 class ExpertLog:
@@ -28,75 +31,87 @@ class ExpertLog:
     decode, the only phase of which it is known that tokens come one after another.
     """
 
-    def __init__(self, lines: Lines, checks: Checks, has_token_lines: bool) -> None:
-        self._lines = lines
+    def __init__(self, stream: TraceStream, checks: Checks, has_token_lines: bool) -> None:
+        self._lines = Lines(stream, checks)
         self._checks = checks
         self._assembler = Assembler(checks)
         self._has_token_lines = has_token_lines
-        self._request = 0
+        self._request = self._token = 0
         self._phase = Phase.UNKNOWN
         self._began_line = 0
         """The line where the last prompt began."""
-        self._prompt: list[int] = []
-        """Its selections that were not passed on, each a layer and an expert in one number."""
         self._has_open_prompt = False
         """Whether it has selections, and no end so far."""
-        self._is_new_token = True
-        self._last_layer = MAX_NUMBER
-        """Of the token, or the most if it has no selection yet."""
-        self._last_line_layer = 0
+        self._runs: list[tuple[bytes, Ints, Ints]] = []
+        """Selections that were not passed on; of each its request, phase, token; and its line."""
+        self._line_layer = self._fall_count = 0
+        """The layer of the last line, and how often layers have fallen."""
+        self._last_layer = self._last_fall_count = 0
+        """The same of the last selection that the model can have made."""
+        self._token_count = 0
+        """How often a token began with a layer that fell."""
 
     def read(self) -> Iterator[Piece]:
         """Read a whole log."""
-        for line in self._lines:
-            if match := _SELECTION(line):
-                yield from self._add(int(match[1]), int(match[2]))
-            elif line.startswith(_TOKEN):
-                self._is_new_token |= self._has_token_lines
-            elif line.startswith((_BEGAN, _ENDED)):
-                yield from self._add_prompt(is_began=line.startswith(_BEGAN))
-            elif self._lines.is_cut and line.startswith(b"layer "):
-                self._lines.fault("not a selection", _EXPECTED)
-            elif _ANYWHERE(line):
-                self._checks.warn("selections within other lines", 1)
+        count = 0
+        for rows, lines in self._lines.rows(_SELECTIONS, self._add_other):
+            self._has_open_prompt |= self._phase == Phase.PREFILL
+            head = np.array((self._request, self._phase, self._token), np.int64)
+            self._runs.append((rows, np.broadcast_to(head, (len(lines), 3)), lines))
+            count += len(lines)
+            if count >= _ENOUGH_SELECTIONS:
+                count = 0
+                yield from self._pieces()
         self._expect_end("the end of the file")
-        yield from self._prompt_counts()
+        yield from self._pieces()
         yield from self._assembler.end()
 
-    def _add(self, layer: int, expert: int) -> Iterator[Piece]:
-        """Add a selection."""
-        falls, self._last_line_layer = layer < self._last_line_layer, layer
-        if not self._has_token_lines:
-            self._is_new_token |= falls
-        if not self._checks.fits(layer, expert, self._lines.number):
-            return
-        if self._phase == Phase.PREFILL:
-            self._has_open_prompt = True
-            self._prompt.append(layer << 16 | expert)
-            if len(self._prompt) >= ENOUGH_SELECTIONS:
-                yield from self._prompt_counts()
-            return
-        # Among selections that were left out the layer may have fallen, and risen again.
-        if self._is_new_token and (self._has_token_lines or layer <= self._last_layer):
-            yield from self._assembler.begin_call(self._request, self._phase)
-        self._is_new_token, self._last_layer = False, layer
-        self._assembler.add(0, layer, expert, self._lines.number)
+    def _add_other(self, line: bytes) -> None:
+        if line.startswith(_TOKEN):
+            self._token += self._has_token_lines
+        elif line.startswith((_BEGAN, _ENDED)):
+            self._add_prompt(is_began=line.startswith(_BEGAN))
+        elif _OF_LARGE_NUMBERS(line) or (self._lines.is_cut and line.startswith(b"layer ")):
+            self._lines.fault("not a selection", _EXPECTED, line)
+        elif _ANYWHERE(line):
+            self._checks.warn("selections within other lines", 1)
 
-    def _prompt_counts(self) -> Iterator[Piece]:
-        keys, self._prompt = np.array(self._prompt, np.int64), []
-        if len(keys):
-            yield counts_of(Phase.PREFILL, keys >> 16, keys & MAX_NUMBER)
+    def _pieces(self) -> Iterator[Piece]:
+        """Yield the counts of prompts, and the tokens, of the selections so far."""
+        if not self._runs:
+            return
+        runs, self._runs = zip(*self._runs, strict=True), []
+        rows, heads, lines = b"".join(next(runs)), *map(np.concatenate, runs)
+        layer, expert = numbers_in(rows).astype(np.int64).reshape(-1, 2).T
+        falls = self._fall_count + np.cumsum(np.diff(layer, prepend=self._line_layer) < 0)
+        self._line_layer, self._fall_count = layer[-1], falls[-1]
+        right = self._checks.fitting(layer, expert, lambda index: f"line {lines[index]}")
+        columns = heads, layer, expert, lines, falls
+        heads, layer, expert, lines, falls = (column[right] for column in columns)
+        is_prompt = heads[:, 1] == Phase.PREFILL
+        if is_prompt.any():
+            yield counts_of(Phase.PREFILL, layer[is_prompt], expert[is_prompt])
+        if not self._has_token_lines and len(layer):
+            # Among selections that were left out the layer may have fallen, and risen again.
+            begins = np.diff(falls, prepend=self._last_fall_count) > 0
+            begins &= np.diff(layer, prepend=self._last_layer) <= 0
+            self._last_layer, self._last_fall_count = layer[-1], falls[-1]
+            heads[:, 2] += self._token_count + np.cumsum(begins)
+            self._token_count += np.count_nonzero(begins)
+        decoded = (
+            column[~is_prompt] for column in (heads, np.zeros_like(layer), layer, expert, lines)
+        )
+        yield from self._assembler.add(*decoded)
 
-    def _add_prompt(self, *, is_began: bool) -> Iterator[Piece]:
+    def _add_prompt(self, *, is_began: bool) -> None:
         """Begin or end a prompt."""
-        yield from self._prompt_counts()
         if is_began:
             self._expect_end(f"the next prompt, in line {self._lines.number}")
             self._began_line = self._lines.number
             self._request += 1
         self._phase = Phase.PREFILL if is_began else Phase.DECODE
         self._has_open_prompt = False
-        self._is_new_token, self._last_layer = True, MAX_NUMBER
+        self._token += 1
 
     def _expect_end(self, instead: str) -> None:
         """Refuse a prompt without an end; `instead` came in its place."""
@@ -118,7 +133,7 @@ def read(stream: TraceStream, checks: Checks) -> Items:
     has_prompts = b"\n" + _BEGAN in b"\n" + head
     unknown = frozenset() if has_prompts else frozenset({Unknown.REQUESTS, Unknown.PHASES})
     yield Origin("expert-log", stream.name, unknown)
-    yield from ExpertLog(Lines(stream, checks), checks, has_token_lines).read()
+    yield from ExpertLog(stream, checks, has_token_lines).read()
 
 
 def _any_token_line(path: str) -> bool:

@@ -1,21 +1,22 @@
 """Traces as CSV: a line a selection (`route-csv`), or a line a layer of a token (`call-csv`)."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from moepack.traces.compressed import TraceStream
-from moepack.traces.formats.lines import Assembler, FileHead, Lines
-from moepack.traces.model import Items, Origin, Phase, Unknown
+from moepack.traces.formats.lines import Assembler, FileHead, Lines, numbers_in
+from moepack.traces.model import Ints, Items, Origin, Phase, Unknown
 from moepack.traces.validation import Checks
 
-ROUTE_HEADING = b"turn,phase,step,layer,slot,expert,"
+ROUTE_HEADING = b"turn,phase,step,layer,slot,expert"
 CALL_HEADING = b"decode_call,token_in_call,layer,occurrence,experts"
-_DIGITS = rb"(\d{1,18})"
-_FOUR = b",".join([_DIGITS] * 4)
-_CALL = re.compile(_FOUR + rb",(\d{1,18}(?: \d{1,18})*)").fullmatch
-_SELECTION = re.compile(_FOUR + rb",\d{1,18}," + _DIGITS + rb"(?:,.*)?").fullmatch
-_NO_ROW = "not a line of this format"
-_PHASES = {0: Phase.PREFILL, 1: Phase.DECODE}
+_DIGITS = rb"\d{1,18}"
+_CALLS = re.compile(rb"(?:%b(?:,%b){4}(?: %b)*+\n)++" % ((_DIGITS,) * 3))
+_SELECTIONS = re.compile(rb"(?:%b(?:,%b){5}(?:,[^\n]*)?\n)++" % ((_DIGITS,) * 2))
+_FIRST_SIX = re.compile(rb"^\d+(?:,\d+){5}", re.M)
 _EXPERTS = re.compile(rb"\bn_expert=(\d{1,9})\b")
 _USED = re.compile(rb"\bn_expert_used=(\d{1,9})\b")
 _MODEL = re.compile(rb"^# model=([^\n]{0,1024})", re.M)
@@ -28,23 +29,20 @@ def read_calls(stream: TraceStream, checks: Checks) -> Items:
     are left out and counted.
     """
     yield Origin("call-csv", stream.name, frozenset({Unknown.REQUESTS, Unknown.PHASES}))
-    lines, assembler, last_call = Lines(stream, checks), Assembler(checks), -1
-    for line in lines:
-        row = _CALL(line)
-        if row is None:
-            if line and not line.startswith((b"#", CALL_HEADING)):
-                lines.fault(_NO_ROW, CALL_HEADING.decode())
-            continue
-        call, token, layer, occurrence = map(int, row.groups()[:4])
-        if occurrence:
-            checks.warn("rows of a layer's second router", 1)
-            continue
-        if call != last_call:
-            last_call = call
-            yield from assembler.begin_call(0, Phase.UNKNOWN)
-        for expert in map(int, row[5].split()):
-            if checks.fits(layer, expert, lines.number):
-                assembler.add(token, layer, expert, lines.number)
+    assembler = Assembler(checks)
+    for rows, lines in _rows(stream, checks, _CALLS, CALL_HEADING):
+        used = np.array([row.count(b" ") for row in rows.split(b"\n")[:-1]]) + 1
+        numbers = numbers_in(rows).astype(np.int64)
+        first = np.cumsum(used + 4) - used
+        call, token, layer, occurrence = (numbers[first - n] for n in (4, 3, 2, 1))
+        checks.warn("rows of a layer's second router", np.count_nonzero(occurrence))
+        row = np.repeat(np.arange(len(used)), used)
+        expert = numbers[np.arange(len(row)) + 4 * (row + 1)]
+        is_first = occurrence[row] == 0
+        row, expert = row[is_first], expert[is_first]
+        heads = np.zeros((len(row), 3), np.int64)
+        heads[:, 2] = call[row]
+        yield from assembler.add(heads, token[row], layer[row], expert, lines[row])
     yield from assembler.end()
 
 
@@ -67,23 +65,27 @@ def read_route(stream: TraceStream, checks: Checks) -> Items:
         )
         checks.state_origin(origin, f"line {head.count(10, 0, model.start()) + 1}")
     yield origin
-    lines, assembler, last_call, request = Lines(stream, checks), Assembler(checks), (-1, 0, 0), -1
-    for line in lines:
-        row = _SELECTION(line)
-        if row is None:
-            if line and not line.startswith((b"#", ROUTE_HEADING)):
-                lines.fault(_NO_ROW, ROUTE_HEADING.decode() + "…")
-            continue
-        turn, phase, step, layer, expert = map(int, row.groups())
-        if not checks.fits(layer, expert, lines.number):
-            continue
-        call = (turn, phase, step if phase else 0)
-        if call != last_call:
-            request += turn != last_call[0]
-            last_call = call
-            yield from assembler.begin_call(request, _PHASES.get(phase, Phase.UNKNOWN))
-        assembler.add(step, layer, expert, lines.number)
+    assembler = Assembler(checks)
+    for rows, lines in _rows(stream, checks, _SELECTIONS, ROUTE_HEADING):
+        numbers = numbers_in(b" ".join(_FIRST_SIX.findall(rows))).astype(np.int64)
+        turn, number, step, layer, _, expert = numbers.reshape(-1, 6).T
+        phase = np.select([number == 0, number == 1], [Phase.PREFILL, Phase.DECODE], Phase.UNKNOWN)
+        heads = np.stack((turn, phase, np.where(number, step, 0)), axis=1)
+        yield from assembler.add(heads, step, layer, expert, lines)
     yield from assembler.end()
+
+
+def _rows(
+    stream: TraceStream, checks: Checks, pattern: re.Pattern[bytes], heading: bytes
+) -> Iterator[tuple[bytes, Ints]]:
+    """Yield rows and their lines; others are faults, but for comments and headings."""
+    lines = Lines(stream, checks)
+
+    def check(line: bytes) -> None:
+        if line and not line.startswith((b"#", heading)):
+            lines.fault("not a line of this format", heading.decode(), line)
+
+    return lines.rows(pattern, check)
 
 
 def _number(pattern: re.Pattern[bytes], text: bytes) -> int | None:

@@ -248,8 +248,5 @@ class SelectionCounter:
 
 def by_expert(places: ExpertPlaces, counts: Ints) -> dict[ExpertKey, int]:
     """Return counts by expert, in the order of layers and experts, without zeros."""
-    layers, experts = places.keys(np.flatnonzero(counts))
-    order = np.lexsort((experts, layers))
-    numbers = counts[counts != 0][order].tolist()
-    keys = map(ExpertKey, layers[order].tolist(), experts[order].tolist())
-    return dict(zip(keys, numbers, strict=True))
+    layers, experts, numbers = (column.tolist() for column in places.counted(counts))
+    return dict(zip(map(ExpertKey, layers, experts), numbers, strict=True))

@@ -6,12 +6,12 @@ import os
 import numpy as np
 
 from moepack.common.errors import TraceError
-from moepack.common.shape import ExpertKey
 from moepack.storage.atomic import write_whole
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats.counts import COLUMNS, EXAMPLE, CountsFile, origin_of
+from moepack.traces.hotness.counter import by_expert
 from moepack.traces.hotness.model import HeldOut, Hotness
-from moepack.traces.model import Counts, Ints, Items, Phase
+from moepack.traces.model import Counts, Items, Phase
 from moepack.traces.validation import Checks
 
 
@@ -24,18 +24,16 @@ def decode(data: bytes, path: str) -> Hotness:
 def read(stream: TraceStream, checks: Checks) -> Hotness:
     """Read an open hotness file. Raises as `decode`."""
     file = CountsFile(stream, checks)
-    if not len(file.counts):
+    if not file.counts.any():
         expected = f"lines of {EXAMPLE}"
         raise TraceError("no counts in it", path=stream.path, expected=expected)
     held_out = None
     if file.held_out is not None:
-        held_out_counts = {
-            k: count for k, count in _by_expert(file, file.held_out).items() if count
-        }
+        held_out_counts = by_expert(file.places, file.held_out)
         held_out = HeldOut(file.held_out_by, file.number("held_out_tokens"), held_out_counts)
     return Hotness(
         path=stream.path,
-        counts=_by_expert(file, file.counts),
+        counts=by_expert(file.places, file.counts),
         token_count=file.number("tokens"),
         digest=stream.digest,
         request_count=file.number("requests"),
@@ -55,11 +53,6 @@ def items_of(hotness: Hotness) -> Items:
     layers, experts = np.array(list(hotness.counts), np.uint16).reshape(-1, 2).T
     numbers = np.fromiter(hotness.counts.values(), np.int64)
     yield Counts(Phase.UNKNOWN, layers, experts, numbers)
-
-
-def _by_expert(file: CountsFile, counts: Ints) -> dict[ExpertKey, int]:
-    columns = (column.tolist() for column in (file.layer, file.expert, counts))
-    return {ExpertKey(layer, expert): n for layer, expert, n in zip(*columns, strict=True)}
 
 
 def encode(hotness: Hotness) -> bytes:
