@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
 from moepack.common.shape import ExpertKey
-from moepack.traces.expert_places import ExpertPlaces, PlaceCounts
+from moepack.traces.expert_places import ExpertPlaces, PlaceCounts, padded
 from moepack.traces.model import (
     MAX_COUNT,
     Counts,
@@ -23,7 +23,7 @@ from moepack.traces.model import (
     Phase,
     Unknown,
 )
-from moepack.traces.steps import ALL_PHASES, Steps, StepStream, Truths
+from moepack.traces.steps import ALL_PHASES, StepStream, Truths
 
 MOST_STRETCHES, FEWEST_STRETCHES = 64, 16
 """So the middle is found to 1/32 of all tokens, or 1/8 with very many places."""
@@ -69,6 +69,7 @@ class Timeline:
             most = max(1, self.token_count // MOST_STRETCHES)
             last = self._stretches[-1] if self._stretches else None
             if last is None or is_first[first] or last.token_count >= most:
+                self._make_room()
                 last = _Stretch(self.token_count, bool(is_first[first]))
                 self._stretches.append(last)
             end = min(
@@ -79,11 +80,12 @@ class Timeline:
             last.token_count += end - first
             self.token_count += end - first
             first = end
-            self._join(len(last.counts.values))
 
-    def _join(self, place_count: int) -> None:
-        most = min(MOST_STRETCHES, max(FEWEST_STRETCHES, _MOST_NUMBERS // max(1, place_count)))
-        while len(self._stretches) > most:
+    def _make_room(self) -> None:
+        """Join whole stretches until there is room for another, however the tokens come."""
+        place_count = len(self._stretches[-1].counts.values) if self._stretches else 1
+        most = min(MOST_STRETCHES, max(FEWEST_STRETCHES, _MOST_NUMBERS // place_count))
+        while len(self._stretches) >= most:
             pairs = zip(self._stretches, self._stretches[1:], strict=False)
             costs = [
                 (one.token_count + other.token_count) * (2 if other.begins_request else 1)
@@ -153,9 +155,8 @@ class Half(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """The half to learn from, the other one, and their division: `time`."""
+    """The half to learn from, and the other one."""
 
-    by: str
     learned: Half
     measured: Half
 
@@ -181,10 +182,9 @@ class SelectionCounter:
     @property
     def counts(self) -> Ints:
         """All selections."""
-        total = PlaceCounts(self.places.count)
-        total.add(self._timeline.total().values)
+        total = self._timeline.total()
         total.add(self._loose.values)
-        return total.values
+        return padded(total.values, self.places.count)
 
     @property
     def selection_count(self) -> int:
@@ -214,7 +214,9 @@ class SelectionCounter:
             self._loose.count(places, item.counts)
         steps = self.steps.add(item)
         if steps is not None:
-            self._add_steps(steps)
+            self._add_total(len(steps.layer))
+            places = self.places.index_of(steps.layer, steps.expert)
+            self._timeline.add(steps.is_first, steps.starts, places)
 
     def halves(self) -> Halves | None:
         """Return the earlier and the later half, near equal, cut between requests if possible.
@@ -225,8 +227,8 @@ class SelectionCounter:
         if halves is None:
             return None
         cut, earlier, later = halves
-        rest = self._half(self.steps.token_count - cut, later)
-        return Halves("time", self._half(cut, earlier), rest)
+        first, second = (padded(half.values, self.places.count) for half in (earlier, later))
+        return Halves(Half(cut, first), Half(self.steps.token_count - cut, second))
 
     def _add_total(self, count: int) -> None:
         """Add to the sum of all counts, and check it, so that no count can overflow."""
@@ -234,16 +236,6 @@ class SelectionCounter:
         if self._total_count > MAX_COUNT:
             problem, expected = "counts that add up to too many", f"<= {MAX_COUNT:,} in all"
             raise TraceError(problem, expected=expected, found=f"{self._total_count:,}")
-
-    def _half(self, token_count: int, counts: PlaceCounts) -> Half:
-        everywhere = PlaceCounts(self.places.count)
-        everywhere.add(counts.values)
-        return Half(token_count, everywhere.values)
-
-    def _add_steps(self, steps: Steps) -> None:
-        self._add_total(len(steps.layer))
-        places = self.places.index_of(steps.layer, steps.expert)
-        self._timeline.add(steps.is_first, steps.starts, places)
 
 
 def by_expert(places: ExpertPlaces, counts: Ints) -> dict[ExpertKey, int]:
