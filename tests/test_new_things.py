@@ -22,7 +22,7 @@ from moepack.report.html.section import PageSection, ReportFacts
 from moepack.running.streaming import table
 from moepack.storage import probe
 from moepack.traces.caching import cache
-from moepack.traces.caching.policies import LeastRecentlyUsed
+from moepack.traces.caching.cache import LeastRecentlyUsed
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import registry
 from moepack.traces.model import Items, Origin

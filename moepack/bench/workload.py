@@ -8,16 +8,14 @@ them as well.
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from moepack.common.errors import RequestError, TraceError
+from moepack.common.errors import RequestError
 from moepack.common.shape import ExpertKey, ModelShape
 from moepack.pack.reading.expert_read import ExpertRead, plan_read, read_of_parts
 from moepack.pack.reading.pack import Pack
-from moepack.traces.formats import registry
-from moepack.traces.steps import ALL_PHASES, StepStream
-from moepack.traces.validation import Checks
+from moepack.traces.formats.routing import open_trace
 
 USUAL_EXPERTS_USED = 8
 
@@ -43,30 +41,15 @@ class Workload(NamedTuple):
 def from_trace(path: str, shape: ModelShape, token_count: int) -> Workload:
     """Return the first tokens of a trace of any format, which was taken on a model of `shape`.
 
-    Raises what `registry.read` raises, and TraceError for a trace without single tokens.
+    Raises what `Trace.tokens` raises.
     """
-    layers: list[RoutedLayer] = []
-    stream = StepStream(ALL_PHASES, token_count)
-    for item in registry.read(path, Checks(path, shape)):
-        steps = stream.add(item)
-        if steps is None:
-            continue
-        for first, last in itertools.pairwise(steps.starts):
-            layers += _by_layer(steps.layer[first:last].tolist(), steps.expert[first:last].tolist())
-        if stream.is_full:
-            break
-    if not layers:
-        raise TraceError("no tokens in it", path=path, hint="counts alone are for `hotness`")
-    return Workload(layers, stream.token_count, f"trace {path}")
-
-
-def _by_layer(layers: list[int], experts: list[int]) -> Iterator[RoutedLayer]:
-    """Yield a token's selections by layer, each expert once, in the order of the selections."""
-    by_layer: dict[int, dict[int, None]] = {}
-    for layer, expert in zip(layers, experts, strict=True):
-        by_layer.setdefault(layer, {})[expert] = None
-    for layer, unique in sorted(by_layer.items()):
-        yield RoutedLayer(layer, tuple(unique))
+    tokens = list(itertools.islice(open_trace(path, model=shape).tokens(), token_count))
+    layers = [
+        RoutedLayer(layer, tuple(expert for expert in experts if expert >= 0))
+        for token in tokens
+        for layer, experts in zip(token.layers.tolist(), token.experts.tolist(), strict=True)
+    ]
+    return Workload(layers, len(tokens), f"trace {path}")
 
 
 def from_counts(

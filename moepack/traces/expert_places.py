@@ -46,11 +46,6 @@ class ExpertPlaces:
         """The number of places; some belong to experts that did not occur."""
         return len(self._row_of_page) * PAGE
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers, in the order of their rows."""
-        return tuple(self._layers)
-
     def rows(self, layer: Shorts) -> Ints:
         """Return the row of each layer."""
         rows = self._row_of_layer.take(layer)
@@ -126,8 +121,8 @@ class ExpertPlaces:
 class PlaceCounts:
     """Counts of selections by place."""
 
-    def __init__(self, place_count: int = 0) -> None:
-        self.values: Ints = np.zeros(place_count, np.int64)
+    def __init__(self) -> None:
+        self.values: Ints = np.zeros(0, np.int64)
 
     def count(self, places: Ints, counts: Ints | None = None) -> None:
         """Count places, each once or `counts` times."""

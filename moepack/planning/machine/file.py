@@ -60,36 +60,35 @@ def _plain(number: Decimal) -> str:
 
 
 class _Quantity(NamedTuple):
-    """A quantity between two bounds; `kind` is `length`, `bandwidth` or `compute`."""
+    """A quantity between two bounds; `unit` returns the worth of a unit, None for another."""
 
-    kind: str
+    noun: str
+    unit: Callable[[str], int | None]
+    units: str
+    text: Callable[[float], str]
     least: int
     most: int
     example: str
-    text: Callable[[float], str]
-
-    @property
-    def noun(self) -> str:
-        return "speed of computing" if self.kind == "compute" else self.kind
-
-    def unit(self, name: str) -> int | None:
-        """Return a unit in bytes, bytes a second or operations a second; None if it is of none."""
-        if self.kind == "length":
-            return unit_length(name)
-        return (_SPEEDS if self.kind == "bandwidth" else _COMPUTES).get(name)
 
 
-_LENGTH = _Quantity("length", 1 << 20, 1 << 60, "24 GiB", length_text)
-_READ_LENGTH = _Quantity("length", 1 << 9, 1 << 40, "2 MiB", length_text)
-_BANDWIDTH = _Quantity("bandwidth", 10**6, 10**15, "31.5 GB/s", speed_text)
-_DRIVE_BANDWIDTH = _Quantity("bandwidth", 1, 10**15, "7 GB/s", speed_text)
+_LENGTH = _Quantity(
+    "length", unit_length, "MB, GB, MiB, GiB …", length_text, 1 << 20, 1 << 60, "24 GiB"
+)
+_READ_LENGTH = _LENGTH._replace(least=1 << 9, most=1 << 40)
+_BANDWIDTH = _Quantity(
+    "bandwidth", _SPEEDS.get, "MB/s, GB/s, MiB/s, GiB/s …", speed_text, 10**6, 10**15, "31.5 GB/s"
+)
+_DRIVE_BANDWIDTH = _BANDWIDTH._replace(least=1, example="7 GB/s")
 """Short reads of a drive that others keep busy may take a second."""
-_COMPUTE = _Quantity("compute", 10**6, 10**18, "245 GFLOP/s", compute_text)
-_UNITS = {
-    "length": "MB, GB, MiB, GiB …",
-    "bandwidth": "MB/s, GB/s, MiB/s, GiB/s …",
-    "compute": "GFLOP/s, TFLOP/s or PFLOP/s",
-}
+_COMPUTE = _Quantity(
+    "speed of computing",
+    _COMPUTES.get,
+    "GFLOP/s, TFLOP/s or PFLOP/s",
+    compute_text,
+    10**6,
+    10**18,
+    "245 GFLOP/s",
+)
 
 
 def parse_bandwidth(text: str, argument: str) -> Figure:
@@ -179,7 +178,7 @@ class _MachineTable(Fields):
         factor = quantity.unit(match[2])
         if factor is None:
             hint = _BY_TRANSFERS if match[2] in ("MT/s", "GT/s") else None
-            self.fail(key, "unknown unit", _UNITS[quantity.kind], value, hint)
+            self.fail(key, "unknown unit", quantity.units, value, hint)
         number = float(Decimal(match[1]) * factor)
         if not quantity.least <= number <= quantity.most:
             hint = None if number else "leave out unknown figures"

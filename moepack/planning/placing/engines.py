@@ -191,14 +191,9 @@ def _memory_words(budget: int, kept: int, pins: PinFacts | None) -> list[str]:
 
 def _layer_words(placed: Offload) -> list[str]:
     """Return the options for the layers of each GPU, and for experts in memory."""
-    count = placed.cpu_layer_count
-    return [*_split(placed), *(["--n-cpu-moe", str(count)] if count else [])]
-
-
-def _split(placed: Offload) -> list[str]:
-    """Return the option that deals layers out to several GPUs."""
-    counts = placed.layer_counts
-    return ["-ts", ",".join(map(str, counts))] if len(counts) > 1 else []
+    count, layers = placed.cpu_layer_count, placed.layer_counts
+    words = ["-ts", ",".join(map(str, layers))] if len(layers) > 1 else []
+    return [*words, *(["--n-cpu-moe", str(count)] if count else [])]
 
 
 def _placement(

@@ -181,7 +181,7 @@ class RoutingSample:
             token_count=counter.stated_token_count,
             request_count=None if counter.loose_count else counter.steps.request_count,
             has_expert_counts=self._experts.are_known,
-            halves=halves.by if halves else None,
+            halves="time" if halves else None,
             total=self._skew(None, divided),
             layers=tuple(
                 self._skew(one.number, divided._replace(layers=[one])) for one in divided.layers

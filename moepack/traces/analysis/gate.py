@@ -4,7 +4,7 @@ Selections by layer are divided into a half to learn from and a half to measure 
 follows the split in time: experts pinned today have to be worth it tomorrow.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,8 +57,8 @@ class Division(NamedTuple):
     measured_token_count: int = 0
 
     def tops(self, percent: int) -> list[int]:
-        """Return how many experts of each layer are its top `percent`."""
-        return top_counts((len(layer.counts) for layer in self.layers), percent)
+        """Return how many experts of each layer are its top `percent`, one at least."""
+        return [max(1, round(len(layer.counts) * percent / 100)) for layer in self.layers]
 
     def share(self, tops: Sequence[int]) -> float | None:
         """Return the share of the measured half that the learned top of each layer covers.
@@ -103,11 +103,6 @@ class Division(NamedTuple):
         per_expert = min(learned, measured) / expert_count
         token_count = self.learned_token_count + self.measured_token_count
         return Evidence(share, uniform, per_expert, needed_tokens(token_count, per_expert))
-
-
-def top_counts(expert_counts: Iterable[int], percent: int) -> list[int]:
-    """Return how many experts of each layer are its top `percent`, one at least."""
-    return [max(1, round(count * percent / 100)) for count in expert_counts]
 
 
 def entropy(counts: Ints) -> float:

@@ -12,6 +12,7 @@ both.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from moepack.common.shape import ModelShape
 from moepack.traces.expert_places import ExpertPlaces, lengths_by_layer, padded, values_before
 from moepack.traces.formats.reading import AnyTrace, TracedModel, opened
 from moepack.traces.formats.registry import ReadOptions
-from moepack.traces.model import Ints, Item
+from moepack.traces.model import MAX_NUMBER, Ints, Item
 from moepack.traces.steps import Steps, StepStream
 
 SHARES = (0.10, 0.25, 0.50, 0.80, 0.95, 0.99, 0.999, 1.0)
@@ -181,9 +182,10 @@ class Reuse:
         self._last = np.zeros(0, np.int64)
         """By place, the token that used the expert last."""
         self._first_count = 0
-        # By layer, in the order of `ExpertPlaces.rows`.
-        self._distances = np.zeros((0, _POWERS), np.int64)
-        self._repeated = self._repeatable = np.zeros(0, np.int64)
+        # By layer. Of most rows the system keeps nothing, since they stay zero.
+        self._distances = np.zeros((MAX_NUMBER + 1, _POWERS), np.int64)
+        self._repeated, self._repeatable = np.zeros((2, MAX_NUMBER + 1), np.int64)
+        self._layers: set[int] = set()
 
     def add(self, item: Item) -> None:
         """Add the next piece of a trace."""
@@ -194,29 +196,27 @@ class Reuse:
 
     def facts(self) -> ReuseFacts:
         """Return the reuse so far."""
-        layers = sorted((layer, row) for row, layer in enumerate(self._places.layers))
-        has_reuse = self._distances.sum(axis=1) > 0
+        layers = sorted(self._layers)
         return ReuseFacts(
             self.steps.token_count,
-            self._repeat_share(slice(None)),
-            self._median_distance(slice(None)),
-            self._distance_counts(),
+            self._repeat_share(layers),
+            self._median_distance(layers),
+            self._distance_counts(layers),
             tuple(
-                LayerReuse(layer, self._repeat_share(rows), self._median_distance(rows))
-                for layer, row in layers
-                if has_reuse[row]
-                for rows in [slice(row, row + 1)]
+                LayerReuse(layer, self._repeat_share([layer]), self._median_distance([layer]))
+                for layer in layers
+                if self._distances[layer].any()
             ),
         )
 
-    def _repeat_share(self, rows: slice) -> float | None:
+    def _repeat_share(self, layers: Sequence[int]) -> float | None:
         """Return the share of selections of an expert that the token before used too."""
-        repeatable = int(self._repeatable[rows].sum())
-        return int(self._repeated[rows].sum()) / repeatable if repeatable else None
+        repeatable = int(self._repeatable[layers].sum())
+        return int(self._repeated[layers].sum()) / repeatable if repeatable else None
 
-    def _distance_counts(self) -> tuple[DistanceCount, ...]:
+    def _distance_counts(self, layers: Sequence[int]) -> tuple[DistanceCount, ...]:
         """Count selections that come again after 1 token, 2, 3 to 4, 5 to 8 and so on."""
-        by_power = self._distances.sum(axis=0)
+        by_power = self._distances[layers].sum(axis=0)
         last = int(np.max(np.flatnonzero(by_power), initial=-1))
         counts = [
             DistanceCount((1 << power - 1) + 1 if power else 1, 1 << power, int(by_power[power]))
@@ -224,33 +224,27 @@ class Reuse:
         ]
         return (*counts, DistanceCount(None, None, self._first_count))
 
-    def _median_distance(self, rows: slice) -> int | None:
+    def _median_distance(self, layers: Sequence[int]) -> int | None:
         """Return the tokens within which half of all reuses come, rounded up to a power of two."""
-        by_power = self._distances[rows].sum(axis=0)
+        by_power = self._distances[layers].sum(axis=0)
         total = int(by_power.sum())
         return 1 << int(np.searchsorted(np.cumsum(by_power), total / 2)) if total else None
 
     def _add_steps(self, steps: Steps, first_token: int) -> None:
         token = steps.of_selections(np.arange(steps.token_count) + first_token)
         goes_on = ~steps.of_selections(steps.is_first)
-        rows = self._places.rows(steps.layer)
+        layer = steps.layer
+        self._layers.update(layer.tolist())
         places = self._places.index_of(steps.layer, steps.expert)
         self._last = padded(self._last, self._places.count, _NEVER)
         before = values_before(token, places, self._last)
-        more = len(self._places.layers) - len(self._distances)
-        self._distances = np.pad(self._distances, ((0, more), (0, 0)))
-        self._repeated, self._repeatable = np.pad(
-            [self._repeated, self._repeatable], ((0, 0), (0, more))
-        )
-        height = len(self._distances)
-        self._repeatable += np.bincount(rows[goes_on], minlength=height)
-        self._repeated += np.bincount(rows[goes_on & (before == token - 1)], minlength=height)
+        np.add.at(self._repeatable, layer[goes_on], 1)
+        np.add.at(self._repeated, layer[goes_on & (before == token - 1)], 1)
         self._first_count += int(np.count_nonzero(before == _NEVER))
         again = (before != _NEVER) & (before < token)
         # The exponent of a distance less 1 is the power of two that it is rounded up to.
         power = np.frexp((token[again] - before[again] - 1).astype(np.float64))[1]
-        cells = rows[again] * _POWERS + power
-        self._distances += np.bincount(cells, minlength=height * _POWERS).reshape(height, _POWERS)
+        np.add.at(self._distances, (layer[again], power), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,8 @@ class CountsFile:
                 self._lines.fault(problem, expected, texts[index], lines[index])
                 right[index] = False
         numbers, lines = numbers[right].astype(np.int64), lines[right]
-        fits = self._checks.fitting(*numbers.T[:2], lambda index: f"line {lines[index]}")
+        layer, expert = numbers.T[:2]
+        fits = self._checks.fitting(layer, expert, lambda index: f"line {lines[index]}")
         layer, expert, *others = numbers[fits].T
         counts = others[0] if others else np.ones(len(layer), np.int64)
         self._total += sum(counts.tolist())

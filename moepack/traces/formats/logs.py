@@ -97,7 +97,7 @@ class ExpertLog:
             begins &= np.diff(layer, prepend=self._last_layer) <= 0
             self._last_layer, self._last_fall_count = layer[-1], falls[-1]
             heads[:, 2] += self._token_count + np.cumsum(begins)
-            self._token_count += np.count_nonzero(begins)
+            self._token_count += int(np.count_nonzero(begins))
         decoded = (
             column[~is_prompt] for column in (heads, np.zeros_like(layer), layer, expert, lines)
         )

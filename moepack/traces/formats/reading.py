@@ -90,16 +90,14 @@ class TraceFiles(NamedTuple):
         """The shape of the model that they are held against."""
         return self.options.shape
 
-    def feed(
-        self, *consumers: Callable[[Item], object], contents: Contents | None = None
-    ) -> Counter[str]:
+    def feed(self, *consumers: Callable[[Item], object]) -> Counter[str]:
         """Hand each piece to all `consumers`; return how much was left out, by problem.
 
-        Raises what `registry.read` and the consumers raise, and RequestError for a file whose
-        selections came before, in one of these or in `contents`.
+        Raises what `registry.read` and the consumers raise, and RequestError for a file with the
+        same selections as an earlier one.
         """
         warnings: Counter[str] = Counter()
-        contents = contents or Contents()
+        contents = Contents()
         for path in self.paths:
             try:
                 for item in read_file(path, self.options, contents, warnings):

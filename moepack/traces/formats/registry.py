@@ -12,7 +12,7 @@ from moepack.common.shape import ModelShape
 from moepack.traces import file
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import counts, imatrix, logs, tables
-from moepack.traces.formats.lines import FileHead, refuse_utf16
+from moepack.traces.formats.lines import BLANKS, FileHead, refuse_utf16
 from moepack.traces.model import Counts, Items, Origin
 from moepack.traces.validation import Checks
 
@@ -91,25 +91,20 @@ def _first_row(pattern: bytes) -> Callable[[FileHead], bool]:
     return lambda head: bool(head.rows) and match(head.rows[0]) is not None
 
 
-def _any_line(pattern: bytes) -> Callable[[FileHead], bool]:
-    search = re.compile(pattern, re.M).search
-    return lambda head: search(head.text) is not None
-
-
 def _is_counts(head: FileHead) -> bool:
-    rows = [_BLANKS.sub(b"", row) for row in head.rows]
+    rows = [BLANKS.sub(b",", row) for row in head.rows]
     has_heading = bool(rows) and _COUNT_HEADING.fullmatch(rows[0]) is not None
     return has_heading or (bool(rows) and all(map(_COUNT_ROW.fullmatch, rows)))
 
 
-_BLANKS = re.compile(rb"(?<=,)[ \t]+|[ \t]+(?=,)")
+_SELECTION = re.compile(rb"^layer \d+ expert \d+$", re.M)
 _COUNT_HEADING = re.compile(rb"layer,expert(,count(,held_out)?)?")
 _COUNT_ROW = re.compile(_COUNT_HEADING.pattern + rb"|\d+,\d+(,\d+){0,2}")
 
 
 FORMATS = (
     Format("moepack", lambda head: head.data.startswith(file.MAGIC), file.read),
-    Format("expert-log", _any_line(rb"^layer \d+ expert \d+$"), logs.read),
+    Format("expert-log", lambda head: _SELECTION.search(head.text) is not None, logs.read),
     Format("route-csv", _first_row(re.escape(tables.ROUTE_HEADING)), tables.read_route),
     Format("call-csv", _first_row(re.escape(tables.CALL_HEADING)), tables.read_calls),
     Format("counts", _is_counts, counts.read),

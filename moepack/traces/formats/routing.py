@@ -98,18 +98,17 @@ class Trace:
         self.warnings.clear()
         self.counted_selections = 0
         contents, stream = Contents(), StepStream(ALL_PHASES)
+        position, has_requests = 0, False
         for path in self.paths:
-            position, origin = 0, None
             for item in read_file(path, self.options, contents, self.warnings):
                 if isinstance(item, Origin):
-                    origin, shape = item, self.options.shape
-                    self.unknown |= {str(unknown) for unknown in origin.unknown}
-                    self.expert_counts = (origin if shape is None else shape).expert_counts
+                    has_requests = Unknown.REQUESTS not in item.unknown
+                    self.unknown |= {str(unknown) for unknown in item.unknown}
+                    self.expert_counts = (self.options.shape or item).expert_counts
                 elif isinstance(item, Counts):
                     self.counted_selections += int(item.counts.sum())
                 steps = stream.add(item)
                 if steps is not None:
-                    has_requests = origin is not None and Unknown.REQUESTS not in origin.unknown
                     numbers = np.arange(steps.token_count, dtype=np.int64)
                     begins = np.where(steps.is_first, numbers, -position)
                     positions = numbers - np.maximum.accumulate(begins)

@@ -35,7 +35,7 @@ def read_calls(stream: TraceStream, checks: Checks) -> Items:
         numbers = numbers_in(rows).astype(np.int64)
         first = np.cumsum(used + 4) - used
         call, token, layer, occurrence = (numbers[first - n] for n in (4, 3, 2, 1))
-        checks.warn("rows of a layer's second router", np.count_nonzero(occurrence))
+        checks.warn("rows of a layer's second router", int(np.count_nonzero(occurrence)))
         row = np.repeat(np.arange(len(used)), used)
         expert = numbers[np.arange(len(row)) + 4 * (row + 1)]
         is_first = occurrence[row] == 0

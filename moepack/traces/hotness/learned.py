@@ -111,15 +111,11 @@ class Learned:
         earlier, later = self.windows[:cut], self.windows[cut:]
         return Learned(self.expert_counts, earlier), Learned(self.expert_counts, later)
 
-    def hottest_first(self) -> list[ExpertKey]:
-        """Return the experts with any selections, the hottest first."""
-        counts = self.counts
-        return sorted(counts, key=lambda key: (-counts[key], key))
-
     def shares(self) -> dict[ExpertKey, float]:
-        """Return the shares of tokens that used each of these, the hottest first."""
+        """Return the shares of tokens that used each expert with any, the hottest first."""
         counts = self.counts
-        return {key: counts[key] / self.token_count for key in self.hottest_first()}
+        hottest_first = sorted(counts, key=lambda key: (-counts[key], key))
+        return {key: counts[key] / self.token_count for key in hottest_first}
 
     def to_hotness(self, path: str) -> Hotness:
         """Return it as hotness, the later half held out; `path` is for messages.

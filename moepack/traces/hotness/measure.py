@@ -12,7 +12,7 @@ from moepack.common.paths import AnyPath, PathOrPaths, path_texts
 from moepack.common.shape import ModelShape
 from moepack.traces.compressed import TraceStream
 from moepack.traces.formats import registry
-from moepack.traces.formats.reading import Contents, TracedModel, TraceFiles, options_of
+from moepack.traces.formats.reading import TracedModel, TraceFiles, options_of
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.hotness import file
 from moepack.traces.hotness.counter import SelectionCounter, by_expert
@@ -119,10 +119,7 @@ def measure_hotness(
     paths, options = path_texts(paths, "paths"), options_of(options, model)
     counted = DECODE_PHASES if phases == "decode" else ALL_PHASES
     counter = SelectionCounter(counted)
-    warnings: Counter[str] = Counter()
-    contents = Contents()
-    for path in paths:
-        warnings += TraceFiles([path], options).feed(counter.add, contents=contents)
+    warnings = TraceFiles(paths, options).feed(counter.add)
     names = (origin.model for origin in counter.origins if origin.model is not None)
     hotness = _to_hotness(counter, paths[0])
     return MeasuredHotness(hotness, warnings, tuple(dict.fromkeys(names)))
@@ -146,7 +143,7 @@ def _to_hotness(counter: SelectionCounter, path: str) -> Hotness:
     held_out = None
     if halves is not None:
         held_out_counts = by_expert(counter.places, halves.measured.counts)
-        held_out = HeldOut(halves.by, halves.measured.token_count, held_out_counts)
+        held_out = HeldOut("time", halves.measured.token_count, held_out_counts)
     hotness = Hotness(
         path=path,
         counts=counts,

@@ -43,13 +43,13 @@ class Caches:
             yield from self._belady(budgets)
         else:
             for budget in budgets:
-                yield self._facts(policy, budget, *self._online(policy, budget))
-
-    def _online(self, policy: str, budget: int) -> tuple[Tally, Tally]:
-        if policy == _LRU:
-            whole = self.curves.whole
-            return whole.prefill.tally(budget), whole.decode.tally(budget)
-        return replay(self._spool, self._keys, caching.make(policy, budget, self._key_lengths))
+                if policy == _LRU:
+                    whole = self.curves.whole
+                    tallies = whole.prefill.tally(budget), whole.decode.tally(budget)
+                else:
+                    cache = caching.make(policy, budget, self._key_lengths)
+                    tallies = replay(self._spool, self._keys, cache)
+                yield self._facts(policy, budget, *tallies)
 
     def _belady(self, budgets: Sequence[int]) -> Iterator[CacheFacts]:
         with Spool() as next_uses:
@@ -86,10 +86,8 @@ class Caches:
             curve = self.curves.whole.decode
             warm_hit_rate = _ratio(decode.hit_count, curve.count - curve.cold_count)
             read_length = prefill.missed_length + decode.missed_length
-            both = Tally()
-            _add(both, prefill)
-            _add(both, decode)
-            hit_rate = both.hit_rate
+            hit_count = prefill.hit_count + decode.hit_count
+            hit_rate = _ratio(hit_count, hit_count + prefill.miss_count + decode.miss_count)
         return CacheFacts(
             policy=policy,
             budget_length=budget,
@@ -138,12 +136,6 @@ def _decode_halves(spool: Spool, place_count: int, half: int) -> tuple[Ints, Int
 
 def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-def _add(total: Tally, tally: Tally) -> None:
-    total.hit_count += tally.hit_count
-    total.miss_count += tally.miss_count
-    total.missed_length += tally.missed_length
 
 
 NEVER = int(np.iinfo(np.int64).max)

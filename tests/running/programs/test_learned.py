@@ -99,7 +99,7 @@ def learned() -> Learned:
 def test_the_next_run_begins_with_the_most_used_experts(ggml: Path) -> None:
     first = run_once(ggml, graphs(200, hot=60))
     assert learned().token_count == 200
-    assert {key.expert for key in learned().hottest_first()[:6]} == set(HOT)
+    assert {key.expert for key in list(learned().shares())[:6]} == set(HOT)
     short = graphs(3, hot=60, seed=9)
     warm, cold = run_once(ggml, short), run_once(ggml, short, learn=False)
     assert miss_share(warm) < miss_share(cold) - 0.15

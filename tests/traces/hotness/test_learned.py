@@ -126,7 +126,7 @@ def test_as_hotness_it_has_a_later_half_and_is_refused_for_other_models(tmp_path
 def test_the_hottest_come_first_and_those_that_were_never_chosen_not_at_all() -> None:
     counts = Counter({KEYS[5]: 3, KEYS[1]: 3, KEYS[2]: 9, KEYS[4]: 4})
     one = Learned(COUNTS, [LearnedWindow(1, 40, counts)])
-    assert one.hottest_first() == [KEYS[2], KEYS[4], KEYS[1], KEYS[5]]
+    assert list(one.shares()) == [KEYS[2], KEYS[4], KEYS[1], KEYS[5]]
     with pytest.raises(TraceError, match="nothing was counted yet"):
         Learned(COUNTS).to_hotness(PATH)
 
