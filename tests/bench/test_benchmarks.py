@@ -1,4 +1,4 @@
-"""`make bench` and other benchmarks: when they fail, what they print, what their records keep."""
+"""`make bench` and other benchmarks: when they fail, what they print and keep, what they run."""
 
 import importlib
 import runpy
@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import everything, header, program, record
+from benchmarks import everything, header, program, record, routed
+from benchmarks.forecasts import Comparison, write_trace
 from benchmarks.measure import Run, time_row
+from benchmarks.routed import Texts
+from benchmarks.routing import Routing, made_up_routing, read_routing
+from benchmarks.soak import Findings, Level, judge_levels, soak
 from benchmarks.table import HEADING, Row, cells, line
+from tests.support.needs import needs_library, needs_llama
 
 MET = Row("import moepack", "time", "ms", [40, 70, 50], limit=60)
 MISSED = Row("locate a part", "time", "us", [2, 3, 4], limit=2)
@@ -123,3 +128,108 @@ def test_every_benchmark_can_keep_a_record(name: str, monkeypatch: pytest.Monkey
     module = importlib.import_module(f"benchmarks.{name}")
     assert "--record" in module.parser().format_help()
     assert {"__main__", "forecasts", "published_runs", "resuming", "routed", "soak"} == {*PROGRAMS}
+
+
+# Routing that a model repeats: its model, its tokens, its routing.
+
+_SIZE = (512, 256)
+
+
+def test_routing_that_is_made_up_is_like_that_of_a_real_model() -> None:
+    """As measured of Qwen3-30B-A3B's; of uniform routers 6 of 128 are 5 %."""
+    made_up, uniform = made_up_routing(layers=8), made_up_routing(layers=8, is_uniform=True)
+    assert _share_of_likeliest(made_up, 8) == pytest.approx(0.40, abs=0.05)
+    assert _share_of_likeliest(made_up, 32) == pytest.approx(0.82, abs=0.05)
+    assert _repeated(made_up, 1) == pytest.approx(0.37, abs=0.03)
+    assert _repeated(made_up, 32) == pytest.approx(0.21, abs=0.03)
+    assert _repeated(uniform, 1) == pytest.approx(6 / 128, abs=0.01)
+
+
+def _share_of_likeliest(routing: Routing, count: int) -> float:
+    shares = []
+    for layer in range(routing.layer_count):
+        counts = [0] * routing.expert_count
+        for token in routing.tokens:
+            for expert in token[layer]:
+                counts[expert] += 1
+        shares.append(sum(sorted(counts)[-count:]) / sum(counts))
+    return sum(shares) / len(shares)
+
+
+def _repeated(routing: Routing, distance: int) -> float:
+    pairs = [
+        (set(before), set(after))
+        for one, other in zip(routing.tokens, routing.tokens[distance:], strict=False)
+        for before, after in zip(one, other, strict=True)
+    ]
+    return sum(len(before & after) for before, after in pairs) / sum(len(one) for one, _ in pairs)
+
+
+@needs_library
+def test_a_model_repeats_its_routing(tmp_path: Path) -> None:
+    """llama.cpp says the tokens that are expected, and reads what LRU reads.
+
+    But for what the server routed when it tried the model.
+    """
+    pytest.importorskip("xllamacpp")
+    routing = made_up_routing(layers=6, experts=16, used=4)
+    model = routed.Model(tmp_path, routing, _SIZE, noise=1.0)
+    assert "4 of 16 experts of 234.0 KiB" in model.describe(routing)
+    assert "made up" in model.describe(routing)
+    texts = routed.Texts(routing, prompt_count=9, token_count=32)
+    rows = list(routed.rows(model, texts, rounds=1, shares=[0.5]))
+    assert all(row.value is not None for row in rows)
+    (reads,) = (row.value for row in rows if row.what == "reads of LRU, without prefetching")
+    assert reads is not None
+    assert 0.7 < reads.median < 1.1, "LRFU reads less"
+
+
+# Forecasts: the traces that the benchmark writes, and its rows.
+
+
+def test_the_trace_of_a_text_is_what_it_is_routed_to(tmp_path: Path) -> None:
+    routing = made_up_routing(layers=3, experts=16, used=2)
+    path = write_trace(tmp_path / "trace.csv", Texts(routing, prompt_count=5, token_count=20))
+    written = read_routing(path).tokens
+    assert len(written) == 5 + 19, "the last token is not computed"
+    assert [set(experts) for experts in written[4]] == [set(one) for one in routing.tokens[4]]
+    assert written[3][2] == [], "of a prompt the last layer computes the last token alone"
+
+
+def test_a_comparison_is_with_the_forecast_and_its_range() -> None:
+    rows = list(Comparison(10, 8, 12, 11).rows("small, 12 %", "speed", "tok/s"))
+    assert [row.what for row in rows] == ["speed", "speed, at least", "speed, at most"]
+    assert [(*row.ours, *row.theirs) for row in rows] == [(11, 10), (11, 8), (11, 12)]
+
+
+# `make soak`: that it runs, and that it notices.
+
+
+@pytest.mark.slow
+@needs_llama
+def test_a_short_one_finds_nothing() -> None:
+    rows = list(soak(1, round_seconds=3))
+    assert not [row for row in rows if row.met is False]
+    assert {"messages, stream", "left in a stream"} <= {row.what for row in rows}
+    (memory,) = (row for row in rows if (row.case, row.what) == ("moepack", "memory"))
+    assert len(memory.ours) == 3
+
+
+@pytest.mark.parametrize("grown", [Level(16 << 20, 0, 0), Level(0, 3, 0), Level(0, 0, 3)])
+def test_what_grows_is_noticed_and_noise_is_not(grown: Level) -> None:
+    level = Level(100 << 20, 20, 5)
+    for share, is_noticed in ((1.0, True), (0.5, False)):
+        findings = Findings()
+        for number in range(10):
+            sums = (a + int(b * share * number / 4) for a, b in zip(level, grown, strict=True))
+            findings.levels.append({"server": Level(*sums)})
+        (*_, threads) = judge_levels(findings)
+        assert len(threads.ours) == 10
+        assert bool(findings.problems) is is_noticed
+
+
+def test_an_answer_that_differs_is_noticed() -> None:
+    findings = Findings()
+    for text in ("a", "a", "b"):
+        findings.add("chat", ("chat", 0), text)
+    assert findings.problems == ["chat to prompt 0: 'b' instead of 'a'"]

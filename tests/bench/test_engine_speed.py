@@ -136,7 +136,7 @@ def test_smaller_micro_batches_are_taken_where_others_do_not_fit(pack: Pack) -> 
     """The supervisor takes what it is given."""
     start = least_limit(pack, 64)
     micro_batches = set()
-    for limit in range(start, start + (4 << 20), 1 << 17):
+    for limit in range(start, start + (4 << 20), 1 << 19):
         memory = divide_memory(pack, limit, context=64)
         micro_batches.add(memory.micro_batch)
         options = StreamingOptions(memory.experts, micro_batch=memory.micro_batch)

@@ -150,12 +150,6 @@ class SimulatedCache:
         self._length = 0
         self._resident: set[ExpertKey] = set()
 
-    def __contains__(self, key: ExpertKey) -> bool:
-        return key in self._resident
-
-    def __len__(self) -> int:
-        return len(self._resident)
-
     def step(self, routed: Sequence[ExpertKey], tally: Tally) -> list[ExpertKey]:
         """Look up a step's experts, and count them; return those that are missing.
 

@@ -43,6 +43,7 @@ _NUMBER = re.compile(rf"\d{{1,{_MAX_DIGITS}}}", re.ASCII)
 _ROWS = re.compile(
     b"|".join(rb"(?:%b\n)++" % b",".join([_NUMBER.pattern.encode()] * count) for count in (2, 3, 4))
 )
+_OF_LARGE_NUMBERS = re.compile(rb"\d++(?:,\d++){1,3}").fullmatch
 _UNKNOWN = frozenset({Unknown.REQUESTS, Unknown.PHASES, Unknown.TOKENS})
 
 
@@ -81,7 +82,9 @@ class CountsFile:
         elif BLANKS.sub(b",", line) in _HEADINGS:
             self._heading_count += 1
         elif line:
-            self._lines.fault("not a count", EXAMPLE, line)
+            is_long = _OF_LARGE_NUMBERS(BLANKS.sub(b",", line))
+            problem = "a number out of bounds" if is_long else "not a count"
+            self._lines.fault(problem, EXAMPLE, line)
 
     def _add_rows(self, rows: bytes, lines: Ints) -> None:
         """Check rows, of as many columns each, and add their counts."""

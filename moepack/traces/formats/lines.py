@@ -53,13 +53,16 @@ class Lines:
             while end < len(lines):
                 start, match = end, pattern.match(lines, end)
                 end = match.end() if match else lines.index(b"\n", start) + 1
-                line = b"" if match else lines[start:end].strip(b" \t\n")
-                match = match or pattern.fullmatch(BLANKS.sub(b",", line) + b"\n")
-                first, self.number = self.number + 1, self.number + lines.count(b"\n", start, end)
-                if match:
-                    yield match[0], np.arange(first, self.number + 1)
-                else:
+                line = lines[start:end].strip(b" \t\n")
+                if match is None and not line.startswith(b"#"):
+                    match = pattern.fullmatch(BLANKS.sub(b",", line) + b"\n")
+                if match is None:
+                    self.number += 1
                     on_other(line)
+                    continue
+                count = match[0].count(b"\n")
+                self.number += count
+                yield match[0], np.arange(count) + self.number - count + 1
 
     def fault(self, problem: str, expected: str, line: bytes, number: int | None = None) -> None:
         """Report a line, by default the last; one without an end is reported as cut short."""

@@ -40,7 +40,7 @@ def test_every_check_has_a_line_and_what_to_do(
 def test_without_a_model_a_folder_is_tried_and_left_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = partial(measure_machine, scratch_length=64 << 20)
+    measure = partial(measure_machine, scratch_length=40 << 20)
     monkeypatch.setattr(doctor, "measure_machine", measure)
     report = moepack.doctor(directory=tmp_path, seconds=0)
     assert (report.model, report.prognosis) == (None, None)

@@ -1,13 +1,16 @@
-"""Machines whose GPU has the machine's memory, against runs that were published."""
+"""Presets: machines of unified memory, against runs that were published; several side by side."""
 
 from pathlib import Path
 
 import pytest
 
 import moepack
+from moepack.common.errors import RequestError
 from moepack.planning.forecasting.facts import SpeedFacts
 from moepack.planning.forecasting.modes import MARGIN
+from moepack.report import plan_text
 from tests.support import large_models
+from tests.support.machines import machine
 from tests.support.values import some
 
 HALO, SPARK = "preset:strix-halo-128", "preset:dgx-spark"
@@ -79,3 +82,34 @@ def test_what_does_not_fit_is_streamed_into_all_of_it(models: dict[str, Path]) -
     assert not [one for one in facts.alternatives if one.vram_cache_length is not None]
     with pytest.raises(moepack.RequestError, match="too little memory"):
         moepack.place(models["GLM-5"], HALO)
+
+
+# A model on several machines.
+
+SMALL, LARGE = machine(memory=4), machine(bandwidth=80, drive=7, vram=24, vram_bandwidth=936)
+
+
+def test_each_machine_has_its_forecast_or_the_reason_why_not(gpt_oss: Path) -> None:
+    facts = moepack.compare_machines(
+        gpt_oss, [LARGE, SMALL._replace(name=None), "preset:mini-pc-32"], context=8192
+    )
+    large, small, mini = facts.machines
+    assert (large.machine, small.machine, mini.machine) == ("box", "machine 2", "mini PC, 32 GB")
+    assert large.forecast == moepack.forecast(gpt_oss, LARGE, context=8192)
+    assert small.forecast is None
+    assert some(small.refusal).startswith("too little memory for this model")
+    text = str(plan_text.comparison(facts))
+    rows = [line for line in text.splitlines() if line.startswith(("box", "machine", "mini"))]
+    assert "in VRAM" in rows[0]
+    assert "in memory" in rows[0]
+    assert rows[1].split()[2:5] == ["does", "not", "run"]
+    assert "on the drive" in rows[2]
+    assert "note: machine 2: too little memory" in text
+    assert "note: mini PC, 32 GB: without a trace, misses follow the curve of Qwen3" in text
+
+
+def test_a_model_that_runs_on_none_is_refused(gpt_oss: Path) -> None:
+    with pytest.raises(RequestError, match="too little memory"):
+        moepack.compare_machines(gpt_oss, [SMALL, SMALL])
+    with pytest.raises(RequestError, match="more tokens than the context holds"):
+        moepack.compare_machines(gpt_oss, [LARGE, LARGE], depth=5000)

@@ -69,7 +69,7 @@ SELECTIONS = st.tuples(st.integers(0, 5), st.integers(0, 300))
 REQUESTS = st.lists(st.lists(st.lists(SELECTIONS, min_size=1, max_size=9), max_size=40), max_size=4)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(REQUESTS, st.integers(1, 12), st.integers(1, 7))
 def test_the_table_is_what_counting_gives(requests: list[Request], window: int, cut: int) -> None:
     """However the tokens are divided into pieces."""
@@ -148,7 +148,7 @@ def test_what_the_token_before_chose_too() -> None:
     assert facts.distances == counts
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(REQUESTS, st.integers(1, 7))
 def test_distances_are_what_looking_back_gives(requests: list[Request], cut: int) -> None:
     measured = statistics.Reuse()

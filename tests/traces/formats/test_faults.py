@@ -15,16 +15,13 @@ from tests.support.models import first_shard
 from tests.support.shapes import shape_of_counts
 from tests.support.trace_samples import (
     ALL,
-    BINARY,
     DECODE,
-    PACKINGS,
     SMALL,
     TEXTS,
     Call,
     Seen,
     Trace,
     flat,
-    packed,
     pieces_of,
     read,
     refused,
@@ -99,21 +96,6 @@ def test_a_last_line_that_is_cut_anywhere(name: str, tmp_path: Path) -> None:
             assert warnings == {error.problem: 1}
         else:
             assert read(path, form=sample.form)[1] == content
-
-
-@pytest.mark.parametrize("name", BINARY)
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_a_file_that_is_cut_anywhere_is_refused(name: str, packing: str, tmp_path: Path) -> None:
-    """If lenient, what is whole of its records may be read, and the rest is counted."""
-    data, path = packed(ALL[name].write(SMALL), packing), tmp_path / "trace"
-    whole = chosen(ALL[name].keeps(SMALL))
-    for length in range(1, len(data), len(data) // 60 + 1):
-        path.write_bytes(data[:length])
-        refused(path, form=name)
-        with contextlib.suppress(MoepackError):
-            _, content, warnings = read(path, lenient=True, form=name)
-            assert chosen(content) <= whole
-            assert warnings
 
 
 def chosen(content: Seen) -> Counter[tuple[int, int]]:

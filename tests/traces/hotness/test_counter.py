@@ -61,7 +61,7 @@ def test_halves_are_cut_between_requests_near_the_middle(lengths: list[int], cut
     assert halved(lengths).learned.token_count == cut
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.integers(1, 100), min_size=1, max_size=20).filter(lambda each: sum(each) > 1),
     st.integers(1, 300),

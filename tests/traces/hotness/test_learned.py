@@ -175,12 +175,12 @@ def test_of_too_few_tokens_nothing_is_written(store: LearnedStore) -> None:
 
 
 def test_runs_that_write_at_once_lose_nothing(store: LearnedStore) -> None:
-    with Pool(8) as pool:
-        assert all(pool.map(lambda count: store.add(windows(store, count), 60), [50] * 64))
+    with Pool(4) as pool:
+        assert all(pool.map(lambda count: store.add(windows(store, count), 60), [50] * 24))
     learned = store.read()
-    assert learned.token_count == 64 * 50
+    assert learned.token_count == 24 * 50
     once = windows(store, 50)[0].counts
-    assert learned.counts == {key: 64 * count for key, count in once.items()}
+    assert learned.counts == {key: 24 * count for key, count in once.items()}
 
 
 def test_while_another_process_writes_nothing_is_added(store: LearnedStore) -> None:

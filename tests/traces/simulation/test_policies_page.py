@@ -1,13 +1,13 @@
 """The caches of docs/policies.md, written again from that page alone, hit as moepack's do.
 
-Steps and what is counted are written from it here, caches and policies in `plain_caches`.
+Everything is a plain list, gone through each time.
 """
 
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +17,7 @@ from moepack.common.shape import ROUTED_FAMILY, FamilyShape, ModelShape
 from moepack.traces.formats.registry import ReadOptions
 from moepack.traces.simulation import lookups
 from moepack.traces.simulation.simulate import POLICIES, simulate
-from tests.support import plain_caches as plain
 from tests.support.amounts import amounts
-from tests.support.plain_caches import Cache, Expert
 from tests.support.trace_samples import pieces_of
 
 LENGTHS = {0: (7, 5), 2: (6, 10), 3: (4, 12)}
@@ -28,6 +26,10 @@ MTP = 5
 SIZE = {(layer, n): length for layer, (count, length) in LENGTHS.items() for n in range(count)}
 TOTAL = sum(SIZE.values())
 PREFILL, DECODE, UNKNOWN = 0, 1, 2
+
+Expert = tuple[int, int]
+"""A layer and a number."""
+Experts = Sequence[Expert]
 
 
 class Token(NamedTuple):
@@ -113,6 +115,100 @@ def steps_of(number: int, call: Sequence[Token]) -> Iterator[Step]:
             yield Step(number, call[0].phase != PREFILL, experts)
 
 
+# Policies, each of which records steps and names the expert to evict; and a cache.
+
+
+class Lru:
+    """The order of last uses."""
+
+    def __init__(self) -> None:
+        self.by_use: list[Expert] = []
+
+    def record(self, step: Experts, misses: Experts) -> None:
+        self.by_use = [expert for expert in self.by_use if expert not in step] + list(step)
+
+    def evict(self, step: Experts) -> Expert | None:
+        others = [expert for expert in self.by_use if expert not in step]
+        expert = min(others, key=self.rank, default=None)
+        if expert is not None:
+            self.by_use.remove(expert)
+        return expert
+
+    def rank(self, expert: Expert) -> Any:
+        return 0
+
+
+class Lrfu(Lru):
+    """Counts that are halved, and the order of last uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[Expert] = Counter()
+        self.calls = 0
+        self.last_steps: dict[int, Experts] = {}
+        self.layer = 0
+
+    def record(self, step: Experts, misses: Experts) -> None:
+        super().record(step, misses)
+        self.layer = step[0][0]
+        self.last_steps[self.layer] = list(step)
+        if self.layer == min(self.last_steps):
+            self.calls += 1
+            if self.calls % 16 == 0:
+                for expert in self.counts:
+                    self.counts[expert] //= 2
+        for expert in step:
+            self.counts[expert] += 2**32
+
+    def rank(self, expert: Expert) -> Any:
+        layer = expert[0]
+        is_recent = expert in self.last_steps[layer]
+        turns = sorted(self.last_steps, key=lambda one: (one > self.layer, -one))
+        return self.counts[expert] + is_recent * 16 * 2**32, turns.index(layer)
+
+
+class Belady:
+    """Experts, and all steps that are to come."""
+
+    def __init__(self, steps: Sequence[Experts]) -> None:
+        self.coming = list(steps)
+        self.resident: set[Expert] = set()
+
+    def record(self, step: Experts, misses: Experts) -> None:
+        self.coming.pop(0)
+        self.resident.update(misses)
+
+    def evict(self, step: Experts) -> Expert | None:
+        expert = max(sorted(self.resident - set(step)), key=self.next_use, default=None)
+        if expert is not None:
+            self.resident.remove(expert)
+        return expert
+
+    def next_use(self, expert: Expert) -> int:
+        uses = (number for number, step in enumerate(self.coming) if expert in step)
+        return next(uses, len(self.coming))
+
+
+class Cache:
+    """Experts within a budget; `size` is the part of it that each takes."""
+
+    def __init__(self, budget: int, policy: Lru | Belady, size: Callable[[Expert], int]) -> None:
+        self.budget, self.policy, self.size = budget, policy, size
+        self.resident: set[Expert] = set()
+
+    def step(self, experts: Experts) -> list[Expert]:
+        """Return the misses."""
+        misses = [expert for expert in experts if expert not in self.resident]
+        self.resident.update(misses)
+        self.policy.record(experts, misses)
+        while sum(map(self.size, self.resident)) > self.budget:
+            expert = self.policy.evict(experts)
+            if expert is None:
+                break
+            self.resident.remove(expert)
+        return misses
+
+
 # What is counted.
 
 NAMES = ("decode_hit_rate", "warm_hit_rate", "hit_rate", "bytes_per_token", "read_length")
@@ -170,10 +266,10 @@ def static(steps: Sequence[Step], token_count: int, budget: int) -> Expected:
     return (rate, None, None, ratio(sum(map(SIZE.__getitem__, missed)), rest), None)
 
 
-KINDS: dict[str, Callable[[Sequence[Step]], plain.Policy]] = {
-    "lru": lambda _: plain.Lru(),
-    "lrfu": lambda _: plain.Lrfu(),
-    "belady": lambda steps: plain.Belady([step.experts for step in steps]),
+KINDS: dict[str, Callable[[Sequence[Step]], Lru | Belady]] = {
+    "lru": lambda _: Lru(),
+    "lrfu": lambda _: Lrfu(),
+    "belady": lambda steps: Belady([step.experts for step in steps]),
 }
 
 
