@@ -92,7 +92,7 @@ class CountsFile:
         texts, columns = rows.split(b"\n"), numbers.shape[1]
         self._column_count = self._column_count or columns
         right = np.ones(len(lines), np.bool_)
-        for problem, expected, wrong in (
+        for problem, expected, wrong in (  # of all rows, or of each
             ("not as many columns as before", EXAMPLE, columns != self._column_count),
             ("a number out of bounds", EXAMPLE, numbers.max(axis=1) > MAX_COUNT),
             ("more held out than counted", "<= the count", numbers.T[3:] > numbers[:, -2]),

@@ -33,7 +33,7 @@ def read_calls(stream: TraceStream, checks: Checks) -> Items:
     for rows, lines in _rows(stream, checks, _CALLS, CALL_HEADING):
         used = np.array([row.count(b" ") for row in rows.split(b"\n")[:-1]]) + 1
         numbers = numbers_in(rows).astype(np.int64)
-        first = np.cumsum(used + 4) - used
+        first = np.cumsum(used + 4) - used  # expert of a row, behind its four other numbers
         call, token, layer, occurrence = (numbers[first - n] for n in (4, 3, 2, 1))
         checks.warn("rows of a layer's second router", int(np.count_nonzero(occurrence)))
         row = np.repeat(np.arange(len(used)), used)
