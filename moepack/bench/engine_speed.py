@@ -36,7 +36,7 @@ from moepack.storage import page_cache
 
 PROMPT_TOKENS = 1000
 _SHARE = 0.5
-"""The default limit, as a share of the model."""
+"""The default limit, as a share of the model, beside the memory of programs."""
 _SPARE_TOKENS = 64
 """Tokens of a context for the marks that begin and end a text."""
 _MAX_TOKEN = 64
@@ -132,7 +132,9 @@ def bench_run(
         opened.require_complete()
         shape, files = opened.shape, [*opened.file_paths, *map(Path, shards)]
         model_length = (shape.dense_length or 0) + shape.expert_length
-        limit = _memory_limit(memory, model_length)
+        limit = int(model_length * _SHARE) + PROGRAM_LENGTH
+        if memory is not None:
+            limit = parse_size(memory, "memory", whole=read_memory())
         division = divide_memory(opened, limit, context, micro_batch)
         text = beginning_of(prompt or reference_text(), prompt_tokens, opened)
     request = RunRequest(text, tokens, context, threads, division)
@@ -166,13 +168,6 @@ def bench_run(
         sides=tuple(_facts(name, some) for name, some in results.items()),
         same_text=len(texts) == 1 if texts and len(programs) > 1 else None,
     )
-
-
-def _memory_limit(memory: Size | None, model_length: int) -> int:
-    """Return the bytes for each program; by default a share of the model, and their own memory."""
-    if memory is None:
-        return int(model_length * _SHARE) + PROGRAM_LENGTH
-    return parse_size(memory, "memory", whole=read_memory())
 
 
 _Program = Callable[[ControlGroup | None], EngineRun | None]

@@ -149,12 +149,8 @@ def in_layer_order(tokens: Tokens) -> Tokens:
 def counts_of(phase: Phase, layer: Ints | Shorts, expert: Ints | Shorts) -> Counts:
     """Count selections."""
     keys, counts = np.unique(layer.astype(np.int64) << 16 | expert, return_counts=True)
-    return Counts(phase, *split_keys(keys), counts.astype(np.int64))
-
-
-def split_keys(keys: Ints) -> tuple[Shorts, Shorts]:
-    """Split keys `layer << 16 | expert`."""
-    return (keys >> 16).astype(np.uint16), (keys & MAX_NUMBER).astype(np.uint16)
+    layers, experts = (keys >> 16).astype(np.uint16), (keys & MAX_NUMBER).astype(np.uint16)
+    return Counts(phase, layers, experts, counts.astype(np.int64))
 
 
 def repeated(keys: Ints, most: int = 1) -> Ints:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moepack.common.errors import TraceError
 from moepack.common.shape import ExpertKey
-from moepack.traces.expert_places import ExpertPlaces, PlaceCounts, padded
+from moepack.traces.expert_places import ExpertPlaces, PlaceCounts
 from moepack.traces.model import (
     MAX_COUNT,
     Counts,
@@ -41,6 +41,20 @@ class _Stretch:
     begins_request: bool
     token_count: int = 0
     counts: PlaceCounts = field(default_factory=PlaceCounts)
+
+
+class Half(NamedTuple):
+    """One half: its tokens, and the `counts` of their selections by place."""
+
+    token_count: int
+    counts: Ints
+
+
+class Halves(NamedTuple):
+    """The half to learn from, and the other one."""
+
+    learned: Half
+    measured: Half
 
 
 class Timeline:
@@ -104,8 +118,8 @@ class Timeline:
                 total.add(stretch.counts.values)
         return total
 
-    def halves(self) -> tuple[int, PlaceCounts, PlaceCounts] | None:
-        """Return the token count of the earlier half, and both counts; None without two tokens.
+    def halves(self) -> Halves | None:
+        """Return the earlier half and the later one; None without two tokens.
 
         They are cut where a request begins, as near to the middle as possible, unless one of them
         would have less than LEAST_SHARE: then within a request.
@@ -113,7 +127,8 @@ class Timeline:
         if len(self._stretches) < 2:
             return None
         cut = self._cut()
-        return cut, self.total(end=cut), self.total(cut)
+        earlier, later = self.total(end=cut).values, self.total(cut).values
+        return Halves(Half(cut, earlier), Half(self.token_count - cut, later))
 
     def _cut(self) -> int:
         """Return how many tokens the earlier half has; of two cuts as good, the later one."""
@@ -147,20 +162,6 @@ def covered_count(learned: Ints, measured: Ints, lengths: Ints, budget: int) -> 
     return int(measured[hottest_within(learned, lengths, budget)].sum())
 
 
-class Half(NamedTuple):
-    """One half: its tokens, and the `counts` of their selections by place."""
-
-    token_count: int
-    counts: Ints
-
-
-class Halves(NamedTuple):
-    """The half to learn from, and the other one."""
-
-    learned: Half
-    measured: Half
-
-
 class SelectionCounter:
     """Counts the selections of traces as they come.
 
@@ -184,7 +185,7 @@ class SelectionCounter:
         """All selections."""
         total = self._timeline.total()
         total.add(self._loose.values)
-        return padded(total.values, self.places.count)
+        return total.values
 
     @property
     def selection_count(self) -> int:
@@ -223,12 +224,7 @@ class SelectionCounter:
 
         None without two tokens.
         """
-        halves = None if self.loose_count else self._timeline.halves()
-        if halves is None:
-            return None
-        cut, earlier, later = halves
-        first, second = (padded(half.values, self.places.count) for half in (earlier, later))
-        return Halves(Half(cut, first), Half(self.steps.token_count - cut, second))
+        return None if self.loose_count else self._timeline.halves()
 
     def _add_total(self, count: int) -> None:
         """Add to the sum of all counts, and check it, so that no count can overflow."""
