@@ -131,7 +131,7 @@ def test_progress_reaches_its_total(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @needs_library
 def test_without_a_model_the_drive_of_a_folder_is_measured(tmp_path: Path) -> None:
     require_disk(tmp_path)
-    measured = measure_machine(directory=tmp_path, seconds=0, scratch_length=40 * MIB)
+    measured = measure_machine(directory=tmp_path, seconds=0, scratch_length=64 * MIB)
     drive = measured.machine.drive
     assert drive is not None
     assert drive.path == str(tmp_path)
