@@ -1,4 +1,4 @@
-"""Text files line by line, and the tokens of the selections that stand in them."""
+"""Text files: their rows of numbers, and the tokens of the selections in them."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence

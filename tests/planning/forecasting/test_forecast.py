@@ -235,13 +235,6 @@ def test_a_warning_if_the_file_is_nearly_as_long_as_memory(qwen3: Path) -> None:
         assert all("read repeatedly" in line for line in one.warnings)
 
 
-@pytest.mark.parametrize("options", [{"cpu_layer_count": 1}, {"budget": HALF}, {}])
-def test_deeper_is_slower(options: Options) -> None:
-    speeds = [speed_of(**options, depth=depth) for depth in (0, CONTEXT // 2, CONTEXT)]
-    assert speeds == sorted(set(speeds), reverse=True)
-    assert len(speeds) == 3
-
-
 def test_a_pack_and_its_source_are_read_by_the_expert(packs: dict[str, Path]) -> None:
     pack = packs["qwen3moe"]
     assert speed_of(path=pack, cpu_layer_count=1) == speed_of(cpu_layer_count=1)
