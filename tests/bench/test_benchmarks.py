@@ -166,12 +166,13 @@ def _repeated(routing: Routing, distance: int) -> float:
 
 
 @needs_library
-def test_a_model_repeats_its_routing(tmp_path: Path) -> None:
+def test_a_model_repeats_its_routing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp says the tokens that are expected, and reads what LRU reads.
 
     But for what the server routed when it tried the model.
     """
     pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(routed, "_FIO_SECONDS", "100ms")
     routing = made_up_routing(layers=6, experts=16, used=4)
     model = routed.Model(tmp_path, routing, _SIZE, noise=1.0)
     assert "4 of 16 experts of 234.0 KiB" in model.describe(routing)
