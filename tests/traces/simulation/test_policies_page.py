@@ -280,7 +280,7 @@ def expected(policy: str, budget: int, steps: Sequence[Step], token_count: int) 
     return counted(steps, token_count, cache)
 
 
-@pytest.mark.parametrize("examples", amounts(40, 2000))
+@pytest.mark.parametrize("examples", amounts(20, 2000))
 def test_caches_that_are_written_after_the_page_hit_the_same(examples: int, tmp_path: Path) -> None:
     @settings(max_examples=examples)
     @given(
