@@ -92,14 +92,16 @@ class CountsFile:
         texts, columns = rows.split(b"\n"), numbers.shape[1]
         self._column_count = self._column_count or columns
         right = np.ones(len(lines), np.bool_)
-        for problem, expected, wrong in (  # of all rows, or of each
-            ("not as many columns as before", EXAMPLE, columns != self._column_count),
+        has_other_columns = np.full(len(lines), columns != self._column_count)
+        is_more = numbers[:, 3] > numbers[:, 2] if columns > 3 else ~right
+        for problem, expected, wrong in (
+            ("not as many columns as before", EXAMPLE, has_other_columns),
             ("a number out of bounds", EXAMPLE, numbers.max(axis=1) > MAX_COUNT),
-            ("more held out than counted", "<= the count", numbers.T[3:] > numbers[:, -2]),
+            ("more held out than counted", "<= the count", is_more),
         ):
-            for index in np.flatnonzero(right & np.any(np.atleast_2d(wrong), axis=0)).tolist():
+            for index in np.flatnonzero(right & wrong).tolist():
                 self._lines.fault(problem, expected, texts[index], lines[index])
-                right[index] = False
+            right &= ~wrong
         numbers, lines = numbers[right].astype(np.int64), lines[right]
         layer, expert = numbers.T[:2]
         fits = self._checks.fitting(layer, expert, lambda index: f"line {lines[index]}")

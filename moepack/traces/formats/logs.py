@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,14 @@ _OF_LARGE_NUMBERS = re.compile(rb"layer \d+ expert \d+").fullmatch
 _ANYWHERE = re.compile(rb"layer \d+ expert \d").search
 _ENOUGH_SELECTIONS = 1 << 16
 """Selections that are passed on at once."""
+
+
+class _Run(NamedTuple):
+    """Lines of selections one after another; `heads` are the request, phase and token of each."""
+
+    rows: bytes
+    heads: Ints
+    lines: Ints
 
 
 class ExpertLog:
@@ -42,8 +51,8 @@ class ExpertLog:
         """The line where the last prompt began."""
         self._has_open_prompt = False
         """Whether it has selections, and no end so far."""
-        self._runs: list[tuple[bytes, Ints, Ints]] = []
-        """Selections that were not passed on; of each its request, phase, token; and its line."""
+        self._runs: list[_Run] = []
+        """Those that were not passed on."""
         self._line_layer = self._fall_count = 0
         """The layer of the last line, and how often layers have fallen."""
         self._last_layer = self._last_fall_count = 0
@@ -57,7 +66,7 @@ class ExpertLog:
         for rows, lines in self._lines.rows(_SELECTIONS, self._add_other):
             self._has_open_prompt |= self._phase == Phase.PREFILL
             head = np.array((self._request, self._phase, self._token), np.int64)
-            self._runs.append((rows, np.broadcast_to(head, (len(lines), 3)), lines))
+            self._runs.append(_Run(rows, np.broadcast_to(head, (len(lines), 3)), lines))
             count += len(lines)
             if count >= _ENOUGH_SELECTIONS:
                 count = 0
@@ -80,8 +89,10 @@ class ExpertLog:
         """Yield the counts of prompts, and the tokens, of the selections so far."""
         if not self._runs:
             return
-        runs, self._runs = zip(*self._runs, strict=True), []
-        rows, heads, lines = b"".join(next(runs)), *map(np.concatenate, runs)
+        rows = b"".join(run.rows for run in self._runs)
+        heads = np.concatenate([run.heads for run in self._runs])
+        lines = np.concatenate([run.lines for run in self._runs])
+        self._runs = []
         layer, expert = numbers_in(rows).astype(np.int64).reshape(-1, 2).T
         falls = self._fall_count + np.cumsum(np.diff(layer, prepend=self._line_layer) < 0)
         self._line_layer, self._fall_count = layer[-1], falls[-1]
@@ -98,10 +109,10 @@ class ExpertLog:
             self._last_layer, self._last_fall_count = layer[-1], falls[-1]
             heads[:, 2] += self._token_count + np.cumsum(begins)
             self._token_count += int(np.count_nonzero(begins))
-        decoded = (
-            column[~is_prompt] for column in (heads, np.zeros_like(layer), layer, expert, lines)
-        )
-        yield from self._assembler.add(*decoded)
+        is_decoded = ~is_prompt
+        heads, layer, expert = heads[is_decoded], layer[is_decoded], expert[is_decoded]
+        token = np.zeros_like(layer)  # each is a call
+        yield from self._assembler.add(heads, token, layer, expert, lines[is_decoded])
 
     def _add_prompt(self, *, is_began: bool) -> None:
         """Begin or end a prompt."""
