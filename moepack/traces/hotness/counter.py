@@ -97,8 +97,8 @@ class Timeline:
 
     def _make_room(self) -> None:
         """Join whole stretches until there is room for another, however the tokens come."""
-        place_count = len(self._stretches[-1].counts.values) if self._stretches else 1
-        most = min(MOST_STRETCHES, max(FEWEST_STRETCHES, _MOST_NUMBERS // place_count))
+        place_count = max((len(one.counts.values) for one in self._stretches), default=0)
+        most = min(MOST_STRETCHES, max(FEWEST_STRETCHES, _MOST_NUMBERS // max(1, place_count)))
         while len(self._stretches) >= most:
             pairs = zip(self._stretches, self._stretches[1:], strict=False)
             costs = [
