@@ -31,10 +31,10 @@ def list_models() -> None:
 
     Example: moepack models list
     """
-    from moepack.report import stored_text
+    from moepack.report import serving_text
     from moepack.running.stored import stored
 
-    show(stored(), stored_text.stored)
+    show(stored(), serving_text.stored)
 
 
 @models.command("rm")
@@ -50,7 +50,7 @@ def rm(names: tuple[str, ...], only: str | None, is_confirmed: bool) -> None:
 
     Example: moepack models rm hf://unsloth/Qwen3-30B-A3B-GGUF/Q4_K_M
     """
-    from moepack.report import stored_text
+    from moepack.report import serving_text
     from moepack.report.facts import printable
     from moepack.running.stored import choose, remove_stored, stored, sum_of
 
@@ -59,9 +59,9 @@ def rm(names: tuple[str, ...], only: str | None, is_confirmed: bool) -> None:
     facts = stored()
     chosen = sum_of(choose(facts.items, names, only.split(",") if only else ()))
     if not is_confirmed:
-        confirm(stored_text.what_is_removed(printable(chosen)), "--yes")
+        confirm(serving_text.what_is_removed(printable(chosen)), "--yes")
     remove_stored(chosen.items)
-    sum_up(chosen, stored_text.removed)
+    sum_up(chosen, serving_text.removed)
 
 
 @click.command()

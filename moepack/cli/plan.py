@@ -217,12 +217,10 @@ def forecast(
 
     machines = options.described_machines(machine_paths, settings)
     if len(machines) > 1:
-        for name in ("sweep", "receipts"):
-            if settings[name]:
-                option = {"sweep": "--all", "receipts": "--receipt"}[name]
+        typed = settings | {"plot": plot_path}
+        for name, option in (("sweep", "--all"), ("receipts", "--receipt"), ("plot", "--plot")):
+            if typed[name]:
                 raise click.UsageError(f"{option} is for one machine")
-        if plot_path is not None:
-            raise click.UsageError("--plot is for one machine")
         show(moepack.compare_machines(source_or_pack, machines, **settings), plan_text.comparison)
         return
     with picture_file(plot_path, force=force, inputs=source_or_pack) as picture:

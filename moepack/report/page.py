@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from moepack.common.sizes import count_text
@@ -109,74 +109,55 @@ class Table(NamedTuple):
 
     def lines(self, width: int | None = None) -> list[str]:
         """Return the table as lines of up to `width` columns, as wide as it is without."""
-        fitted = FittedTable(self, width)
-        return [*fitted.heading(), *map(fitted.line, self.rows), *fitted.note()]
+        widths = self.widths(width)
+        headings = [column.heading for column in self.columns]
+        rows = [headings, *self.rows] if any(headings) else self.rows
+        lines = [self._line(row, widths) for row in rows]
+        left_out_count = len(self.widths()) - len(widths)
+        if width is None or not left_out_count:
+            return lines
+        them = "it" if left_out_count == 1 else "them"
+        columns = f"{' ' * self.indent}{count_text(left_out_count, 'column')} left out"
+        return [*lines, *wrapped(f"{columns}: --json or a wider terminal shows {them}", width)]
 
+    def widths(self, width: int | None = None) -> dict[int, int]:
+        """Return the widths of columns by their numbers: of those that fit into `width`.
 
-class FittedTable:
-    """The columns of a table that fit into `width`: `widths` by their numbers.
-
-    Columns without any text are left out.
-    """
-
-    def __init__(self, table: Table, width: int | None = None) -> None:
-        self._columns, self._indent, self._width = table.columns, " " * table.indent, width
-        cells = list(zip(*table.rows, strict=True)) or [(one.heading,) for one in table.columns]
-        self.widths = {
+        Columns without any text are left out, then those of the highest ranks; names are shortened,
+        the widest first.
+        """
+        cells = list(zip(*self.rows, strict=True)) or [(one.heading,) for one in self.columns]
+        widths = {
             number: max(text_width(column.heading), *map(text_width, cells[number]))
-            for number, column in enumerate(table.columns)
+            for number, column in enumerate(self.columns)
             if any(cells[number])
         }
-        count = len(self.widths)
-        if width is not None:
-            self._leave_out(width)
-            self._narrow(width)
-        self.left_out_count = count - len(self.widths)
+        if width is None:
+            return widths
+        least = {
+            number: min(wide, self.columns[number].least or wide) for number, wide in widths.items()
+        }
+        while self._total(least) > width and (highest := self._highest_rank(least)):
+            least = {n: wide for n, wide in least.items() if self.columns[n].rank != highest}
+        fitted = {number: widths[number] for number in least}
+        for number in sorted(fitted, key=lambda n: -fitted[n]):
+            excess = self._total(fitted) - width
+            fitted[number] = max(least[number], fitted[number] - max(0, excess))
+        return fitted
 
-    def heading(self) -> list[str]:
-        """Return the line of headings; none if no column has one."""
-        headings = [column.heading for column in self._columns]
-        return [self.line(headings)] if any(headings) else []
+    def _highest_rank(self, numbers: Iterable[int]) -> int:
+        return max(self.columns[number].rank for number in numbers)
 
-    def line(self, row: Sequence[str]) -> str:
-        """Return a row of cells as a line."""
+    def _total(self, widths: Mapping[int, int]) -> int:
+        return self.indent + sum(widths.values()) + len(_GAP) * (len(widths) - 1)
+
+    def _line(self, row: Sequence[str], widths: Mapping[int, int]) -> str:
         cells = []
-        for number, width in self.widths.items():
-            column = self._columns[number]
+        for number, width in widths.items():
+            column = self.columns[number]
             text = shortened(row[number], width) if column.least else row[number]
             cells.append(padded(text, width, is_right=column.side == "r"))
-        return (self._indent + _GAP.join(cells)).rstrip()
-
-    def note(self) -> list[str]:
-        """Return the lines about columns that were left out."""
-        if not self.left_out_count or self._width is None:
-            return []
-        them = "it" if self.left_out_count == 1 else "them"
-        columns = f"{self._indent}{count_text(self.left_out_count, 'column')} left out"
-        return wrapped(f"{columns}: --json or a wider terminal shows {them}", self._width)
-
-    def _leave_out(self, width: int) -> None:
-        """Leave out columns until the others fit, with their names as short as can be."""
-        while self._total(list(map(self._least, self.widths))) > width:
-            highest = max(self._columns[number].rank for number in self.widths)
-            if not highest:
-                return
-            for number in [n for n in self.widths if self._columns[n].rank == highest]:
-                del self.widths[number]
-
-    def _narrow(self, width: int) -> None:
-        """Narrow columns of names until lines fit, the widest first."""
-        for number in sorted(self.widths, key=lambda n: -self.widths[n]):
-            excess = self._total([*self.widths.values()]) - width
-            if excess > 0:
-                self.widths[number] = max(self._least(number), self.widths[number] - excess)
-
-    def _least(self, number: int) -> int:
-        width = self.widths[number]
-        return min(width, self._columns[number].least or width)
-
-    def _total(self, widths: Sequence[int]) -> int:
-        return len(self._indent) + sum(widths) + len(_GAP) * (len(widths) - 1)
+        return (" " * self.indent + _GAP.join(cells)).rstrip()
 
 
 class Verbatim(str):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from moepack.report.page import (
     Column,
-    FittedTable,
     Page,
     Table,
     Verbatim,
@@ -102,19 +101,15 @@ def test_no_line_is_wider_than_the_terminal(table: Table, width: int) -> None:
 
 @given(tables(), st.integers(16, 120))
 def test_cells_that_are_shown_are_whole_and_others_are_counted(table: Table, width: int) -> None:
-    fitted = FittedTable(table, width)
-    has_text = [any(cells) for cells in zip(*table.rows, strict=True)]
-    assert fitted.left_out_count == sum(has_text) - len(fitted.widths)
-    assert bool(fitted.note()) == (fitted.left_out_count > 0)
-    left_out = [n for n, is_filled in enumerate(has_text) if is_filled and n not in fitted.widths]
-    for row in table.rows:
-        line = fitted.line(row)
-        for number in fitted.widths:
-            column = table.columns[number]
-            assert column.least or row[number] in line
-    ranks = [table.columns[number].rank for number in left_out]
-    shown = [table.columns[number].rank for number in fitted.widths]
-    assert not ranks or min(ranks) > max(shown), "the least important are left out first"
+    shown, every = table.widths(width), table.widths()
+    assert {n for n, cells in enumerate(zip(*table.rows, strict=True)) if any(cells)} == {*every}
+    heading, *lines = table.lines(width)
+    for row, line in zip(table.rows, lines, strict=False):
+        assert all(table.columns[n].least or row[n] in line for n in shown)
+    text = " ".join(" ".join([heading, *lines[len(table.rows) :]]).split())
+    left_out = [table.columns[n].rank for n in every if n not in shown]
+    assert (f"{len(left_out)} column" in text) == bool(left_out)
+    assert not left_out or min(left_out) > max(table.columns[n].rank for n in shown)
 
 
 @given(tables())

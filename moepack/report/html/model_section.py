@@ -25,10 +25,9 @@ from moepack.report.html.section import (
     Picture,
     Pointer,
     ReportFacts,
-    pair_rows,
 )
 from moepack.report.page import Column, Table
-from moepack.report.values import UNKNOWN, length_text, parameters_text, share_text
+from moepack.report.values import UNKNOWN, parameters_text, share_text
 from moepack.source.parameters import Parameters
 
 Model = SourceFacts | PackFacts
@@ -173,7 +172,6 @@ def pack_section(facts: ReportFacts) -> PageSection | str:
         sentence=f"{text}: one aligned read brings one expert",
         figures=[figure],
         tables=[_files(files)],
-        blocks=[_lengths(model)],
         unknown=[] if is_measured else [unknown],
     )
 
@@ -220,16 +218,3 @@ def _files(files: Files) -> DataTable:
     names = ("layers", "blobs", "bytes", "selections")
     columns = (Column("file", "l"), *map(Column, names))
     return DataTable("Files, from their hottest blob to the coldest", Table(columns, rows))
-
-
-def _lengths(model: PackFacts) -> Table:
-    rows = [
-        ("blobs aligned to", size_text(model.blob_alignment)),
-        ("weights aligned to", size_text(model.part_alignment)),
-        ("padding", f"{length_text(model.padding_length)}, {share_text(model.padding_share)}"),
-        ("index", size_text(model.index_length)),
-    ]
-    token_count = model.hotness_count("token_count")
-    if token_count is not None:
-        rows.append(("tokens that ranked it", f"{token_count:,}"))
-    return pair_rows(rows)

@@ -22,12 +22,15 @@ from moepack.common.sizes import Size, count_text, size_text
 from moepack.planning.machine.described import AnyMachine
 from moepack.report.facts import escape_delete, to_json
 from moepack.report.html.gather import STAGE_COUNT, gather
-from moepack.report.html.measured_section import measured_section
 from moepack.report.html.model_section import model_section, pack_section
-from moepack.report.html.plan_section import forecast_section, placement_section
+from moepack.report.html.plan_section import (
+    forecast_section,
+    measured_section,
+    placement_section,
+)
 from moepack.report.html.routing_section import cache_section, coverage_section, heat_section
 from moepack.report.html.section import DataTable, PageSection, ReportFacts
-from moepack.report.page import FittedTable, Table, Verbatim
+from moepack.report.page import Table, Verbatim
 from moepack.storage.atomic import write_whole
 from moepack.traces.formats.reading import AnyTrace
 from moepack.traces.formats.registry import ReadOptions
@@ -146,7 +149,7 @@ def _render(
     )
     environment.filters.update(
         pairs=_pairs,
-        shown=lambda table: list(FittedTable(table).widths),  # columns with any text
+        shown=lambda table: list(table.widths()),  # columns with any text
         blocks=_blocks,
         packed=_packed,
         spans=_spans,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from moepack.planning.forecasting.facts import ForecastFacts
 from moepack.planning.forecasting.measured_runs import MeasuredRun
 from moepack.planning.placing.facts import PlacementFacts
 from moepack.report.facts import JsonValue
-from moepack.report.page import Block, Column, Table
+from moepack.report.page import Block, Table
 from moepack.running.serving.run_facts import RunFacts
 from moepack.traces.analysis.concentration import Concentration
 from moepack.traces.model import Ints
@@ -145,8 +145,3 @@ class PageSection(NamedTuple):
 def adding(reason: str, options: str) -> str:
     """Return why a section is missing, with the command that adds it."""
     return f"{reason}; `moepack report {options} -o report.html` adds it"
-
-
-def pair_rows(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names with their values, without headings."""
-    return Table((Column("", "l"), Column("", "l")), [*rows])
