@@ -13,7 +13,6 @@ import pytest
 
 import moepack
 from moepack.common.errors import PackError, RequestError, SourceError
-from moepack.host.memory_limits import memory_length, read_memory
 from moepack.planning.machine.model import Figure, Machine
 from tests.support.models import FIXTURES, first_shard, shards_of
 
@@ -121,14 +120,6 @@ def test_experts_are_counted_by_a_size_or_a_share(packs: dict[str, Path]) -> Non
         assert pack.warm("25%") == sum(pack.locate(*key).length for key in quarter)
         with pytest.raises(RequestError, match="byte_budget: not a size"):
             pack.hottest("much")
-
-
-def test_a_share_of_memory_is_of_what_programs_may_have() -> None:
-    whole = read_memory()
-    assert memory_length("50%") == whole // 2
-    assert memory_length("8G") == memory_length(8 << 30) == 8 << 30
-    assert memory_length("floor") == "floor"
-    assert memory_length(None) is None
 
 
 def test_sizes_of_a_machine_are_texts_too() -> None:

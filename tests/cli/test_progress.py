@@ -135,37 +135,24 @@ def test_what_is_watched_has_a_bar_that_is_gone_before_the_text() -> None:
     assert (drawn[-1].strip(), text) == ("", "text")
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(shown, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    with progress("packing") as advance:
-        assert advance is not None
-        for _ in range(100):
-            now[0] += 0.5
-            advance(1 << 30, 100 << 30)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 5
-    assert lines[0] == "packing  20 %  20.0 GiB of 100.0 GiB  2.0 GiB/s  0:40 left"
-    assert lines[4] == "packing 100 %  100.0 GiB of 100.0 GiB  2.0 GiB/s  0:00 left"
-
-
 @pytest.mark.parametrize(
-    ("unit", "count", "total", "line"),
+    ("unit", "seconds", "count", "total", "line"),
     [
-        ("ms", 30_000, 60_000, "working  50 %  0:30 of 1:00  0:30 left"),
-        ("tokens", 3000, 6000, "working  50 %  3,000 tokens of 6,000 tokens  100 tok/s  0:30 left"),
-        ("tokens", 1000, None, "working 1,000 tokens"),
-        ("runs", 1, 5, "working  20 %  1 run of 5 runs  2:00 left"),
-        ("B", 0, 5, "working   0 %  0 B of 5 B"),  # no speed of nothing
+        ("ms", 30, 30_000, 60_000, " 50 %  0:30 of 1:00  0:30 left"),
+        ("tokens", 30, 3000, 6000, " 50 %  3,000 tokens of 6,000 tokens  100 tok/s  0:30 left"),
+        ("tokens", 30, 1000, None, "1,000 tokens"),
+        ("runs", 30, 1, 5, " 20 %  1 run of 5 runs  2:00 left"),
+        ("B", 30, 0, 5, "  0 %  0 B of 5 B"),  # no speed of nothing
+        ("B", 10, 20 << 30, 100 << 30, " 20 %  20.0 GiB of 100.0 GiB  2.0 GiB/s  0:40 left"),
+        ("B", 9.9, 20 << 30, 100 << 30, None),
     ],
 )
-def test_what_is_counted_has_its_unit(
+def test_without_a_terminal_there_is_a_line_now_and_then(
     unit: str,
+    seconds: float,
     count: int,
     total: int | None,
-    line: str,
+    line: str | None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -173,9 +160,10 @@ def test_what_is_counted_has_its_unit(
     monkeypatch.setattr(shown, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with progress("working", unit) as advance:
         assert advance is not None
-        now[0] += 30
+        now[0] += seconds
         advance(count, total)
-    assert capsys.readouterr().err == f"{line}\n"
+        advance(0, total)
+    assert capsys.readouterr().err == ("" if line is None else f"working {line}\n")
 
 
 def talk(*, is_wanted: bool = True) -> None:
