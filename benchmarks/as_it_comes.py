@@ -68,6 +68,10 @@ def _one_depth(pack: Pack, size: models.BlobSize, depth: int, rounds: int) -> It
     case = f"{where.length // _KIB} KiB, depth {depth}"
     if "fio" in sides:
         yield _speed_row(case, usages, "fio", _FIO_LIMITS.get((size, depth)))
+        direct, peer = (
+            [one.bytes_per_second for one in usages[side]] for side in ("direct", "fio")
+        )
+        yield speed_row(case, "fio, without digests", direct, peer)
         more = None if size is models.SMALL else _MORE_CPU
         cpu = cpu_per_gib(usages["moepack"]), cpu_per_gib(usages["fio"])
         yield Row(case, "CPU beyond fio", "s/GiB", *cpu, relation="difference", limit=more)

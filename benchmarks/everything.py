@@ -66,7 +66,6 @@ def _shards(folder: Path, options: Options) -> Iterator[Row]:
     yield _model_row(shards, options)
     moepack.pack_model(shards, folder / "model.moepack")
     yield from reading.packs_against_shards(folder / "model.moepack", shards, options.rounds)
-    yield from reading.against_fio(shards[0], options.rounds)
 
 
 def _network(folder: Path, options: Options) -> Iterator[Row]:

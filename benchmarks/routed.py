@@ -279,15 +279,13 @@ def models(folder: Path, rounds: int, trace: Path | None = None) -> Iterator[Row
 def run_rows(options: argparse.Namespace) -> Iterator[Row]:
     """Measure what the options say."""
     routing = (
-        made_up_routing(is_uniform=options.uniform, experts=options.experts)
+        made_up_routing(is_uniform=options.uniform)
         if options.trace is None
         else read_routing(options.trace)
     )
     routing = routing.first_layers(options.layers)
-    default = SIZES[options.size]
-    size = (options.embedding or default[0], options.ff or default[1])
     with tempfile.TemporaryDirectory(prefix="moepack-bench-", dir=options.folder) as folder:
-        model = Model(options.model or Path(folder), routing, size, options.noise)
+        model = Model(options.model or Path(folder), routing, SIZES[options.size], options.noise)
         yield Row("routed", "", note=model.describe(routing))
         for count in options.texts:
             texts = Texts(routing, count, options.prompt_tokens, options.tokens)
@@ -304,9 +302,6 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument("--uniform", action="store_true", help="all experts equally likely")
     parser.add_argument("--size", choices=SIZES, default="small", help="of an expert")
     parser.add_argument("--layers", type=int, default=48, help="the most")
-    parser.add_argument("--experts", type=int, default=128, help="of a layer, without a trace")
-    parser.add_argument("--embedding", type=int, help="instead of that of --size")
-    parser.add_argument("--ff", type=int, help="the width of experts, instead of that of --size")
     parser.add_argument("--noise", type=float, default=1.0, help="see benchmarks/runnable.py")
     parser.add_argument("--shares", type=float, nargs="+", default=[12, 25, 46, 100], help="in %%")
     parser.add_argument("--texts", type=int, nargs="+", default=[1], help="at once")
