@@ -92,34 +92,28 @@ measured_model_argument = click.argument(
     "model", nargs=-1, type=ModelName(), metavar="[SOURCE_OR_PACK]"
 )
 
-json_option = flag_option(
-    "--json",
-    "as_json",
-    expose_value=False,
-    callback=remember("form", "json"),
-    help="Print one JSON object.",
-)
+
+def _printing_option(*names: str, setting: str, value: object, help: str) -> Option[Any]:
+    """Return the option of a flag that sets how the command prints, and that none receives."""
+    return flag_option(*names, expose_value=False, callback=remember(setting, value), help=help)
 
 
 def csv_option(*rows: str) -> Option[Any]:
     """Return the option for CSV of the rows in the first of these fields that the facts have."""
-    return flag_option(
-        "--csv", "as_csv", expose_value=False, callback=remember("form", rows), help="Print CSV."
-    )
+    return _printing_option("--csv", setting="form", value=rows, help="Print CSV.")
 
 
-quiet_option = flag_option(
-    "-q",
-    "--quiet",
-    expose_value=False,
-    callback=remember("verbosity", "quiet"),
-    help="Print only errors, and JSON.",
+json_option = _printing_option(
+    "--json", setting="form", value="json", help="Print one JSON object."
 )
-verbose_option = flag_option(
+quiet_option = _printing_option(
+    "-q", "--quiet", setting="verbosity", value="quiet", help="Print only errors, and JSON."
+)
+verbose_option = _printing_option(
     "-v",
     "--verbose",
-    expose_value=False,
-    callback=remember("verbosity", "verbose"),
+    setting="verbosity",
+    value="verbose",
     help="Print more, such as the time taken.",
 )
 summary_options = options(quiet_option, json_option)
