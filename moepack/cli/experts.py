@@ -150,4 +150,4 @@ def include_dir() -> None:
 
     Example: moepack include-dir
     """
-    pass_on([f"{extras.folder('include')}\n"])
+    pass_on(f"{extras.folder('include')}\n")

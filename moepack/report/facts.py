@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import json
 import math
 import os
@@ -21,23 +22,17 @@ def json_text(facts: object) -> str:
     return escape_delete(json.dumps(to_json(facts), indent=2, allow_nan=False))
 
 
-def csv_lines(rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> Iterator[str]:
-    """Write rows as CSV with a heading; yields lines. Unknown cells are empty."""
-    line = csv.writer(_Lines(), lineterminator="\n").writerow
-    yield line(columns)
-    for row in rows:
-        yield line([row.get(column) for column in columns])
+def csv_text(rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> str:
+    """Return rows as CSV with a heading. Unknown cells are empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
-class _Lines:
-    """A file that returns each line written to it."""
-
-    def write(self, line: str) -> str:
-        return line
-
-
-def rows_csv(facts: object, names: Iterable[str]) -> Iterator[str]:
-    """Write the rows in the first of these fields that facts have as CSV; yields lines.
+def rows_csv(facts: object, names: Iterable[str]) -> str:
+    """Return the rows in the first of these fields that facts have as CSV.
 
     The columns are the fields of rows in JSON, and `terms.0.name` those within others and in lists.
     """
@@ -45,7 +40,7 @@ def rows_csv(facts: object, names: Iterable[str]) -> Iterator[str]:
     assert isinstance(body, dict)
     rows = next(rows for name in names if isinstance(rows := body.get(name), list))
     flat = [dict(_flattened("", row)) for row in rows]
-    return csv_lines(flat, list(dict.fromkeys(key for row in flat for key in row)))
+    return csv_text(flat, list(dict.fromkeys(key for row in flat for key in row)))
 
 
 def _flattened(name: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from moepack.common.shape import ROUTED_FAMILY
 from moepack.common.sizes import count_text, named_text, ranges_text, size_text
 from moepack.inspection.describe import BlobFacts, ExtractFacts, FamilyFacts, PackFacts, SourceFacts
 from moepack.report import pack_text
-from moepack.report.facts import csv_lines
+from moepack.report.facts import csv_text
 from moepack.report.page import Column, Page, Table
 from moepack.report.values import UNKNOWN, number_text, parameters_text, tokens_text
 from moepack.source.folder import SHARD_NAME
@@ -229,9 +229,9 @@ COLUMNS = (
 """The columns of CSV; unknown cells are empty."""
 
 
-def listing_csv(rows: Iterable[Row]) -> Iterator[str]:
-    """Write rows as CSV with a heading; yields lines. A shape is `2048x768`."""
-    return csv_lines(map(_csv_row, rows), COLUMNS)
+def listing_csv(rows: Iterable[Row]) -> str:
+    """Write rows as CSV with a heading. A shape is `2048x768`."""
+    return csv_text(map(_csv_row, rows), COLUMNS)
 
 
 def _csv_row(row: Row) -> Mapping[str, object]:

@@ -50,7 +50,7 @@ def print_answer(
         with live_line(is_wanted=has_stats) as draw:
             try:
                 for piece in chain([first], pieces):
-                    pass_on([piece])
+                    pass_on(piece)
                     sys.stdout.flush()
                     draw(lambda: measure_text.so_far(answer.so_far))
             finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -92,10 +92,10 @@ def say(text: str = "", *, err: bool = False) -> None:
     click.echo(escaping.lines(text), err=err)
 
 
-def pass_on(texts: Iterable[str], *, err: bool = False) -> None:
-    """Print texts of a model, or for programs: escaped on a terminal, elsewhere as they are."""
+def pass_on(text: str, *, err: bool = False) -> None:
+    """Print text of a model, or for programs: escaped on a terminal, elsewhere as it is."""
     stream = sys.stderr if err else sys.stdout
-    stream.writelines(map(escaping.lines, texts) if stream.isatty() else texts)
+    stream.write(escaping.lines(text) if stream.isatty() else text)
 
 
 def log_event(event: str, facts: object) -> None:
