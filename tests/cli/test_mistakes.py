@@ -26,11 +26,27 @@ MODEL = "model-00001-of-00006.gguf"
 _RUN = f"run {MODEL}"
 _PLACE = "place large.gguf"
 _PACK = f"pack {MODEL} -o new"
+_IN_PLACE = "pack own --in-place --yes-delete-source -o new"
+_EXPORT = "verify page.gguf --as gguf --pack model.moepack"
+_TWO = f"forecast {MODEL} --machine preset:dgx-spark --machine preset:mini-pc-32"
 _CPU = f"forecast {MODEL} --machine machine.toml"
 REFUSALS = [
     (f"{_PLACE} --ram 8GiB --vram 2GiB", 2, "too little VRAM"),
     (f"{_PLACE} --ram 50%", 2, "a percentage says nothing here"),
+    (f"{_TWO} --all", 2, "--all is for one machine"),
+    (f"{_TWO} --plot=x.svg", 2, "--plot is for one machine"),
+    (f"forecast {MODEL} --ram 32GiB --drive-speed 7", 2, "--drive-speed: not a bandwidth"),
+    (f"forecast {MODEL}", 2, "--machine is needed, or --ram"),
+    ("doctor --as preset:dgx-spark", 2, "another machine needs a model"),
+    (f"report {MODEL} --run prompts.txt -o new.html", 2, "prompts.txt: line 1: not JSON"),
+    (f"report {MODEL} --budget 101% --trace trace.csv -o new.html", 2, "more than all"),
     ("mirror model.moepack nowhere", 2, "no such folder"),
+    ("export model.moepack", 2, "hint: moepack export --help"),
+    ("export vllm model.moepack", 2, "hint: moepack export --help"),
+    ("export sglan model.moepack", 2, "hint: moepack export sglang model.moepack"),
+    (f"{_EXPORT} --layers 0", 2, "--layers is for packs, not for exports"),
+    (f"{_EXPORT} --with-gguf-py", 2, "--with-gguf-py is for packs, not for exports"),
+    ("verify model.moepack --pack model.moepack", 2, "name their format with --as"),
     ("machine -o model.moepack/manifest.json", 2, "a file of a pack is never overwritten"),
     ("export gguf model.moepack -o page.gguf", 2, "--force"),
     (f"{_CPU} --n-cpu-moe 1", 2, "the machine has no GPU"),
@@ -66,6 +82,12 @@ REFUSALS = [
     (f"{_PACK} --layers 7", 2, "layer 7 has no experts"),
     (f"pack {MODEL} -o model.moepack", 2, "choose another directory"),
     ("pack own --in-place -o new", 2, "not confirmed: 6 shards in"),
+    (f"{_IN_PLACE} --strong", 2, "strong digests are not written in place"),
+    (f"{_IN_PLACE} --experts-only", 2, "anything left out would be lost"),
+    (f"{_IN_PLACE} --layers 0", 2, "anything left out would be lost"),
+    (f"{_IN_PLACE} --no-mtp", 2, "leave out --experts-only, --layers and --no-mtp, or --in-place"),
+    (f"{_IN_PLACE} --part 1/3", 2, "by one process"),
+    (f"{_IN_PLACE} --commit", 2, "by one process"),
     ("restore model.moepack --in-place -o new", 2, "not confirmed: model.moepack will be"),
     ("locate model.moepack --layer 9 --expert 0", 2, "it holds layers 0-1"),
     ("rank other.moepack --hotness hot.csv", 3, "was it taken on another model?"),

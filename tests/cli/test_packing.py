@@ -70,26 +70,6 @@ def test_the_hottest_of_nothing_is_said(hot_pack: Path, capsys: pytest.CaptureFi
         assert text.err == err
 
 
-@pytest.mark.parametrize(
-    ("option", "problem"),
-    [
-        ("--strong", "strong digests are not written in place"),
-        ("--experts-only", "anything left out would be lost"),
-        ("--layers 0", "anything left out would be lost"),
-        ("--no-mtp", "leave out --experts-only, --layers and --no-mtp, or --in-place"),
-        ("--part 1/3", "by one process"),
-        ("--commit", "by one process"),
-    ],
-)
-def test_what_cannot_be_done_in_place_is_refused(
-    option: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["pack", str(SHARD), "-o", str(tmp_path / "pack"), "--in-place", "--yes-delete-source"]
-    assert main.run([*words, *option.split()]) == 2
-    assert problem in capsys.readouterr().err
-    assert not (tmp_path / "pack").exists()
-
-
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
     """Run a command; return its code and what it prints."""
     code = main.run([str(word) for word in words])
@@ -135,33 +115,6 @@ def test_an_export_is_verified_with_the_code_for_differences(
     assert json.loads(out)["findings"][0]["offset"] == 77
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--layers", "0"), "--layers is for packs, not for exports"),
-        (("--with-gguf-py",), "--with-gguf-py is for packs, not for exports"),
-    ],
-)
-def test_options_for_packs_are_no_options_for_exports(
-    words: tuple[str, ...],
-    message: str,
-    packs: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run(capsys, "export", "gguf", packs["mixtral"], "-o", tmp_path / "m.gguf")
-    verify = ("verify", tmp_path / "m.gguf", "--as", "gguf", "--pack", packs["mixtral"])
-    code, _, err = run(capsys, *verify, *words)
-    assert (code, err.splitlines()[0]) == (2, f"error: {message}")
-
-
-def test_a_pack_to_compare_with_is_for_exports(
-    packs: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = run(capsys, "verify", packs["mixtral"], "--pack", packs["mixtral"])
-    assert (code, "name their format with --as" in err) == (2, True)
-
-
 def test_needs_and_their_remedy_are_said_in_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,19 +124,3 @@ def test_needs_and_their_remedy_are_said_in_options(
     assert "SGLang cannot read this: it needs a GGUF beside the experts: " in err
     assert "hint: name one with --gguf\n" in err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (("model.moepack",), "moepack export --help"),
-        (("vllm", "model.moepack"), "moepack export --help"),
-        (("sglan", "model.moepack"), "moepack export sglang model.moepack"),
-    ],
-)
-def test_an_unknown_format_is_answered(
-    words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = run(capsys, "export", *words)
-    assert code == 2
-    assert f"hint: {hint}" in err

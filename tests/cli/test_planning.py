@@ -225,10 +225,6 @@ def test_machines_are_compared_in_one_table(cli: Run, gpt_oss: Path) -> None:
     assert [one["machine"] for one in facts["machines"]] == [row.split("  ")[0] for row in rows]
     (speed,) = facts["machines"][1]["forecast"]["forecasts"]
     assert speed["kind"] == "gpu-stream", "with less memory it does not fit"
-    for option in ("--all", "--plot=x.svg"):
-        refused = cli("forecast", str(gpt_oss), *machines, option)
-        assert refused.returncode == ExitCode.USAGE
-        assert "is for one machine" in refused.stderr
 
 
 def test_figures_alone_are_a_machine(cli: Run, gpt_oss: Path) -> None:
@@ -237,10 +233,6 @@ def test_figures_alone_are_a_machine(cli: Run, gpt_oss: Path) -> None:
     assert "experts from the drive, the rest in memory" in done.stdout, done.stderr
     with_gpu = ("--vram", "24GiB", "--vram-bandwidth", "1008GB/s")
     assert "the rest in VRAM" in cli("forecast", str(gpt_oss), *figures, *with_gpu).stdout
-    wrong = cli("forecast", str(gpt_oss), "--ram", "32GiB", "--drive-speed", "7")
-    assert "--drive-speed: not a bandwidth" in wrong.stderr
-    missing = cli("forecast", str(gpt_oss))
-    assert "--machine is needed, or --ram" in missing.stderr
 
 
 def test_presets_are_listed_with_their_figures(cli: Run) -> None:
@@ -264,4 +256,3 @@ def test_the_doctor_looks_at_a_machine_that_is_not_this_one(cli: Run, gpt_oss: P
     assert "    twice as much VRAM: " in done.stdout
     small = cli("doctor", str(gpt_oss), "--as", "preset:steam-deck", "--json")
     assert json.loads(small.stdout)["prognosis"]["forecast"]["machine"] == "Steam Deck OLED"
-    assert "another machine needs a model" in cli("doctor", "--as", "preset:dgx-spark").stderr

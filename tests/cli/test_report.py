@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.children import wait_until
-from tests.support.models import FIXTURES, first_shard
+from tests.support.models import first_shard
 from tests.support.warm_command import Run
 
 MODEL = first_shard("mixtral")
@@ -33,22 +33,6 @@ def test_the_summary_is_json_too(cli: Run, packs: dict[str, Path], tmp_path: Pat
     assert facts["length"] == output.stat().st_size
     assert facts["sections"] == ["The model", "The map of the pack"]
     assert all(one["reason"] for one in facts["missing"])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--run", FIXTURES / "prompt.txt"), "prompt.txt: line 1: not JSON"),
-        (("--budget", "101%", "--trace", FIXTURES / "qwen3moe-trace.csv"), "more than all"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    words: tuple[str | Path, ...], message: str, cli: Run, tmp_path: Path
-) -> None:
-    run = cli("report", first_shard("qwen3moe"), *words, "-o", tmp_path / "report.html")
-    assert run.returncode in (2, 3, 4)
-    assert message in run.stderr
-    assert os.listdir(tmp_path) == []
 
 
 def test_open_starts_a_browser(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
