@@ -164,10 +164,11 @@ def test_a_policy_of_the_page_forbids_all_requests(page: ReportPage) -> None:
 
 def test_what_was_asked_and_answered_is_not_posted(tmp_path: Path) -> None:
     counts = ("step_count", "hits", "misses", "read_length", "draft_hits", "draft_misses")
-    phase = dict.fromkeys(counts, 9) | {"hit_rate": 0.75, "tokens_per_second": 6.0}
+    phase: dict[str, Any] = dict.fromkeys(counts, 9)
+    phase |= {"hit_rate": 0.75, "tokens_per_second": 6.0}
     phase |= {"seconds": 1.5, "read_seconds": 0.1}
-    counts = ("token_count", "prompt_count", "kept_count", "batch_count", "model_length", "seed")
-    run = phase | dict.fromkeys((*counts, "held_length", "fault_count", "wasted_length"), 4)
+    numbers = ("token_count", "prompt_count", "kept_count", "batch_count", "model_length", "seed")
+    run = phase | dict.fromkeys((*numbers, "held_length", "fault_count", "wasted_length"), 4)
     run |= dict.fromkeys(("draft_count", "accepted_count", "rechecked_count"), 0)
     run |= {"text": "a secret", "thoughts": "a thought", "end": "stop", "policy": "lru"}
     run |= {"prompt": phase, "memory": {"experts": 1 << 20, "floor": 9}}
