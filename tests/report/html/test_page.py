@@ -135,11 +135,17 @@ def test_the_numbers_are_those_of_the_other_calls(folder: Path, page: ReportPage
     assert lru["decode_hit_rate"] == at_budget.decode_hit_rate
 
 
-def test_the_map_has_every_blob_where_the_pack_has_it(folder: Path, page: ReportPage) -> None:
-    values = Reader(page.html).data("data-blobs")["values"]
+def test_the_map_has_every_blob_where_the_pack_has_it(tmp_path: Path) -> None:
+    """Also in files of other numbers of blobs, whose rows are filled up."""
+    layout, folder = tmp_path / "small.toml", tmp_path / "pack"
+    text = (FIXTURES.parent / "layouts" / "hot-first.toml").read_text()
+    layout.write_text(text.replace("4 GiB", "450 KiB"))
+    hotness = FIXTURES / "qwen3moe-hotness.csv"
+    moepack.pack_model(MODEL, folder, layout=str(layout), hotness=hotness)
+    values = Reader(moepack.make_report(folder).html).data("data-blobs")["values"]
     fields = ("layer", "expert", "file", "offset", "length", "hotness")
     cells = zip(*(values[field] for field in fields), strict=True)
-    with moepack.open(folder / "model.moepack") as pack:
+    with moepack.open(folder) as pack:
         places = [pack.locate(*key) for key in itertools.product((0, 1), range(16))]
     blobs = [(p.layer, p.expert, p.path.name, p.offset, p.length, p.hotness) for p in places]
     assert sorted(cell for cell in cells if cell[0] is not None) == sorted(blobs)
@@ -264,4 +270,6 @@ def test_a_pack_alone_shows_the_counts_that_ranked_it(folder: Path) -> None:
     with moepack.open(folder / "model.moepack") as pack:
         keys = itertools.product((0, 1), range(16))
         assert sorted(cells) == [(*key, pack.hotness(*key).hotness) for key in keys]
+    for row in (values["count"][:16], values["count"][16:]):
+        assert row == sorted(row, reverse=True)
     assert "What the hottest experts cover" not in page.summary.sections
