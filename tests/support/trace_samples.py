@@ -348,6 +348,7 @@ def pieces_of(length: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moepack.traces.formats.lines.PIECE_LENGTH", length)
         patch.setattr("moepack.traces.formats.lines._HEAD_LENGTH", 1 << 12)
+        patch.setattr("moepack.traces.formats.logs._ENOUGH_SELECTIONS", length // 20)
         yield
 
 

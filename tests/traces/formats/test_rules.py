@@ -161,6 +161,20 @@ def test_many_experts_in_a_layer_are_looked_at_as_well(tmp_path: Path) -> None:
     assert refused(path).found == "layer 1 expert 7"
 
 
+def test_a_call_of_more_selections_than_any_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moepack.traces.formats.lines.MAX_CALL_SELECTIONS", 8)
+    path = tmp_path / "trace"
+    heading = "decode_call,token_in_call,layer,occurrence,experts\n"
+    for length in (40, 1000):
+        with pieces_of(length):
+            path.write_text(heading + "".join(f"{call},0,1,0,1 2 3 4\n" for call in range(9)))
+            assert len(read(path)[1].tokens) == 9
+            path.write_text(heading + "".join(f"0,{token},1,0,1 2 3 4\n" for token in range(3)))
+            assert "too many selections" in refused(path).problem
+
+
 # Numbers beyond 64 bits.
 
 
