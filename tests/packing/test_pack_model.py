@@ -176,6 +176,16 @@ def test_progress_ends_at_its_total_in_one_phase_or_several(
     assert sha256 or report.read_length == steps[-1][1]
 
 
+def test_what_appears_while_the_source_is_read_stays(tmp_path: Path) -> None:
+    def progress(_count: int, _total: int) -> None:
+        (tmp_path / "pack").mkdir(exist_ok=True)
+        (tmp_path / "pack" / "mine").write_bytes(b"mine")
+
+    with pytest.raises(RequestError, match="not empty"):
+        pack_model(first_shard("qwen3moe"), tmp_path / "pack", sha256=True, progress=progress)
+    assert contents(tmp_path / "pack") == {"mine": b"mine"}
+
+
 @pytest.mark.parametrize("packing", [pack_model, pack_in_place])
 def test_what_is_refused_is_refused_before_there_is_a_plan(
     packing: Callable[..., PackSummary], tmp_path: Path

@@ -18,7 +18,7 @@ from moepack.packing.plan.layout import load
 from moepack.packing.writing.lock_file import LockFile
 from moepack.storage.atomic import write_synced
 from tests.support.interruptions import before_each, record_calls
-from tests.support.models import FIXTURES, contents, first_shard, hotness_of
+from tests.support.models import FIXTURES, contents, first_shard, flip, hotness_of
 from tests.support.pack_draft import Draft
 
 HOTNESS = FIXTURES / "qwen3moe-hotness.csv"
@@ -173,16 +173,34 @@ def test_data_files_that_are_named_like_an_index_stay(tmp_path: Path) -> None:
     assert moepack.verify(tmp_path / "pack").passed
 
 
+def test_an_index_that_stays_is_not_written_again(pack: Path) -> None:
+    """Readers may have it open."""
+    index = pack / moepack.rank_pack(pack, OTHER).index_name
+    before = index.stat()
+    again = moepack.rank_pack(pack, OTHER._replace(token_count=7))
+    assert (again.index_name, again.is_changed) == (index.name, True)
+    assert index.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def write_badly(path: Path, data: bytes) -> None:
+    write_synced(path, bytes([data[0] ^ 1]) + data[1:])
+
+
+def reveal_the_drive(paths: list[Path]) -> None:
+    """Show that a drive has other bytes than the page cache."""
+    for path in paths:
+        if path.exists():
+            flip(path, 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "fault"), [("write_synced", write_badly), ("drop", reveal_the_drive)]
+)
 def test_what_is_not_read_back_as_it_was_written_is_not_committed(
-    pack: Path, monkeypatch: pytest.MonkeyPatch
+    function: str, fault: Callable[..., None], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(pack)
-    write = write_synced
-
-    def write_badly(path: Path, data: bytes) -> None:
-        write(path, bytes([data[0] ^ 1]) + data[1:])
-
-    monkeypatch.setattr("moepack.packing.writing.commit.write_synced", write_badly)
+    monkeypatch.setattr(f"moepack.packing.writing.commit.{function}", fault)
     with pytest.raises(MoepackError, match="other bytes than were written"):
         moepack.rank_pack(pack, HOTNESS)
     after = contents(pack)

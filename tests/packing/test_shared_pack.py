@@ -1,5 +1,7 @@
 """Packs that several processes write: the bytes of a pack made alone, whatever happens to them."""
 
+import errno
+import os
 import random
 import signal
 import subprocess
@@ -18,7 +20,10 @@ from moepack.pack.verifying.verifier import verify
 from moepack.packing.pack_model import SharedPack, pack_model
 from moepack.packing.plan.pack_summary import PackSummary
 from moepack.packing.restore import restore
+from moepack.packing.writing import target as targets
+from moepack.packing.writing.target import SharedFolder, open_target
 from moepack.storage import inputs
+from moepack.storage.input_file import Stamp
 from moepack.storage.remote import store as remote_store
 from moepack.storage.remote.stores import store_of
 from tests.support.buckets import bucket_of_moto, objects
@@ -86,6 +91,7 @@ def test_nothing_is_committed_before_all_parts_are_written(
     first = shared(tmp_path / "pack").write_part("1/3")
     assert first.written_length
     assert first.missing_file_count == first.file_count - 1
+    assert not list(tmp_path.glob("pack/pack.records/writing*"))
     again = shared(tmp_path / "pack").write_part("1/3")
     assert (again.written_length, again.resumed_file_count) == (0, 1)
     with pytest.raises(RequestError, match="data files are not finished, found missing"):
@@ -155,6 +161,20 @@ def test_a_damaged_data_file_is_found_and_written_again(
     assert contents(target) == alone
 
 
+def test_a_finished_file_that_cannot_be_read_is_written_again(
+    alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parts(tmp_path / "pack")
+    with monkeypatch.context() as patch:
+        patch.setattr(targets, "is_whole", raise_io_error)
+        again = shared(tmp_path / "pack").write_part("1/1")
+    assert (again.resumed_file_count, again.written_length) == (0, again.data_length)
+
+
+def raise_io_error(*_: object) -> bool:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
 def test_a_part_killed_at_any_moment_is_run_again(alone: dict[str, bytes], tmp_path: Path) -> None:
     choices = random.Random(7)
     for trial in range(2):
@@ -185,6 +205,58 @@ def test_two_that_commit_at_once_make_one_pack(alone: dict[str, bytes], tmp_path
         assert contents(target) == alone
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_one_that_others_overtake_as_it_begins_sees_their_input(
+    is_remote: bool, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = f"{bucket}/overtaken" if is_remote else str(tmp_path / "pack")
+    folder = type(open_target(target, is_alone=False))
+    create = folder.create
+
+    def create_later(*arguments: Any) -> bool:
+        monkeypatch.setattr(folder, "create", create)
+        shared(target, hotness=None).write_part("1/3")
+        return create(*arguments)
+
+    monkeypatch.setattr(folder, "create", create_later)
+    with pytest.raises(RequestError, match="made from other input"):
+        shared(target).write_part("2/3")
+
+
+def test_one_whose_parts_others_finish_meanwhile_counts_them(
+    alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    steps: list[tuple[int, int]] = []
+
+    def note(count: int, total: int) -> None:
+        if not steps:
+            shared(tmp_path / "pack").write_part("1/1")
+        steps.append((count, total))
+
+    done = shared(tmp_path / "pack", progress=note).write_part("1/1")
+    assert sum(count for count, _ in steps) == steps[-1][1] == done.data_length
+    assert done.written_length != done.data_length
+    shared(tmp_path / "pack").commit()
+    assert contents(tmp_path / "pack") == alone
+
+
+def test_one_that_others_overtake_in_the_commit_finds_the_pack_made(
+    alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parts(tmp_path / "pack")
+    stamps = SharedFolder.stamps
+
+    def stamps_of_before(folder: SharedFolder) -> dict[str, Stamp]:
+        monkeypatch.undo()
+        before = stamps(folder)
+        shared(tmp_path / "pack").commit()
+        return before
+
+    monkeypatch.setattr(SharedFolder, "stamps", stamps_of_before)
+    shared(tmp_path / "pack").commit()
+    assert contents(tmp_path / "pack") == alone
+
+
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     with bucket_of_moto() as address:
@@ -205,8 +277,9 @@ def test_a_pack_in_a_bucket_has_the_bytes_of_one_on_the_disk(
         shared(f"{bucket}/one.moepack").commit(),
     ):
         assert again.is_finished
-    with pytest.raises(RequestError, match="a whole pack is here already"):
-        pack(f"{bucket}/one.moepack", layers="2")
+    for dry_run in (True, False):
+        with pytest.raises(RequestError, match="a whole pack is here already"):
+            pack(f"{bucket}/one.moepack", layers="2", dry_run=dry_run)
     assert objects(f"{bucket}/one.moepack") == alone
 
 
@@ -219,6 +292,14 @@ def test_parts_that_share_a_bucket_alone_are_committed_once(
     problems = [str(one.exception()) for one in commits if one.exception()]
     assert all("a whole pack is here already" in problem for problem in problems)
     assert objects(f"{bucket}/parts.moepack") == alone
+
+
+def test_an_object_that_was_changed_is_not_committed(alone: dict[str, bytes], bucket: str) -> None:
+    address = RemotePath(f"{bucket}/changed.moepack")
+    write_parts(str(address))
+    store_of(address).put(f"{address.key}/dense.bin", bytes(len(alone["dense.bin"])))
+    with pytest.raises(RequestError, match="damaged dense.bin"):
+        shared(str(address)).commit()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class SharedFolder:
             problem = "not the folder of records: a link"
             raise RequestError(problem, path=self._records, hint="remove it, if it is yours")
         self._records.mkdir(exist_ok=True)
-        self._scratch.mkdir(exist_ok=True)
+        self._scratch.mkdir()
         sync_directory(self.path)
         return self._scratch
 

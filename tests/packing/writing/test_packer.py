@@ -1,5 +1,6 @@
 """A pack of a real model: every byte is the oracle's, on request with a SHA-256 of each part."""
 
+import errno
 import hashlib
 import itertools
 import os
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import moepack
+from moepack.common.errors import MachineError
+from moepack.packing.writing import commit
+from moepack.storage.atomic import sync_directory
 from tests.support.models import FIXTURES, REAL_MODELS, contents, first_shard, oracle, pack_model
 
 
@@ -92,3 +96,18 @@ def test_they_are_those_of_the_bytes_and_nothing_else_changes(pack: Path, tmp_pa
             assert index.strong_digest(next(numbers)) == hashlib.sha256(data).digest()
         assert next(numbers, None) is None
     assert moepack.verify(pack, first_shard("qwen3moe")).passed
+
+
+def test_a_pack_that_may_not_outlive_a_loss_of_power_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync_until_the_commit(path: Path) -> None:
+        if (tmp_path / "pack" / "manifest.json").exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync_directory(path)
+
+    monkeypatch.setattr(commit, "sync_directory", sync_until_the_commit)
+    with pytest.raises(MachineError, match="the pack is whole, but may not outlive") as caught:
+        pack_model([first_shard("qwen3moe")], tmp_path / "pack")
+    assert "`moepack verify`" in (caught.value.hint or "")
+    assert moepack.verify(tmp_path / "pack").passed
