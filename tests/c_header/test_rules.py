@@ -17,6 +17,9 @@ from tests.support.pack_draft import (
     record,
     renamed,
     section,
+    stated,
+    strong_digests,
+    without,
     without_blobs,
 )
 
@@ -149,6 +152,11 @@ ALLOWED = [
     Case("one at the end of its file", tensor(offset=16384, length=4096, stored_length=4096)),
     Case("one of four dimensions", tensor(dimension_count=4, ne1=1, ne2=1, ne3=(1 << 61) - 1)),
     Case("one of none", tensor(dimension_count=0, ne0=0)),
+    Case("the longest", tensor(ne0=(1 << 63) - 1)),
+    Case(
+        "strong digests without bytes of shards",
+        all_of(without("shard_bytes"), stated(whole=False), strong_digests()),
+    ),
     Case("one with an inferred type", tensor(flags=1, type_id=99)),
     Case("a directory up to byte 65,536", directory_to(65536)),
     Case("as many sections as may be", with_many_sections),

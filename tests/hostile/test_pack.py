@@ -119,6 +119,17 @@ def test_each_rule_of_the_index_is_kept_by_reader_and_verifier(rule: Rule, draft
     assert complaint(draft.path)
 
 
+def test_a_read_names_the_part_whose_record_is_wrong(draft: Draft) -> None:
+    draft.set("part", 7, codec=1)
+    draft.save()
+    with (
+        moepack.open(draft.path) as pack,
+        pack.reader() as reader,
+        pytest.raises(PackError, match=r"part 7 \(ffn_up_exps\.weight\): unknown codec"),
+    ):
+        reader.read(1, 0)
+
+
 # What is allowed, now and in versions to come.
 
 

@@ -408,6 +408,7 @@ def strong_digests(draft: Draft, *, other: int | None = None) -> None:
     digests = [
         hashlib.sha256(draft.read(draft.get(kind, number))).digest()
         for kind in ("part", "tensor", "shard_bytes")
+        if KINDS[kind][0] in draft.sections
         for number in range(draft.sections[KINDS[kind][0]].record_count)
     ]
     if other is not None:
