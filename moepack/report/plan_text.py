@@ -159,13 +159,10 @@ def speed_words(one: SpeedFacts) -> str:
 
 def speeds(forecasts: Sequence[SpeedFacts]) -> Table:
     """Write a row for each forecast."""
-    streams = forecasts[0].budget_length is not None
-    columns = [Column("--n-cpu-moe")]
-    if streams:
-        columns = [Column("budget"), Column("hits", rank=5), Column("read a token", rank=6)]
     count = f"{forecasts[0].prompt.token_count:,} tokens"
-    columns += [
-        *(Column("VRAM", rank=3), Column("memory", rank=7)),
+    columns = [
+        *(Column("--n-cpu-moe"), Column("budget"), Column("hits", rank=5)),
+        *(Column("read a token", rank=6), Column("VRAM", rank=3), Column("memory", rank=7)),
         *(Column("tok/s"), Column("from", rank=2), Column("to", rank=2), Column("at most", rank=8)),
         *(Column("longest", rank=4), Column(count, rank=1), Column("from", rank=9)),
         *(Column("to", rank=9), Column("", "l")),
@@ -173,18 +170,17 @@ def speeds(forecasts: Sequence[SpeedFacts]) -> Table:
     has_vram = any(one.vram_length != 0 for one in forecasts)
     rows = []
     for one in forecasts:
-        cells = [str(one.cpu_layer_count)]
-        if streams:
-            budget, read = length_text(one.budget_length), length_text(one.missed_length)
-            cells = [budget, share_text(one.hit_rate), read]
+        layers, budget, hits, read = str(one.cpu_layer_count), "", "", ""
+        if one.budget_length is not None:
+            layers, budget = "", size_text(one.budget_length)
+            hits, read = share_text(one.hit_rate), length_text(one.missed_length)
         vram = length_text(one.vram_length) if has_vram else ""
         rates = (one.tokens_per_second, one.lowest, one.highest, one.ceiling)
         times = (one.prompt.seconds, one.prompt.shortest, one.prompt.longest)
         longest = TERM_NAMES.get(one.binding or UNKNOWN, one.binding or UNKNOWN)
-        cells += [vram, length_text(one.memory_length), *map(rate_text, rates), longest]
-        rows.append(
-            [*cells, *map(seconds_text, times), "does not fit" if one.fits is False else ""]
-        )
+        misfit = "does not fit" if one.fits is False else ""
+        places = (layers, budget, hits, read, vram, length_text(one.memory_length))
+        rows.append([*places, *map(rate_text, rates), longest, *map(seconds_text, times), misfit])
     return Table(columns, rows)
 
 
@@ -197,7 +193,8 @@ def comparison(facts: ComparisonFacts) -> Page:
             notes.append(f"{one.machine}: {one.refusal}")
             continue
         (speed,) = one.forecast.forecasts
-        notes += [f"{one.machine}: {line}" for line in (*speed.warnings, *_reasons(speed))]
+        reasons = [] if speed.reason is None else [f"no speed: {speed.reason}"]
+        notes += [f"{one.machine}: {line}" for line in (*speed.warnings, *reasons)]
         rates = (speed.tokens_per_second, speed.lowest, speed.highest)
         times = (speed.prompt.seconds, speed.prompt.shortest, speed.prompt.longest)
         longest = TERM_NAMES.get(speed.binding or UNKNOWN, speed.binding or UNKNOWN)
@@ -207,10 +204,6 @@ def comparison(facts: ComparisonFacts) -> Page:
     columns += [Column("from", rank=1), Column("to", rank=1), Column("first token")]
     columns += [Column("from", rank=2), Column("to", rank=2), Column("longest", "l", rank=4)]
     return Page(facts.model, "", Table(columns, rows), "", *_alike(notes))
-
-
-def _reasons(speed: SpeedFacts) -> list[str]:
-    return [] if speed.reason is None else [f"no speed: {speed.reason}"]
 
 
 def _alike(notes: Sequence[str]) -> list[str]:
