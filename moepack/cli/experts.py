@@ -16,7 +16,6 @@ from moepack.cli.shared.terminal import (
     sum_up,
 )
 from moepack.common import extras
-from moepack.common.errors import RequestError
 from moepack.common.sizes import Size, size_text
 from moepack.storage.atomic import write_whole
 
@@ -105,20 +104,13 @@ def extract(
 
     Example: moepack extract m.moepack --layer 3 --expert 17 --part up -o up.bin
     """
-    from moepack.inspection import describe
     from moepack.inspection.describe import ExtractFacts
     from moepack.pack.opening.open_model import open_model
     from moepack.report import model_text
 
     with output_file(output, force=force) as target:
         with open_model(pack_path) as opened, opened.reader() as reader:
-            if part is None:
-                facts = describe.describe_blob(opened, layer, expert, family=family)
-                if facts.path is None:
-                    problem = "no blob here: its parts lie apart in the shards"
-                    hint = f"name a part with --part, such as {facts.parts[0].name}"
-                    place = f"layer {layer} expert {expert}"
-                    raise RequestError(problem, path=pack_path, place=place, hint=hint)
+            opened.locate(layer, expert, part, family=family)  # refuses a blob that is none
             view = reader.read(layer, expert, part, family=family)
         write_whole(target, view)
     sum_up(ExtractFacts(layer, expert, part, output, len(view)), model_text.extracted)

@@ -175,5 +175,5 @@ def test_a_real_terminal_is_measured_and_its_errors_break_at_words(folder: Path)
     lines = re.sub(r"\x1b\[[\d;]*m", "", refused).splitlines()
     assert max(map(len, lines[:-1])) <= 44
     words = " ".join(" ".join(lines[:-1]).split())
-    assert words.endswith("no blob here: its parts lie apart in the shards")
-    assert lines[-1].startswith("hint: name a part with --part")
+    assert words.endswith("expert 0 has no blob: its parts lie apart in the shards")
+    assert lines[-1].startswith("hint: name one with --part, such as ")

@@ -120,7 +120,7 @@ class Catalog:
                 f"layer {layer} expert {expert} has no blob: its parts lie apart in the shards"
             )
             name = short_name(owner.part_kinds[0].name)
-            hint = f"name a part, such as {name}, or read the whole expert"
+            hint = f"name one with `part`, such as {name}"
             raise RequestError(problem, path=self.path, hint=hint)
         measured = hotness if owner.hotness_measured else None
         path = self.path_of(file, offset, length)
