@@ -1,12 +1,6 @@
 """Models and packs behind nginx, against downloading with the same client."""
 
-import contextlib
-import os
 import shutil
-import socket
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,14 +9,8 @@ import moepack
 from benchmarks.measure import MOEPACK, Side, against, fresh, speed_row, time_row
 from benchmarks.table import Row
 from moepack.bench.measuring import in_turns
+from tests.support.nginx import nginx_of
 
-_CONFIGURATION = """
-{user} daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;
-events {{ worker_connections 512; }}
-http {{ access_log off; sendfile on; client_body_temp_path {folder}; proxy_temp_path {folder};
-  fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};
-  server {{ listen 127.0.0.1:{port}; root {root}; }} }}
-"""
 # As moepack downloads: ranges of 8 MiB, four in flight, written where they belong.
 _DOWNLOAD = """
 import os, sys
@@ -91,8 +79,7 @@ def rows(folder: Path, shards: list[Path], rounds: int) -> Iterator[Row]:
     if shutil.which("nginx") is None:
         yield Row("`pack http://…`", "a download", note="nginx is not installed")
         return
-    with _nginx(folder) as port:
-        address = f"http://127.0.0.1:{port}"
+    with nginx_of(folder, folder / "nginx") as address:
         yield from _packing(address, folder, shards, rounds)
         yield from _reading(f"{address}/served", rounds)
     shutil.rmtree(folder / "served")
@@ -122,26 +109,3 @@ def _reading(address: str, rounds: int) -> Iterator[Row]:
     speeds = in_turns(sides, rounds)
     ours, theirs = ([one for (one,) in speeds[side]] for side in ("moepack", "obstore"))
     yield speed_row("read all experts of a pack: obstore", "speed", ours, theirs, 0.8)
-
-
-@contextlib.contextmanager
-def _nginx(root: Path) -> Iterator[int]:
-    """Serve a folder by nginx for the block; yield its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Path(folder, "nginx.conf")
-        user = "user root;" if os.geteuid() == 0 else ""  # temporary folders are for their owner
-        text = _CONFIGURATION.format(user=user, folder=folder, port=port, root=root)
-        settings.write_text(text)
-        server = subprocess.Popen(["nginx", "-c", settings, "-p", folder])
-        try:
-            for _ in range(100):
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                    break
-                time.sleep(0.05)
-            yield port
-        finally:
-            server.terminate()
-            server.wait()

@@ -19,6 +19,7 @@ error_log error.log;
 events {{}}
 http {{
     access_log off;
+    sendfile on;
     default_type application/octet-stream;
     {temporary}
     server {{
