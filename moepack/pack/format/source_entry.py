@@ -117,9 +117,5 @@ def are_counts(values: list[Any]) -> bool:
 
 def is_file_name(name: str) -> bool:
     """Return whether a name can be that of a file in any folder, and of nothing outside it."""
-    try:
-        length = len(name.encode())
-    except UnicodeEncodeError:
-        return False
     is_folder = name in ("", ".", "..")
-    return length <= _MAX_NAME_LENGTH and not is_folder and not set(name) & set("/\0")
+    return len(name.encode()) <= _MAX_NAME_LENGTH and not is_folder and not set(name) & set("/\0")
