@@ -626,10 +626,15 @@ def test_a_job_that_has_made_its_pack_can_be_run_again(
         assert f"{target}: is there already, of shards with these names" in run.stdout
         assert "no part was read" in run.stdout
         assert state(target) == before
-    (target / "dense.bin").unlink()
-    run = cli(*words)
-    assert (run.returncode, "a data file is missing" in run.stderr) == (4, True)
-    assert "hint: remove the pack, and run the same again" in run.stderr
+    damages: dict[str, Callable[[Path], None]] = {
+        "the file is not as long": shorten,
+        "a data file is missing": Path.unlink,
+    }
+    for problem, damage in damages.items():
+        damage(target / "dense.bin")
+        run = cli(*words)
+        assert (run.returncode, problem in run.stderr) == (4, True)
+        assert "hint: remove the pack, and run the same again" in run.stderr
 
 
 @pytest.mark.parametrize(

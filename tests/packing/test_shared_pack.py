@@ -97,7 +97,8 @@ def test_nothing_is_committed_before_all_parts_are_written(
     with pytest.raises(RequestError, match="data files are not finished, found missing"):
         shared(tmp_path / "pack").commit()
     write_parts(tmp_path / "pack")
-    shared(tmp_path / "pack").commit()
+    done = shared(tmp_path / "pack").commit()
+    assert (done.written_length, done.resumed_file_count) == (0, 0)
     assert contents(tmp_path / "pack") == alone
     assert shared(tmp_path / "pack").write_part("1/3").is_finished
 
@@ -276,7 +277,7 @@ def test_a_pack_in_a_bucket_has_the_bytes_of_one_on_the_disk(
         shared(f"{bucket}/one.moepack").write_part("1/2"),
         shared(f"{bucket}/one.moepack").commit(),
     ):
-        assert again.is_finished
+        assert (again.is_finished, again.written_length) == (True, 0)
     for dry_run in (True, False):
         with pytest.raises(RequestError, match="a whole pack is here already"):
             pack(f"{bucket}/one.moepack", layers="2", dry_run=dry_run)
