@@ -22,7 +22,7 @@ _ENOUGH_SELECTIONS = 1 << 16
 """Selections that are passed on at once."""
 
 
-class _Run(NamedTuple):
+class _LogRows(NamedTuple):
     """Lines of selections one after another; `heads` are the request, phase and token of each."""
 
     rows: bytes
@@ -51,8 +51,8 @@ class ExpertLog:
         """The line where the last prompt began."""
         self._has_open_prompt = False
         """Whether it has selections, and no end so far."""
-        self._runs: list[_Run] = []
-        """Those that were not passed on."""
+        self._waiting: list[_LogRows] = []
+        """Rows to be passed on, together."""
         self._line_layer = self._fall_count = 0
         """The layer of the last line, and how often layers have fallen."""
         self._last_layer = self._last_fall_count = 0
@@ -66,7 +66,7 @@ class ExpertLog:
         for rows, lines in self._lines.rows(_SELECTIONS, self._add_other):
             self._has_open_prompt |= self._phase == Phase.PREFILL
             head = np.array((self._request, self._phase, self._token), np.int64)
-            self._runs.append(_Run(rows, np.broadcast_to(head, (len(lines), 3)), lines))
+            self._waiting.append(_LogRows(rows, np.broadcast_to(head, (len(lines), 3)), lines))
             count += len(lines)
             if count >= _ENOUGH_SELECTIONS:
                 count = 0
@@ -87,12 +87,12 @@ class ExpertLog:
 
     def _pieces(self) -> Iterator[Piece]:
         """Yield the counts of prompts, and the tokens, of the selections so far."""
-        if not self._runs:
+        if not self._waiting:
             return
-        rows = b"".join(run.rows for run in self._runs)
-        heads = np.concatenate([run.heads for run in self._runs])
-        lines = np.concatenate([run.lines for run in self._runs])
-        self._runs = []
+        rows = b"".join(one.rows for one in self._waiting)
+        heads = np.concatenate([one.heads for one in self._waiting])
+        lines = np.concatenate([one.lines for one in self._waiting])
+        self._waiting = []
         layer, expert = numbers_in(rows).astype(np.int64).reshape(-1, 2).T
         falls = self._fall_count + np.cumsum(np.diff(layer, prepend=self._line_layer) < 0)
         self._line_layer, self._fall_count = layer[-1], falls[-1]
