@@ -34,7 +34,7 @@ VERDICTS: list[dict[str, Any]] = json.loads((PACKS / "verdicts.json").read_text(
         ("gcc", "c17", ("-D_GNU_SOURCE",), "MOEPACK_STATIC"),
         ("clang", "c99", (), "MOEPACK_STATIC"),
         ("g++", "c++17", (), "MOEPACK_STATIC"),
-        ("clang++", "c++17", ("-O2",), "MOEPACK_IMPLEMENTATION"),
+        ("clang++", "c++17", (), "MOEPACK_IMPLEMENTATION"),
     ],
 )
 def test_two_files_include_the_header_without_a_warning(
@@ -359,9 +359,9 @@ def test_valgrind_finds_nothing(paged: Path, plain: Path) -> None:
     if shutil.which("valgrind") is None:
         pytest.skip("there is no valgrind here")
     options = ("-q", "--error-exitcode=9", "--leak-check=full")
-    for mode, path in (("list", paged), ("list", PACKS / "over-shards"), ("headers", paged)):
-        output = output_of(Path("valgrind"), *options, plain, mode, path)
-        assert output.endswith("\nsound\n")
+    for mode in ("list", "headers"):
+        output = output_of(Path("valgrind"), *options, plain, mode, paged, PACKS / "over-shards")
+        assert output.count("\nsound\n") == 2
 
 
 @pytest.mark.parametrize("length", [10, 5000, 12287])

@@ -121,7 +121,7 @@ def test_a_pack_of_other_input_is_left_alone(interrupted: Interrupted) -> None:
 
 def test_a_record_of_gigabytes_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    for start in (b"", b"{}\n", b"[" * 1000):
+    for start in (b"", b"[" * 1000):
         path.write_bytes(start)
         os.truncate(path, 4 << 30)
         call = ("from moepack.packing.writing import records, target", _READ)
@@ -138,7 +138,7 @@ raise MoepackError("damaged", path=path)
 """
 
 
-@settings(QUICK, max_examples=8)
+@settings(QUICK, max_examples=5)
 @given(edits(1000))
 def test_whatever_a_record_says_the_pack_is_the_one_that_was_planned(
     interrupted: Interrupted, damage: list[Edit]

@@ -169,7 +169,7 @@ def test_a_damaged_byte_is_found_in_any_file(
     files = sorted(target.iterdir()) if target.is_dir() else [target]
     for file in files[:3]:
         data = file.read_bytes()
-        for offset in {*range(0, len(data), max(1, len(data) // 5)), len(data) - 1}:
+        for offset in {*range(0, len(data), max(1, len(data) // 3)), len(data) - 1}:
             damaged = bytearray(data)
             damaged[offset] ^= 0x10
             file.write_bytes(damaged)

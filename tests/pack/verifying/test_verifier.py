@@ -307,7 +307,7 @@ def flips(path: Path, offsets: Iterable[int], random: Random) -> Iterator[int]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("pieces")
-@pytest.mark.parametrize("count", amounts(8, 400))
+@pytest.mark.parametrize("count", amounts(4, 400))
 def test_every_flipped_bit_of_a_pack_is_found(small: Path, tmp_path: Path, count: int) -> None:
     """Of parts, tensors, headers and padding, of the index and of the manifest."""
     pack = Path(shutil.copytree(small / "pack", tmp_path / "pack"))
@@ -334,7 +334,7 @@ def test_every_flipped_bit_of_a_pack_is_found(small: Path, tmp_path: Path, count
 
 @pytest.mark.long
 @pytest.mark.usefixtures("pieces")
-@pytest.mark.parametrize("count", amounts(8, 500))
+@pytest.mark.parametrize("count", amounts(4, 500))
 def test_every_flipped_bit_of_the_source_is_found(small: Path, tmp_path: Path, count: int) -> None:
     """Of expert tensors, dense tensors, headers, and padding, whether it was zero or not."""
     model = Path(shutil.copytree(small / "model", tmp_path / "model"))
