@@ -111,3 +111,15 @@ def test_a_pack_that_may_not_outlive_a_loss_of_power_says_so(
         pack_model([first_shard("qwen3moe")], tmp_path / "pack")
     assert "`moepack verify`" in (caught.value.hint or "")
     assert moepack.verify(tmp_path / "pack").passed
+
+
+def test_a_folder_that_cannot_be_locked_is_not_packed_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(MachineError, match=os.strerror(errno.ENOLCK)):
+        pack_model([first_shard("qwen3moe")], tmp_path / "pack")
+    assert set(contents(tmp_path / "pack")) <= {"pack.journal"}
