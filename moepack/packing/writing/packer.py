@@ -22,10 +22,10 @@ def pack(
     planned: PlannedPack,
     target: Target,
     *,
-    resume: bool = False,
-    strong: bool = False,
-    threads: int = DEFAULT_THREADS,
-    progress: Progress | None = None,
+    resume: bool,
+    strong: bool,
+    threads: int,
+    progress: Progress | None,
 ) -> WrittenFiles:
     """Write a planned pack at a target.
 

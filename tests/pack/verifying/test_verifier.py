@@ -99,7 +99,14 @@ def packed_wrongly(change: Callable[[Experts], Experts], folder: Path) -> tuple[
     shards = tuple(map(describe_shard, source.shards))
     described = describe_source(source, experts.shape_of(source, model), shards)
     target = open_target(folder / "broken", is_alone=True)
-    packer.pack(PlannedPack(source, described, planned), target)
+    packer.pack(
+        PlannedPack(source, described, planned),
+        target,
+        resume=False,
+        strong=False,
+        threads=1,
+        progress=None,
+    )
     return folder / "broken", [shard.path for shard in source.shards]
 
 
