@@ -17,6 +17,7 @@ import pytest
 from moepack.common.errors import MoepackError, RequestError, SourceError
 from moepack.common.paths import RemotePath
 from moepack.pack.verifying.verifier import verify
+from moepack.packing.copies.pull import pull
 from moepack.packing.pack_model import SharedPack, pack_model
 from moepack.packing.plan.pack_summary import PackSummary
 from moepack.packing.restore import restore
@@ -265,12 +266,15 @@ def bucket() -> Iterator[str]:
 
 
 def test_a_pack_in_a_bucket_has_the_bytes_of_one_on_the_disk(
-    alone: dict[str, bytes], bucket: str, monkeypatch: pytest.MonkeyPatch
+    alone: dict[str, bytes], bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(remote_store, "UPLOAD_LENGTH", 5 << 20)
     pack(f"{bucket}/one.moepack")
     assert objects(f"{bucket}/one.moepack") == alone
     assert verify(f"{bucket}/one.moepack", shards_of(MODEL)).passed
+    assert pull(f"{bucket}/one.moepack", tmp_path / "here").is_whole
+    assert contents(tmp_path / "here") == alone
     for again in (
         pack(f"{bucket}/one.moepack"),
         pack(f"{bucket}/one.moepack", resume=True),

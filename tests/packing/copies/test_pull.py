@@ -1,6 +1,5 @@
 """Pulls of packs: whole ones are the same to the byte, parts are what they say that they are."""
 
-import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -11,17 +10,14 @@ import pytest
 import moepack
 from moepack.common.errors import MachineError, PackError, RequestError
 from moepack.common.pack_files import is_pack
-from moepack.common.paths import RemotePath
 from moepack.pack.mounting.mount import mount
 from moepack.pack.reading import copies
 from moepack.packing.copies.pull import PullSummary
-from moepack.storage.remote.stores import store_of
-from tests.support.buckets import bucket_of_moto
 from tests.support.damages import DAMAGES, Damage
 from tests.support.hubs import REPOSITORY, hub_of
 from tests.support.interruptions import CrashError, crash_after, record_calls
 from tests.support.machine_faults import Room
-from tests.support.models import contents, first_shard, flip, hotness_of, on_disk
+from tests.support.models import first_shard, flip, hotness_of, on_disk
 from tests.support.pulls import MARKS, check_part, copy_pack, is_same
 from tests.support.remote_servers import Fault, FileServer
 
@@ -353,25 +349,13 @@ def test_a_record_with_any_byte_changed_or_cut_is_refused_and_mended(
     assert check_part(here, hot_pack) == LAYER_1
 
 
-# Elsewhere
-
-
-@pytest.mark.parametrize("where", ["the hub", "a bucket"])
-def test_a_pack_elsewhere_is_pulled_in_parts_and_as_a_whole(
-    where: str, hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_pack_on_the_hub_is_pulled_from_its_commit(
+    hot_pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    here = tmp_path / "here"
-    with contextlib.ExitStack() as stack:
-        if where == "a bucket":
-            address = f"{stack.enter_context(bucket_of_moto())}/m"
-            for name, data in contents(hot_pack).items():
-                store_of(RemotePath(address)).put(f"m/{name}", data)
-            origin = address
-        else:
-            hub = stack.enter_context(hub_of(tmp_path / "hub", monkeypatch, [hot_pack]))
-            address = f"hf://{REPOSITORY}/{hot_pack.name}"
-            origin = f"hf://{REPOSITORY}@{hub.commit}/{hot_pack.name}"
+    here, address = tmp_path / "here", f"hf://{REPOSITORY}/{hot_pack.name}"
+    with hub_of(tmp_path / "hub", monkeypatch, [hot_pack]) as hub:
+        origin = f"hf://{REPOSITORY}@{hub.commit}/{hot_pack.name}"
         assert moepack.pull(address, here, layers="0").origin == origin
         with moepack.Pack(here) as part, moepack.Pack(hot_pack) as whole, part.reader() as reader:
             assert reader.read(1, 5) == on_disk(whole.locate(1, 5))
