@@ -15,7 +15,10 @@ from moepack.common import digest
 from moepack.common.errors import PackError
 from moepack.pack.reading.pack import Pack
 from moepack.pack.reading.shard_map import map_shards
+from tests.support.light_folder import tmp_path
 from tests.support.models import digest_of_all, tree
+
+__all__ = ["tmp_path"]
 
 pytestmark = pytest.mark.long
 
