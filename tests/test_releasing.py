@@ -22,6 +22,9 @@ from moepack.running.programs.compiling import MACHINES, SOURCES
 from moepack.traces import file as trace_file
 from releasing import checks, trying
 from tests.support.children import run_command
+from tests.support.light_folder import tmp_path
+
+__all__ = ["tmp_path"]
 
 ROOT = Path(__file__).parent.parent
 VERSION = moepack.__version__
