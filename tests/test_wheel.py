@@ -32,12 +32,11 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = os.environ | {"PATH": "/nothing"}  # no compiler, which takes longer
     command = [sys.executable, "-c", BUILD, str(ROOT), str(folder)]
     output = subprocess.check_output(command, text=True, timeout=PATIENCE, env=environment)
-    pip = "-m pip install --quiet --no-deps --no-index --no-compile".split()
-    # Else pip would uninstall the one that these tests run.
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    # Else pip would uninstall the one that these tests run, and compile what few of them import.
+    pip += ["--ignore-installed", "--no-compile"]
     wheel = output.splitlines()[-1]
-    done = run_command(
-        sys.executable, *pip, "--ignore-installed", "--prefix", folder / "here", wheel
-    )
+    done = run_command(*pip, "--prefix", folder / "here", wheel)
     assert done.returncode == 0, done.stderr
     return folder / "here"
 
