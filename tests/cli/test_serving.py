@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support import architectures
 from tests.support.children import PATIENCE
 from tests.support.models import first_shard, shards_of
 from tests.support.needs import needs_llama
@@ -40,6 +41,13 @@ def test_it_serves_until_it_is_told_to_end(
     assert len(notes) == note_count
     assert any(line.startswith("memory for experts: ") for line in lines)
     assert any(re.match(r"experts: [0-9.]+% of \d+ lookups hit, ", line) for line in lines)
+
+
+def test_a_context_is_longer_where_tokens_are_wanted(tmp_path: Path) -> None:
+    model = architectures.write("qwen3moe", tmp_path / "m.gguf", context_length=1 << 14)
+    for words, length in (((), 4096), (("--wanted-context", "8192"), 8192)):
+        with served(model, "--memory", "floor", "-t", "1", *words) as (_, url):
+            assert httpx.get(f"{url}/slots").json()[0]["n_ctx"] == length
 
 
 def test_options_of_the_server_stand_behind_the_dashes(

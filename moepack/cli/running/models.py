@@ -294,7 +294,7 @@ def _plan_server(pack: Pack, command: Sequence[str], options: Mapping[str, Any])
     from moepack.running.serving.server_options import server_options
 
     limits = MemoryLimits(options["memory"], options["total_memory"], options["pin"] or 0)
-    plan = server_options(pack, command, limits)
+    plan = server_options(pack, command, limits, options["wanted_context"])
     if (text := divided_text(plan.words)) is not None:
         note(text)
     return plan

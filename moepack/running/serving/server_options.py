@@ -75,18 +75,19 @@ def served_model(pack: Pack, name: str, context: int | None, command: Sequence[s
 
 
 def server_options(
-    pack: Pack, options: Sequence[str], limits: MemoryLimits = NO_LIMITS
+    pack: Pack, options: Sequence[str], limits: MemoryLimits = NO_LIMITS, aim: int = 0
 ) -> ServerPlan:
     """Return options of llama-server with those that `options` and variables leave open.
 
-    Context, limits of earlier texts and a micro-batch are chosen by the memory. Raises RequestError
-    for too little of it, and for drafts that there would not be.
+    Context, limits of earlier texts and a micro-batch are chosen by the memory; a context of `aim`
+    tokens may take more of it. Raises RequestError for too little memory, and for drafts that there
+    would not be.
     """
     check_drafts(pack, options)
     memory = ServerMemory(pack, limits)
     words = list(options)
     if not sets_context(words):
-        words += ["-c", str(memory.context(words))]
+        words += ["-c", str(memory.context(words, aim))]
     words += memory.earlier_texts(words)[0]
     if not says_micro_batch(words):
         words += ["-ub", str(memory.micro_batch(words))]
