@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -20,9 +21,8 @@ from urllib.parse import unquote_to_bytes
 import h11
 
 from moepack.running.serving.access import Access
-from moepack.running.serving.exchange import Exchange
-from moepack.running.serving.peer import PING, Connection, Peer, RefusedError, send_request
-from moepack.running.serving.prompt_progress import PromptProgress
+from moepack.running.serving.exchange import Exchange, PromptProgress
+from moepack.running.serving.peer import PING, Connection, Fields, Peer, RefusedError, send_request
 from moepack.running.serving.watch import CONTENT_TYPE, Watch
 
 Turn = Callable[[bytes, bytes], AbstractAsyncContextManager[object]]
@@ -62,6 +62,37 @@ class GateLimits(NamedTuple):
     open_count: int = 512
     ping_seconds: float | None = 10.0
     progress_seconds: float = 1.0
+
+
+class _Request:
+    """A client's request, with its body as far as that is read."""
+
+    def __init__(self, head: h11.Request, client: Peer, exchange: Exchange) -> None:
+        self.head, self.client, self.exchange = head, client, exchange
+        self.body = bytearray()
+        # The path as the server will see it, without query and fragment: it decodes escapes.
+        self.path = unquote_to_bytes(re.split(b"[?#]", head.target, maxsplit=1)[0])
+        self.is_post = head.method == b"POST"
+        self.is_for_messages = _MESSAGES in self.path
+        self.is_for_text = self.is_post and self.path.endswith(_TEXT_PATHS)
+        self.is_for_metrics = head.method == b"GET" and self.path.endswith(_METRICS_PATH)
+
+    @cached_property
+    def fields(self) -> Mapping[str, Any]:
+        """The fields of its JSON, none if it is something else."""
+        try:
+            fields = json.loads(self.body)
+        except (ValueError, RecursionError):
+            return {}
+        return fields if isinstance(fields, dict) else {}
+
+    @property
+    def answer_fields(self) -> Fields:
+        """The fields with which the page that sent it may read the answer."""
+        origin = dict(self.head.headers).get(b"origin")
+        if origin is None:
+            return []
+        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
 
 
 class Gate:
@@ -139,28 +170,17 @@ class Gate:
 
     async def _answer(self, client: Peer) -> bool:
         """Answer one request; return whether another may follow."""
-        body = bytearray()
         with self._watch.exchange() as exchange:
             try:
-                request = await self._read_head(client, exchange)
-                if request is None:
+                head = await self._read_head(client, exchange)
+                if head is None:
                     return False
-                await self._read_body(request, client, body)
-                _check_messages(request, body)
-                if self._open_count >= self._limits.open_count:
-                    raise RefusedError("too many requests at once", 503)
-                self._open_count += 1
-                try:
-                    await self._forward(request, body, client, exchange)
-                finally:
-                    self._open_count -= 1
+                await self._answer_request(_Request(head, client, exchange))
             except h11.RemoteProtocolError as error:
                 exchange.refuse(error, client.reader.at_eof())
                 if client.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                     client.refuse(error)
                 return False
-            finally:
-                self._held_length -= len(body)
         return client.http.our_state is client.http.their_state is h11.DONE
 
     async def _read_head(self, client: Peer, exchange: Exchange) -> h11.Request | None:
@@ -174,23 +194,43 @@ class Gate:
         if not isinstance(event, h11.Request):
             return None
         exchange.begin(event.method, event.target)
-        if b"%u" in event.target.partition(b"?")[0]:
-            raise RefusedError("the path has %u, which only llama.cpp decodes", 400)
-        if (problem := self._access.refusal(event.headers)) is not None:
-            raise RefusedError(problem, 403)
-        if self._hides_slots and event.method == b"POST" and b"/slots/" in _path(event):
-            message = "start the server with --slot-save-path to save texts yourself"
-            raise RefusedError(message, 501)
         return event
 
-    async def _read_body(self, request: h11.Request, client: Peer, body: bytearray) -> None:
-        """Read a request's whole body into `body`: a slow one takes no thread of the server's."""
-        most = self._limits.body_length
-        length = int(dict(request.headers).get(b"content-length", 0))
+    async def _answer_request(self, request: _Request) -> None:
+        self._check(request)
+        try:
+            await self._read_body(request)
+            if request.is_for_messages and not isinstance(request.fields.get("messages", []), list):
+                # llama.cpp takes them for none in Anthropic's API.
+                raise RefusedError("Expected 'messages' to be an array", 400)
+            if self._open_count >= self._limits.open_count:
+                raise RefusedError("too many requests at once", 503)
+            self._open_count += 1
+            try:
+                await self._forward(request)
+            finally:
+                self._open_count -= 1
+        finally:
+            self._held_length -= len(request.body)
+
+    def _check(self, request: _Request) -> None:
+        """Refuse requests by their heads."""
+        if b"%u" in request.head.target.partition(b"?")[0]:
+            raise RefusedError("the path has %u, which only llama.cpp decodes", 400)
+        if (problem := self._access.refusal(request.head.headers)) is not None:
+            raise RefusedError(problem, 403)
+        if self._hides_slots and request.is_post and b"/slots/" in request.path:
+            message = "start the server with --slot-save-path to save texts yourself"
+            raise RefusedError(message, 501)
+
+    async def _read_body(self, request: _Request) -> None:
+        """Read a request's whole body: a slow one takes no thread of the server's."""
+        most, body = self._limits.body_length, request.body
+        length = int(dict(request.head.headers).get(b"content-length", 0))
         try:
             async with asyncio.timeout(self._limits.body_seconds) as limit:
                 while max(length, len(body)) <= most:
-                    event = await client.next_event()
+                    event = await request.client.next_event()
                     if not isinstance(event, h11.Data):
                         return
                     if self._held_length + len(event.data) > self._limits.held_length:
@@ -205,11 +245,10 @@ class Gate:
         message += ", and a projector (--mmproj) images"
         raise RefusedError(message, 413)
 
-    async def _forward(
-        self, request: h11.Request, body: bytearray, client: Peer, exchange: Exchange
-    ) -> None:
+    async def _forward(self, request: _Request) -> None:
         """Answer a request by the server, unless the client leaves before."""
-        answering = asyncio.create_task(self._answer_in_turn(request, body, client, exchange))
+        client, exchange = request.client, request.exchange
+        answering = asyncio.create_task(self._answer_in_turn(request))
         watching = asyncio.create_task(client.wait_until_gone(self._limits.head_length))
         try:
             await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -226,62 +265,36 @@ class Gate:
                 task.cancel()
             await asyncio.gather(answering, watching, return_exceptions=True)
 
-    async def _answer_in_turn(
-        self, request: h11.Request, body: bytearray, client: Peer, exchange: Exchange
-    ) -> None:
+    async def _answer_in_turn(self, request: _Request) -> None:
+        head = request.head
         async with contextlib.AsyncExitStack() as stack:
-            if _is_for_text(request):
-                exchange.wait()
-                await self._wait_for_turn(stack, request, body, client)
-            exchange.ask(self._watch.cache())
+            if request.is_for_text:
+                request.exchange.wait()
+                await self._wait_for_turn(stack, request)
+            request.exchange.ask(self._watch.cache())
             self._count_forwarded(1)
             stack.callback(self._count_forwarded, -1)
-            fields = [field for field in request.headers if field[0] not in _REQUEST_FIELDS]
-            connection, (method, target) = await self._connect(), (request.method, request.target)
-            server = send_request(connection, method, target, fields, bytes(body))
+            fields = [field for field in head.headers if field[0] not in _REQUEST_FIELDS]
+            connection, body = await self._connect(), bytes(request.body)
+            server = send_request(connection, head.method, head.target, fields, body)
             stack.callback(server.writer.close)
             while not isinstance(answer := await server.next_event(), h11.Response):
                 pass
-            exchange.status = answer.status_code
-            if _is_for_metrics(request) and answer.status_code in _METRICS_STATUSES:
-                await self._pass_metrics(answer, server, client, request, exchange)
+            request.exchange.status = answer.status_code
+            if request.is_for_metrics and answer.status_code in _METRICS_STATUSES:
+                await self._pass_metrics(request, answer, server)
             else:
-                await self._pass_answer(answer, server, client, request, exchange)
+                await self._pass_answer(request, answer, server)
 
-    async def _pass_metrics(
-        self,
-        answer: h11.Response,
-        server: Peer,
-        client: Peer,
-        request: h11.Request,
-        exchange: Exchange,
-    ) -> None:
-        """Forward the server's metrics, if it has any, with ours: it has checked the key."""
-        body = bytearray()
-        while isinstance(data := await server.next_event(), h11.Data):
-            body += data.data
-        if answer.status_code == HTTPStatus.NOT_IMPLEMENTED:
-            body.clear()
-        exchange.status = HTTPStatus.OK
-        body += self._watch.metrics().encode()
-        fields = [(b"content-type", CONTENT_TYPE), *_fields_for(request)]
-        client.send_whole(HTTPStatus.OK, fields, bytes(body))
-        await client.writer.drain()
-
-    async def _wait_for_turn(
-        self,
-        stack: contextlib.AsyncExitStack,
-        request: h11.Request,
-        body: bytearray,
-        client: Peer,
-    ) -> None:
+    async def _wait_for_turn(self, stack: contextlib.AsyncExitStack, request: _Request) -> None:
         """Enter a turn; a client that waits for a stream gets its head, and comments."""
-        turn = self._turn(_path(request), bytes(body))
+        client, turn = request.client, self._turn(request.path, bytes(request.body))
         entering = asyncio.create_task(stack.enter_async_context(turn))
         try:
             while not (await asyncio.wait([entering], timeout=self._limits.ping_seconds))[0]:
-                if client.http.our_state is h11.SEND_RESPONSE and _is_stream(body):
-                    fields = [_STREAM, *_fields_for(request)]
+                is_stream = request.fields.get("stream") is True
+                if client.http.our_state is h11.SEND_RESPONSE and is_stream:
+                    fields = [_STREAM, *request.answer_fields]
                     client.send(h11.Response(status_code=200, headers=fields, reason=b"OK"))
                 if client.http.our_state is h11.SEND_BODY:
                     client.send(h11.Data(data=PING))
@@ -290,27 +303,30 @@ class Gate:
             entering.cancel()
             await asyncio.gather(entering, return_exceptions=True)
 
-    async def _pass_answer(
-        self,
-        event: h11.Response,
-        server: Peer,
-        client: Peer,
-        request: h11.Request,
-        exchange: Exchange,
-    ) -> None:
+    async def _pass_metrics(self, request: _Request, answer: h11.Response, server: Peer) -> None:
+        """Forward the server's metrics, if it has any, with ours: it has checked the key."""
+        body = bytearray()
+        while isinstance(data := await server.next_event(), h11.Data):
+            body += data.data
+        if answer.status_code == HTTPStatus.NOT_IMPLEMENTED:
+            body.clear()
+        request.exchange.status = HTTPStatus.OK
+        body += self._watch.metrics().encode()
+        fields = [(b"content-type", CONTENT_TYPE), *request.answer_fields]
+        request.client.send_whole(HTTPStatus.OK, fields, bytes(body))
+        await request.client.writer.drain()
+
+    async def _pass_answer(self, request: _Request, answer: h11.Response, server: Peer) -> None:
         """Forward an answer, piece by piece."""
-        exchange.is_stream = _STREAM in event.headers
-        is_late_error = (
-            client.http.our_state is h11.SEND_BODY and event.status_code != HTTPStatus.OK
-        )
+        client, status = request.client, answer.status_code
+        request.exchange.is_stream = _STREAM in answer.headers
+        is_late_error = client.http.our_state is h11.SEND_BODY and status != HTTPStatus.OK
         if client.http.our_state is h11.SEND_RESPONSE:
-            fields = [field for field in event.headers if field[0] not in _HOP_FIELDS]
-            fields += _fields_for(request)
+            fields = [field for field in answer.headers if field[0] not in _HOP_FIELDS]
+            fields += request.answer_fields
             if self._places.locked():
                 fields.append((b"connection", b"close"))
-            client.send(
-                h11.Response(status_code=event.status_code, headers=fields, reason=event.reason)
-            )
+            client.send(h11.Response(status_code=status, headers=fields, reason=answer.reason))
         if is_late_error:
             client.send(h11.Data(data=b"event: error\ndata: "))
         progress = PromptProgress(self._count_routed)
@@ -319,7 +335,7 @@ class Gate:
             while isinstance(data := await server.next_event(), h11.Data):
                 client.send(data)
                 progress.note(data.data)
-                exchange.passing.note(data.data)
+                request.exchange.passing.note(data.data)
                 async with asyncio.timeout(self._limits.body_seconds):  # others wait for this turn
                     await client.writer.drain()
         finally:
@@ -342,45 +358,3 @@ class Gate:
             await asyncio.sleep(self._limits.progress_seconds)
             if (event := progress.next_event()) is not None:
                 client.send(h11.Data(data=event))
-
-
-def _fields_for(request: h11.Request) -> list[tuple[bytes, bytes]]:
-    """Return the fields with which the page that sent a request may read the answer."""
-    origin = dict(request.headers).get(b"origin")
-    return (
-        [] if origin is None else [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
-    )
-
-
-def _is_for_text(request: h11.Request) -> bool:
-    """Return whether a request has llama.cpp compute a text."""
-    return bool(request.method == b"POST" and _path(request).endswith(_TEXT_PATHS))
-
-
-def _is_for_metrics(request: h11.Request) -> bool:
-    return bool(request.method == b"GET" and _path(request).endswith(_METRICS_PATH))
-
-
-def _path(request: h11.Request) -> bytes:
-    """Return the path as the server will see it, without query and fragment: it decodes escapes."""
-    return unquote_to_bytes(re.split(b"[?#]", request.target, maxsplit=1)[0])
-
-
-def _check_messages(request: h11.Request, body: bytearray) -> None:
-    """Refuse messages that are no list, which llama.cpp takes for none in Anthropic's API."""
-    if _MESSAGES in _path(request) and not isinstance(_fields(body).get("messages", []), list):
-        raise RefusedError("Expected 'messages' to be an array", 400)
-
-
-def _is_stream(body: bytearray) -> bool:
-    """Return whether a request's JSON asks for an answer piece by piece."""
-    return _fields(body).get("stream") is True
-
-
-def _fields(body: bytearray) -> Mapping[str, Any]:
-    """Return the fields of a request's JSON, none if it is something else."""
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}

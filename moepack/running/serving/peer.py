@@ -7,6 +7,8 @@ from http import HTTPStatus
 import h11
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Fields = list[tuple[bytes, bytes]]
+"""Header fields: names in lower case, and values."""
 PING = b":\n\n"
 """A comment in a stream, as llama.cpp sends them."""
 _PIECE_LENGTH = 1 << 16
@@ -29,7 +31,8 @@ class Peer:
         """Return what h11 reads next. Raises h11.RemoteProtocolError, OSError."""
         while (event := self.http.next_event()) is h11.NEED_DATA:
             if self.http.they_are_waiting_for_100_continue:
-                self.send_continue()
+                go_on = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+                self.send(go_on)
             self.http.receive_data(await self.reader.read(_PIECE_LENGTH))
         return event
 
@@ -37,11 +40,7 @@ class Peer:
         """Send events, without waiting until they have left."""
         self.writer.write(b"".join(self.http.send(event) or b"" for event in events))
 
-    def send_continue(self) -> None:
-        """Send `100 Continue`, which all clients of HTTP/1.1 expect at any time."""
-        self.send(h11.InformationalResponse(status_code=100, headers=[], reason="Continue"))
-
-    def send_whole(self, status: int, fields: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def send_whole(self, status: int, fields: Fields, body: bytes) -> None:
         """Send a whole answer."""
         fields = [*fields, (b"content-length", b"%d" % len(body))]
         reason = HTTPStatus(status).phrase
@@ -84,11 +83,7 @@ class Peer:
 
 
 def send_request(
-    connection: Connection,
-    method: bytes,
-    target: bytes,
-    fields: list[tuple[bytes, bytes]],
-    body: bytes,
+    connection: Connection, method: bytes, target: bytes, fields: Fields, body: bytes
 ) -> Peer:
     """Send a whole request to a server; return its side. The caller closes it."""
     server = Peer(h11.Connection(h11.CLIENT), connection)
@@ -100,11 +95,7 @@ def send_request(
 
 
 async def fetch(
-    connection: Connection,
-    method: bytes,
-    target: bytes,
-    fields: list[tuple[bytes, bytes]],
-    body: bytes,
+    connection: Connection, method: bytes, target: bytes, fields: Fields, body: bytes
 ) -> tuple[int, bytes]:
     """Return the status and the body of an answer, and close the connection.
 
