@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moepack.common.sizes import count_text, size_text
-from moepack.report.page import Block, Column, Page, Table
+from moepack.report.page import Column, Page, Table
 from moepack.report.values import (
     UNKNOWN,
     length_text,
@@ -71,15 +71,11 @@ _STORED = (
 
 
 def stored(facts: StoredFacts) -> Page:
-    """Write stored files as a table, with their sum, and files of another origin."""
-    if not facts.items and not facts.foreign:
+    """Write stored files as a table, with their sum."""
+    if not facts.items:
         return Page("nothing: `moepack run hf://OWNER/NAME` fetches a model")
-    blocks: list[Block] = [Table(_STORED, [_item_cells(item) for item in facts.items])]
-    blocks.append(f"{size_text(facts.length)} in all, without the hub's own cache")
-    if facts.foreign:
-        blocks.append(f"{count_text(len(facts.foreign), 'file')} of another origin, left alone:")
-        blocks += [f"  {path}" for path in facts.foreign]
-    return Page(*blocks)
+    table = Table(_STORED, [_item_cells(item) for item in facts.items])
+    return Page(table, f"{size_text(facts.length)} in all, without the hub's own cache")
 
 
 def _item_cells(item: StoredItem) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Models on this machine: fetched ones, and the files that runs keep of any.
 
 There is no list of it: the user's folders of moepack, and the hub's own cache, are looked through.
-Files of another origin in moepack's folders are named and never removed.
+Files of another origin in moepack's folders are never removed.
 """
 
 import contextlib
@@ -24,7 +24,6 @@ from moepack.packing.fetched import (
     fetched_models,
     is_open,
     length_on_disk,
-    mark_of,
     remove_fetched,
 )
 from moepack.running.programs.compiling import SOURCES
@@ -66,11 +65,10 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class StoredFacts:
-    """Stored files: `foreign` are the paths of files of another origin."""
+    """Stored files, and their length, in which the hub's own cache is not counted."""
 
     items: list[StoredItem]
     length: int
-    foreign: list[str]
 
 
 def stored() -> StoredFacts:
@@ -81,13 +79,12 @@ def stored() -> StoredFacts:
         items += _fetched(model, owners)
     items += [*_kept(owners), *_in_cache(), *_in_hub()]
     items.sort(key=lambda item: (item.name, item.version or "", item.kind != "model", item.kind))
-    return sum_of(items, _foreign(items))
+    return sum_of(items)
 
 
-def sum_of(items: list[StoredItem], foreign: Iterable[str] = ()) -> StoredFacts:
-    """Return items with their length, in which the hub's own cache is not counted."""
-    length = sum(item.length for item in items if item.kind != HUB)
-    return StoredFacts(items, length, list(foreign))
+def sum_of(items: list[StoredItem]) -> StoredFacts:
+    """Return items with their length."""
+    return StoredFacts(items, sum(item.length for item in items if item.kind != HUB))
 
 
 def _fetched(model: FetchedModel, owners: dict[str, FetchedModel]) -> Iterator[StoredItem]:
@@ -122,7 +119,8 @@ def _kept(owners: Mapping[str, FetchedModel]) -> Iterator[StoredItem]:
 
 
 def _in_cache() -> Iterator[StoredItem]:
-    for path in sorted(cache.iterdir()) if (cache := _user_folders()[0]) else ():
+    cache = user_folder("XDG_CACHE_HOME", ".cache")
+    for path in sorted(cache.iterdir()) if cache else ():
         for kind, name in _FILES.items():
             if name.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                 yield _item(path.stem, kind, path)
@@ -157,27 +155,6 @@ def _last_used(*paths: Path) -> str | None:
             is_read_here = file.name.endswith(("manifest.json", ".csv")) or file.is_dir()
             seconds.append(status.st_mtime if is_read_here else max(status[7:9]))
     return datetime.fromtimestamp(max(seconds), UTC).isoformat("T", "seconds") if seconds else None
-
-
-def _user_folders() -> tuple[Path | None, Path | None]:
-    """Return moepack's folders in the user's cache, and in that of states."""
-    return user_folder("XDG_CACHE_HOME", ".cache"), user_folder("XDG_STATE_HOME", ".local/state")
-
-
-def _foreign(items: Iterable[StoredItem]) -> list[str]:
-    """Return the paths in moepack's folders that are none of these items, nor of the servers."""
-    cache, state = _user_folders()
-    ours = {item.path for item in items}  # a folder with all that is in it
-    ours |= {str(mark_of(Path(path))) for path in ours} | {str(state and state / "servers")}
-    foreign = []
-    for root in filter(None, (cache, state)):
-        for folder, names, files in os.walk(root):
-            below = [os.path.join(folder, name) for name in sorted(names)]
-            names[:] = [os.path.basename(path) for path in below if path not in ours]
-            paths = [os.path.join(folder, name) for name in sorted(files)]
-            links = [path for path in below if os.path.islink(path)]
-            foreign += [path for path in (*links, *paths) if path not in ours]
-    return foreign
 
 
 def choose(
