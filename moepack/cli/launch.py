@@ -27,7 +27,7 @@ from moepack.running.programs.executable import NOT_FOUND, CommandError, find_ex
 from moepack.running.serving.clients import CLIENTS, Client, Endpoint, Settings
 
 if TYPE_CHECKING:
-    from moepack.running.serving.listening import ListeningProcess
+    from moepack.running.serving.model_server import ListeningProcess
 
 _KEY, _SERVER_KEY = "MOEPACK_API_KEY", "LLAMA_API_KEY"
 _NO_KEY = "moepack"
@@ -151,7 +151,7 @@ def _find(client: Client) -> Path:
 @contextmanager
 def _server(words: Sequence[str], key: str | None) -> Iterator[tuple[ListeningProcess, str]]:
     """Yield a server by the command `serve`, once it answers, and the path of its log."""
-    from moepack.running.serving.listening import ListeningProcess
+    from moepack.running.serving.model_server import ListeningProcess
 
     descriptor, log_path = tempfile.mkstemp(prefix="moepack-launch-", suffix=".log")
     # A module of the folder in which the client works is not to take the place of Python's.

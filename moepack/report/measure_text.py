@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from moepack.planning.machine.described import Presets
     from moepack.planning.machine.model import Figure
     from moepack.running.serving.run_facts import RunFacts, RunPhase
+    from moepack.running.streaming.control import ExpertUsage, Prefetches
     from moepack.running.streaming.supervisor import Supervisor
-    from moepack.running.streaming.usage import ExpertUsage, Prefetches
 
 
 def machine(measured: MeasuredMachine) -> Page:

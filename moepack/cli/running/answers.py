@@ -29,10 +29,7 @@ Draw = Callable[[Callable[[], str]], None]
 
 
 def print_answer(
-    server: ModelServer,
-    ask: Callable[[], AbstractContextManager[Answer]],
-    *,
-    has_stats: bool,
+    server: ModelServer, ask: Callable[[], AbstractContextManager[Answer]], *, has_stats: bool
 ) -> None:
     """Print an answer as it comes, and its statistics; or both as JSON at its end."""
     from moepack.report import measure_text

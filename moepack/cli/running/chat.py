@@ -87,11 +87,7 @@ def make_editor() -> LineEditor | None:
 
 
 def chat(
-    conversation: Conversation,
-    server: ModelServer,
-    editor: LineEditor | None,
-    *,
-    has_stats: bool,
+    conversation: Conversation, server: ModelServer, editor: LineEditor | None, *, has_stats: bool
 ) -> None:
     """Answer messages until there are no more.
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from moepack.running.serving.model_server import ModelServer
     from moepack.running.serving.served_model import ServedModel
     from moepack.running.serving.server_options import ServerPlan
+    from moepack.running.streaming.control import ExpertUsage
     from moepack.running.streaming.supervisor import Supervisor
-    from moepack.running.streaming.usage import ExpertUsage
 
 LLAMA_SERVER = "llama-server"
 _SECONDS_BETWEEN = 5.0

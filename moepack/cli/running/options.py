@@ -6,12 +6,7 @@ from typing import Any
 
 import click
 
-from moepack.cli.shared.options import (
-    micro_batch_option,
-    number_option,
-    options,
-    size_option,
-)
+from moepack.cli.shared.options import micro_batch_option, number_option, options, size_option
 from moepack.cli.shared.parameters import PathName
 from moepack.running.serving.sampling import MAX_CONTEXT, MAX_THREADS
 from moepack.traces.caching.cache import DEFAULT_POLICY, POLICIES

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 _READING_WORDS = {"--no-mmap", "--direct-io", "-dio", "--mlock"}
 _MODE_WORDS = {"--load-mode", "-lm"}
@@ -42,11 +41,11 @@ _LEAST_BATCH = 32
 """With a batch of one token llama.cpp's server aborts."""
 
 
-class Option(NamedTuple):
-    """An option of llama.cpp's programs: its words, and its variable."""
+class Option:
+    """An option of llama.cpp's programs: its words, which stand in a text, and its variable."""
 
-    words: frozenset[str]
-    variable: str
+    def __init__(self, words: str, variable: str) -> None:
+        self.words, self.variable = frozenset(words.split()), variable
 
     def is_set(self, command: Sequence[str]) -> bool:
         """Return whether a command of llama.cpp, or a variable, sets it."""
@@ -71,17 +70,18 @@ class Option(NamedTuple):
         return int(value) if _INTEGER.fullmatch(value) else None
 
 
-CONTEXT = Option(frozenset({"-c", "--ctx-size"}), "LLAMA_ARG_CTX_SIZE")
+CONTEXT = Option("-c --ctx-size", "LLAMA_ARG_CTX_SIZE")
 """Without a number, the context is the model's own."""
-THREADS = Option(frozenset({"-t", "--threads"}), "LLAMA_ARG_THREADS")
+THREADS = Option("-t --threads", "LLAMA_ARG_THREADS")
 """Without a number, threads are as many as cores."""
 TEMPLATES = (
-    Option(frozenset({"--chat-template"}), "LLAMA_ARG_CHAT_TEMPLATE"),
-    Option(frozenset({"--chat-template-file"}), "LLAMA_ARG_CHAT_TEMPLATE_FILE"),
+    Option("--chat-template", "LLAMA_ARG_CHAT_TEMPLATE"),
+    Option("--chat-template-file", "LLAMA_ARG_CHAT_TEMPLATE_FILE"),
 )
+SLOTS = Option("-np --parallel", "LLAMA_ARG_N_PARALLEL")
 _BATCHES = {
-    Option(frozenset({"-b", "--batch-size"}), "LLAMA_ARG_BATCH"): 2048,
-    Option(frozenset({"-ub", "--ubatch-size"}), "LLAMA_ARG_UBATCH"): 512,
+    Option("-b --batch-size", "LLAMA_ARG_BATCH"): 2048,
+    Option("-ub --ubatch-size", "LLAMA_ARG_UBATCH"): 512,
 }
 """With llama.cpp's defaults."""
 

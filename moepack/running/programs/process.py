@@ -31,10 +31,7 @@ class Process:
     """
 
     def __init__(
-        self,
-        executable: Path,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
+        self, executable: Path, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> None:
         """Start `executable`; the first of `arguments` is its name.
 

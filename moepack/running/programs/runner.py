@@ -22,8 +22,8 @@ from moepack.running.programs.learned import Learner
 from moepack.running.programs.library import find_library
 from moepack.running.programs.process import in_foreground, is_out_of_memory
 from moepack.running.programs.trace_writer import TraceWriter
+from moepack.running.streaming.control import ExpertUsage
 from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
-from moepack.running.streaming.usage import ExpertUsage
 
 
 class ProgramEnd(NamedTuple):

@@ -121,10 +121,7 @@ class Turns:
     """
 
     def __init__(
-        self,
-        most: int,
-        read: Callable[[], CacheStatistics | None],
-        log: Callable[[str], None],
+        self, most: int, read: Callable[[], CacheStatistics | None], log: Callable[[str], None]
     ) -> None:
         self._most, self._read, self._log = most, read, log
         self._admission = Admission(most)

@@ -18,21 +18,14 @@ from moepack.planning.footprint.model import Footprint, footprint_of_draft
 from moepack.running.programs.command import Option
 from moepack.running.streaming.budget import MemoryParts
 
-_TYPES = Option(frozenset({"--spec-type"}), "LLAMA_ARG_SPEC_TYPE")
-_MODEL = Option(
-    frozenset({"-md", "--model-draft", "--spec-draft-model"}), "LLAMA_ARG_SPEC_DRAFT_MODEL"
-)
-_HUB_MODEL = Option(
-    frozenset({"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"}),
-    "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
-)
+_TYPES = Option("--spec-type", "LLAMA_ARG_SPEC_TYPE")
+_MODEL = Option("-md --model-draft --spec-draft-model", "LLAMA_ARG_SPEC_DRAFT_MODEL")
+_HUB_MODEL = Option("-hfd -hfrd --hf-repo-draft --spec-draft-hf", "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
 _TYPE_K = Option(
-    frozenset({"-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"}),
-    "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+    "-ctkd --cache-type-k-draft --spec-draft-type-k", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"
 )
 _TYPE_V = Option(
-    frozenset({"-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"}),
-    "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+    "-ctvd --cache-type-v-draft --spec-draft-type-v", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"
 )
 _BY_LAYERS = "draft-mtp"
 _BY_MODEL = ("draft-simple", "draft-eagle3", "draft-dflash", "draft-dspark")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import h11
 
 from moepack.common.errors import MachineError
-from moepack.running.programs.command import CONTEXT, Option, llama_variables, without
+from moepack.running.programs.command import CONTEXT, SLOTS, Option, llama_variables, without
 from moepack.running.programs.process import Process
 from moepack.running.serving.access import THIS_MACHINE
 from moepack.running.serving.llama_server_options import DEFAULT_PORT
@@ -26,26 +26,22 @@ from moepack.running.serving.peer import Connection, fetch
 PROGRAM = "--server"
 """The first word of the server's command, before the path of the program."""
 
-_HOST = Option(frozenset({"--host"}), "LLAMA_ARG_HOST")
-_PORT = Option(frozenset({"--port"}), "LLAMA_ARG_PORT")
-_TLS_KEY = Option(frozenset({"--ssl-key-file"}), "LLAMA_ARG_SSL_KEY_FILE")
-_TLS_CERTIFICATE = Option(frozenset({"--ssl-cert-file"}), "LLAMA_ARG_SSL_CERT_FILE")
-_ORIGINS = Option(frozenset({"--cors-origins"}), "LLAMA_ARG_CORS_ORIGINS")
-_REUSE_PORT = Option(frozenset({"--reuse-port"}), "LLAMA_ARG_REUSE_PORT")
-_PING = Option(frozenset({"--sse-ping-interval"}), "LLAMA_ARG_SSE_PING_INTERVAL")
-_SLOTS = Option(frozenset({"-np", "--parallel"}), "LLAMA_ARG_N_PARALLEL")
-_MEDIA = Option(frozenset({"-mm", "--mmproj", "-mmu", "--mmproj-url"}), "LLAMA_ARG_MMPROJ")
-_PREFIX = Option(frozenset({"--api-prefix"}), "LLAMA_ARG_API_PREFIX")
-_NO_PAGE = Option(frozenset({"--no-ui", "--no-webui"}), "LLAMA_ARG_NO_UI")
-_KEYS = (
-    Option(frozenset({"--api-key"}), "LLAMA_API_KEY"),
-    Option(frozenset({"--api-key-file"}), "LLAMA_ARG_API_KEY_FILE"),
-)
+_HOST = Option("--host", "LLAMA_ARG_HOST")
+_PORT = Option("--port", "LLAMA_ARG_PORT")
+_TLS_KEY = Option("--ssl-key-file", "LLAMA_ARG_SSL_KEY_FILE")
+_TLS_CERTIFICATE = Option("--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE")
+_ORIGINS = Option("--cors-origins", "LLAMA_ARG_CORS_ORIGINS")
+_REUSE_PORT = Option("--reuse-port", "LLAMA_ARG_REUSE_PORT")
+_PING = Option("--sse-ping-interval", "LLAMA_ARG_SSE_PING_INTERVAL")
+_MEDIA = Option("-mm --mmproj -mmu --mmproj-url", "LLAMA_ARG_MMPROJ")
+_PREFIX = Option("--api-prefix", "LLAMA_ARG_API_PREFIX")
+_NO_PAGE = Option("--no-ui --no-webui", "LLAMA_ARG_NO_UI")
+_KEYS = (Option("--api-key", "LLAMA_API_KEY"), Option("--api-key-file", "LLAMA_ARG_API_KEY_FILE"))
 _OF_THE_GATE = (_HOST, _PORT, _TLS_KEY, _TLS_CERTIFICATE, _ORIGINS)
 _PLACES_OF_EXPERTS = (
-    Option(frozenset({"-cmoe", "--cpu-moe"}), "LLAMA_ARG_CPU_MOE"),
-    Option(frozenset({"-ncmoe", "--n-cpu-moe"}), "LLAMA_ARG_N_CPU_MOE"),
-    Option(frozenset({"-ot", "--override-tensor"}), "LLAMA_ARG_OVERRIDE_TENSOR"),
+    Option("-cmoe --cpu-moe", "LLAMA_ARG_CPU_MOE"),
+    Option("-ncmoe --n-cpu-moe", "LLAMA_ARG_N_CPU_MOE"),
+    Option("-ot --override-tensor", "LLAMA_ARG_OVERRIDE_TENSOR"),
 )
 _PING_SECONDS = 10
 _SECONDS_BETWEEN = 0.1
@@ -81,7 +77,7 @@ def read_gate_options(words: Sequence[str]) -> GateOptions:
         has_key=any(option.text(words) for option in _KEYS),
         tls_key=_TLS_KEY.text(words) or "",
         tls_certificate=_TLS_CERTIFICATE.text(words) or "",
-        slot_count=_SLOTS.number(words) or 0,
+        slot_count=SLOTS.number(words) or 0,
         context=CONTEXT.number(words) or 0,
         has_media=_MEDIA.is_set(words),
         ping_seconds=usual.ping_seconds if ping is None else ping,

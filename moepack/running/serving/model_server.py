@@ -1,4 +1,4 @@
-"""llama.cpp's own server as a child process: alone, or with experts that are read on demand."""
+"""A server as a child process: `serve`'s, llama.cpp's alone, or with experts read on demand."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import IO
 
+from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
 from moepack.common.sizes import Size
 from moepack.host.memory_limits import kill_count, limit_text
@@ -32,10 +36,9 @@ from moepack.running.programs.trace_writer import TraceWriter
 from moepack.running.serving import server
 from moepack.running.serving.client import ServerClient
 from moepack.running.serving.installed_server import PROGRAM
-from moepack.running.serving.listening import ListeningProcess
 from moepack.running.serving.prompt_cache import prompt_cache_variables
+from moepack.running.streaming.control import ExpertUsage
 from moepack.running.streaming.supervisor import StreamingOptions
-from moepack.running.streaming.usage import ExpertUsage
 
 API_KEY = "LLAMA_API_KEY"
 """llama-server's variable: unlike an option, other users of the machine do not see it."""
@@ -44,6 +47,10 @@ _FAULTS: Mapping[int, type[MoepackError]] = {1: RequestError, 2: RequestError, 3
 _LOGGED_ERROR = re.compile(r"^[0-9.]+ E (?:\S+ +)?\S+: +(.*)$", re.MULTILINE)
 _OTHER_ERROR = re.compile(r"^(?:error: )?((?<=error: ).*|error while .*)$", re.MULTILINE)
 _REFUSED_TEMPLATE = re.compile(r"the supplied chat template is not supported: (.*)")
+_LISTENING = re.compile(rb"^listening on (http\S+)\n", re.MULTILINE)
+_SECONDS_TO_END = 5.0
+_SECONDS_BETWEEN_LOOKS = 0.01
+_MAX_LOG_LENGTH = 1 << 20
 _LEFT = "nobody waits for this text any more"
 """A line of llama.cpp by native/server.c, after a step that failed on purpose."""
 
@@ -58,6 +65,89 @@ def server_command(program: Path | None = None) -> list[str]:
         return command
     check_executable(program)
     return [*command, PROGRAM, str(program)]
+
+
+class ListeningProcess(Closing):
+    """A command that prints its address when it answers. A context manager, which ends it.
+
+    `environment` is added to this process's. Its output and errors go to `log`, a file that is
+    closed with it. The server ends with this process, even if that is killed, and Ctrl-C does not
+    reach it.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
+    ) -> None:
+        self._url: str | None = None
+        self._log = log
+        self._searched_length = 0
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment, server.ENDS_WITH_INPUT: "1"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            log.close()
+            raise MachineError(f"cannot start the server: {error.strerror}") from None
+
+    @property
+    def process_id(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        """The server's address; waits until the model is loaded.
+
+        Raises the error of `failure` if the server ends instead.
+        """
+        while self._url is None:
+            has_ended = not self.is_running
+            text = os.pread(self._log.fileno(), _MAX_LOG_LENGTH, self._searched_length)
+            if (match := _LISTENING.search(text)) is not None:
+                self._url = match[1].decode()
+            elif (length := text.rfind(b"\n") + 1) > 0:
+                self._searched_length += length
+            elif has_ended:
+                raise self.failure()
+            else:
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return self._url
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, or -N if signal N killed it; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.returncode is None
+
+    def failure(self) -> MoepackError:
+        """Return the error for its end, after that."""
+        return MachineError(f"the server ended with code {self.returncode}")
+
+    def log(self, start: int = 0) -> str:
+        """Return the end of its log, at most from the byte `start` on."""
+        start = max(start, os.fstat(self._log.fileno()).st_size - _MAX_LOG_LENGTH)
+        return os.pread(self._log.fileno(), _MAX_LOG_LENGTH, start).decode(errors="replace")
+
+    def close(self) -> None:
+        """End the server, without waiting for its answers."""
+        assert self._process.stdin is not None
+        self._process.terminate()  # while it loads, it does not look at its input
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+        if self.is_running:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
 
 
 class ServerProcess(ListeningProcess):

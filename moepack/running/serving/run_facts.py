@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from moepack.running.serving.client import Answer, AnswerFacts, End, PhaseFacts
 from moepack.running.serving.model_server import ModelServer
-from moepack.running.streaming.usage import ExpertUsage, Prefetches
+from moepack.running.streaming.control import ExpertUsage, Prefetches
 
 
 @dataclass(frozen=True, slots=True)

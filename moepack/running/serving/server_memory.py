@@ -27,6 +27,7 @@ from moepack.planning.footprint.context import MOEPACK_RUN, ContextOptions
 from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.running.programs.command import (
     CONTEXT,
+    SLOTS,
     Option,
     experts_used,
     micro_batch,
@@ -47,17 +48,14 @@ _MOST_COMPUTING = 8
 _CONTEXT_SHARE, _WANTED_SHARE = 8, 2
 """A chosen context takes an eighth of the memory at most; half of it for tokens that are wanted."""
 _CONTEXT_STEP = 1024
-_CACHE = Option(frozenset({"-cram", "--cache-ram"}), "LLAMA_ARG_CACHE_RAM")
-_CHECKPOINTS = Option(
-    frozenset({"-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"}), "LLAMA_ARG_CTX_CHECKPOINTS"
-)
-_SLOTS = Option(frozenset({"-np", "--parallel"}), "LLAMA_ARG_N_PARALLEL")
-_SHARED = Option(frozenset({"-kvu", "--kv-unified"}), "LLAMA_ARG_KV_UNIFIED")
-_PER_SLOT = Option(frozenset({"--kv-unified-per-slot"}), "LLAMA_ARG_KV_UNIFIED_PER_SLOT")
-_TYPE_K = Option(frozenset({"-ctk", "--cache-type-k"}), "LLAMA_ARG_CACHE_TYPE_K")
-_TYPE_V = Option(frozenset({"-ctv", "--cache-type-v"}), "LLAMA_ARG_CACHE_TYPE_V")
-_WINDOWS_IN_FULL = Option(frozenset({"--swa-full"}), "LLAMA_ARG_SWA_FULL")
-_FLASH = Option(frozenset({"-fa", "--flash-attn"}), "LLAMA_ARG_FLASH_ATTN")
+_CACHE = Option("-cram --cache-ram", "LLAMA_ARG_CACHE_RAM")
+_CHECKPOINTS = Option("-ctxcp --ctx-checkpoints --swa-checkpoints", "LLAMA_ARG_CTX_CHECKPOINTS")
+_SHARED = Option("-kvu --kv-unified", "LLAMA_ARG_KV_UNIFIED")
+_PER_SLOT = Option("--kv-unified-per-slot", "LLAMA_ARG_KV_UNIFIED_PER_SLOT")
+_TYPE_K = Option("-ctk --cache-type-k", "LLAMA_ARG_CACHE_TYPE_K")
+_TYPE_V = Option("-ctv --cache-type-v", "LLAMA_ARG_CACHE_TYPE_V")
+_WINDOWS_IN_FULL = Option("--swa-full", "LLAMA_ARG_SWA_FULL")
+_FLASH = Option("-fa --flash-attn", "LLAMA_ARG_FLASH_ATTN")
 _OFF = {"off", "0", "false", "disabled"}
 _MOST_CHECKPOINTS, _DEFAULT_SLOTS = 32, 4
 """llama.cpp's defaults."""
@@ -255,7 +253,7 @@ class ServerMemory:
 
 def context_options(command: Sequence[str]) -> ContextOptions:
     """Return the context that a command of llama-server has."""
-    slots = _SLOTS.number(command)
+    slots = SLOTS.number(command)
     per_slot = None if CONTEXT.is_set(command) else _PER_SLOT.number(command)
     return ContextOptions(
         CONTEXT.number(command) or (per_slot and per_slot * (slots or _DEFAULT_SLOTS)),
@@ -271,7 +269,7 @@ def context_options(command: Sequence[str]) -> ContextOptions:
 
 def text_count(command: Sequence[str]) -> int:
     """Return the most texts that a command of llama-server computes at once."""
-    return _SLOTS.number(command) or _DEFAULT_SLOTS
+    return SLOTS.number(command) or _DEFAULT_SLOTS
 
 
 def sets_context(command: Sequence[str]) -> bool:

@@ -7,12 +7,7 @@ from typing import NamedTuple
 from moepack.common.errors import RequestError
 from moepack.common.shape import ExpertKey, ModelShape
 from moepack.common.sizes import count_text, size_text
-from moepack.host.memory_limits import (
-    MOST_STALLED,
-    PRESSURE,
-    spare_memory,
-    stalled_percent,
-)
+from moepack.host.memory_limits import MOST_STALLED, PRESSURE, spare_memory, stalled_percent
 
 _SHRINK_SHARE = 8
 """An eighth of the experts in memory goes when the system waits for memory."""
@@ -94,19 +89,14 @@ def step_length(shape: ModelShape, lengths: SlotLengths, token_count: int) -> in
     The experts of a step are in memory at once. A token uses as many as the model says, or all if
     that is unknown.
     """
-    longest = _longest_by_layer(lengths)
+    longest: dict[int, int] = {}
+    for key, length in lengths.items():
+        longest[key.layer] = max(length, longest.get(key.layer, 0))
     return max(
         longest[layer]
         * min(family.expert_count, token_count * (family.experts_used or family.expert_count))
         for layer, family in shape.routed.items()
     )
-
-
-def _longest_by_layer(lengths: SlotLengths) -> dict[int, int]:
-    longest: dict[int, int] = {}
-    for key, length in lengths.items():
-        longest[key.layer] = max(length, longest.get(key.layer, 0))
-    return longest
 
 
 def check_memory(memory: int, floor: int, micro_batch: int) -> None:

@@ -175,22 +175,12 @@ class MappedImage:
         return _spans(self._pack, span)
 
     def dense(self) -> Iterator[DenseRange]:
-        """Yield the ranges of dense tensors, one for those that are beside each other twice."""
-        start = source = length = number = 0
+        """Yield the ranges of dense tensors, in whole pages."""
         for tensor in self._layout.dense:
-            if not tensor.length or not self._is_mapped(tensor):
-                continue
-            (extent,) = tensor.extents
-            pages = align(extent.length, _PAGE)
-            is_next = (extent.input, extent.input_offset) == (number, source + length)
-            if length and is_next and extent.offset == start + length:
-                length += pages
-                continue
-            if length:
-                yield DenseRange(0, start, length, number, source)
-            start, source, length, number = extent.offset, extent.input_offset, pages, extent.input
-        if length:
-            yield DenseRange(0, start, length, number, source)
+            if tensor.length and self._is_mapped(tensor):
+                (extent,) = tensor.extents
+                length = align(extent.length, _PAGE)
+                yield DenseRange(0, extent.offset, length, extent.input, extent.input_offset)
 
     def _is_mapped(self, tensor: LaidTensor) -> bool:
         """Return whether programs map a dense tensor in the pack's file."""

@@ -6,22 +6,18 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from moepack.common.closing import Closing
 from moepack.common.errors import MachineError, MoepackError, PackError, SourceError
 from moepack.common.shape import ROUTED_FAMILY, ExpertKey, ModelShape, is_row_table
 from moepack.common.sizes import Size
-from moepack.host.memory_limits import (
-    available_memory,
-    memory_length,
-    own_memory,
-    read_memory,
-)
+from moepack.host.memory_limits import available_memory, memory_length, own_memory, read_memory
 from moepack.pack.reading.expert_read import digest_error, file_error
 from moepack.pack.reading.pack import Pack
 from moepack.running.streaming.budget import (
@@ -31,11 +27,16 @@ from moepack.running.streaming.budget import (
     check_memory,
     step_length,
 )
-from moepack.running.streaming.control import Control, ProgramError, Selection
+from moepack.running.streaming.control import (
+    Control,
+    ExpertUsage,
+    Prefetches,
+    ProgramError,
+    Selection,
+)
 from moepack.running.streaming.mapped_model import map_model
 from moepack.running.streaming.record import Call, RoutingRecord
 from moepack.running.streaming.table import BACKENDS, CacheChoices, ExpertTable
-from moepack.running.streaming.usage import ExpertUsage, Prefetches
 from moepack.traces.caching.cache import DEFAULT_POLICY
 
 _SECONDS_BETWEEN = 1.0
@@ -115,7 +116,7 @@ class Supervisor(Closing):
             stack.callback(os.close, self._table)
             self._control = Control()
             stack.callback(self._control.close)
-            self._control.set_memory(self._share())
+            self._control.set_memory(self.budget)
             wants = records or counts
             self._control.set_wants(selections=wants, always=records)
             self._stack = stack.pop_all()
@@ -128,9 +129,10 @@ class Supervisor(Closing):
         pinned = pack.hottest(pack.budget_length(options.pinned or 0, "pin", **routed), **routed)
         pinned_length = sum(lengths[key] for key in pinned)
         self._divide_memory(pack.shape.using(options.experts_used), lengths, pinned_length, options)
-        budget = self._share() - self._reserve
+        budget = self.budget - self._reserve
         limit = budget if self._memory is not None else budget // 2
-        most_used = _first_within([*options.most_used], lengths, limit - pinned_length)
+        ends = list(accumulate(lengths[key] for key in options.most_used))
+        most_used = [*options.most_used][: bisect_right(ends, limit - pinned_length)]
         warm_up = {key: options.most_used.get(key, 0.0) for key in [*pinned, *most_used]}
         self.warm_up_length = sum(lengths[key] for key in warm_up)
         """The bytes of pinned and most used experts, which a program that loads reads."""
@@ -166,9 +168,6 @@ class Supervisor(Closing):
         most = self.whole_length + self._reserve
         self._free = FreeMemory(self.floor, most, beside=self._beside.beside)
 
-    def _share(self) -> int:
-        return self._free.budget if self._memory is None else self._memory
-
     def close(self) -> None:
         """Close the files; programs end within a second."""
         self._stack.close()
@@ -176,7 +175,7 @@ class Supervisor(Closing):
     @property
     def budget(self) -> int:
         """The bytes that experts may take."""
-        return self._share()
+        return self._free.budget if self._memory is None else self._memory
 
     @property
     def parts(self) -> MemoryParts:
@@ -386,11 +385,3 @@ def _shared_memory(name: str, content: bytes) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _first_within(
-    keys: Sequence[ExpertKey], lengths: SlotLengths, limit: int
-) -> Sequence[ExpertKey]:
-    """Return the first experts that take up to `limit` bytes together."""
-    ends = accumulate(lengths[key] for key in keys)
-    return keys[: sum(1 for _ in takewhile(lambda end: end <= limit, ends))]

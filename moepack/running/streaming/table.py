@@ -128,6 +128,7 @@ class ExpertTable:
         mirror = None if choices.backend == "buffered" else self._sound_mirror()
         files = mirror.record.files if mirror is not None and mirror.record is not None else {}
         mirrored = {name: RangeSet(file.ranges) for name, file in files.items() if file.ranges}
+        pinned = [self._numbers[key] for key in choices.pinned]
         sections = [
             b"".join(map(self._layer, self._families)),
             b"".join(
@@ -142,7 +143,7 @@ class ExpertTable:
                 _DENSE.pack(one.mapped_offset, one.length, one.offset, one.source, one.file)
                 for one in self._model.dense()
             ),
-            self._encode_keys(choices.pinned),
+            struct.pack(f"<{len(pinned)}I", *pinned),
             b"".join(
                 _WARM.pack(self._numbers[key], min(int(share * 2**32), 2**32 - 1))
                 for key, share in choices.warm_up.items()
@@ -220,11 +221,7 @@ class ExpertTable:
             yield padding
 
     def _files(
-        self,
-        paths: Sequence[Path],
-        mirror: Mirror | None,
-        mirrored: Container[str],
-        end: int,
+        self, paths: Sequence[Path], mirror: Mirror | None, mirrored: Container[str], end: int
     ) -> tuple[bytes, bytes]:
         records, strings = b"", b""
         for path in paths:
@@ -243,10 +240,6 @@ class ExpertTable:
         text = SecondSource(mirror.path, {}).warning(mirror.problem)
         warnings.warn(text, MirrorWarning, stacklevel=2)
         return None
-
-    def _encode_keys(self, keys: Iterable[ExpertKey]) -> bytes:
-        numbers = [self._numbers[key] for key in keys]
-        return struct.pack(f"<{len(numbers)}I", *numbers)
 
 
 def _look_up(what: str, values: Mapping[str, _Value], name: str) -> _Value:

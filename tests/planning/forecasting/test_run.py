@@ -13,8 +13,8 @@ from moepack.running.programs.command import single_text_options
 from moepack.running.programs.trace_writer import TraceWriter
 from moepack.running.serving.model_server import ModelServer
 from moepack.running.serving.run_facts import RunFacts, measure
+from moepack.running.streaming.control import ExpertUsage
 from moepack.running.streaming.supervisor import StreamingOptions
-from moepack.running.streaming.usage import ExpertUsage
 from moepack.traces.formats.reading import import_trace
 from moepack.traces.model import Phase
 from tests.support.machines import machine

@@ -18,7 +18,7 @@ import moepack
 from moepack.common.errors import RequestError
 from moepack.report.html.gather import STAGE_COUNT
 from moepack.report.html.report import SECTIONS, ReportPage
-from moepack.running.streaming.usage import Prefetches
+from moepack.running.streaming.control import Prefetches
 from tests.support.children import run_child
 from tests.support.gguf_builder import moe
 from tests.support.large_models import write_plain

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moepack.running.streaming.usage import ExpertUsage
 
 import moepack
 from moepack.common.errors import MoepackError
@@ -19,7 +20,6 @@ from moepack.pack.opening.open_model import open_model
 from moepack.running.programs.learned import VARIABLE, Learner, make_learner
 from moepack.running.programs.runner import open_supervisor, serving, write_selections
 from moepack.running.streaming.supervisor import StreamingOptions
-from moepack.running.streaming.usage import ExpertUsage
 from moepack.traces.hotness.learned import Learned, LearnedStore
 from tests.support.children import wait_until
 from tests.support.models import first_shard

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moepack.running.streaming.usage import ExpertUsage
 
 import moepack
-from moepack.running.streaming.usage import ExpertUsage
 from tests.support.models import I_QUANTS, REAL_MODELS, keys_of
 from tests.support.reads import unmappable
 from tests.support.supervised import SLOTS, Alone, Answers, Form, answers, supervised

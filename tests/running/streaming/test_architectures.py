@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from moepack.running.streaming.usage import ExpertUsage
 
 import moepack
 from moepack.common.shape import ROUTED_FAMILY
 from moepack.packing.pack_model import pack_model
 from moepack.running.programs.runner import preloaded_library
-from moepack.running.streaming.usage import ExpertUsage
 from tests.support import architectures
 from tests.support.llama_cpp import Floats
 from tests.support.logits_program import BATCH_COUNT, compute

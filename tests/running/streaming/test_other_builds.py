@@ -9,8 +9,8 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-
 from moepack.running.streaming.usage import ExpertUsage
+
 from tests.support.models import I_QUANTS, REAL_MODELS, first_shard
 from tests.support.native import compile_with
 from tests.support.npm_builds import require_build, require_software_gpu
