@@ -1,10 +1,8 @@
 """llama.cpp's server on a small model: for many tests, or by the command."""
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from moepack.running.serving.model_server import ServerProcess
 from tests.support.children import MOEPACK, Piped
@@ -31,15 +29,3 @@ def served(model: str | Path, *options: str) -> Iterator[tuple[Piped, str]]:
             yield process, line.split()[-1]
         finally:
             process.terminate()
-
-
-def exchange(url: str, request: bytes) -> bytes:
-    """Send bytes to a server, and return all that comes back until it closes the connection."""
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    with socket.create_connection((parts.hostname, parts.port or 80), 20) as connection:
-        connection.sendall(request)
-        answer = b""
-        while data := connection.recv(1 << 16):
-            answer += data
-        return answer

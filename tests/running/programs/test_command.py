@@ -67,10 +67,7 @@ def test_libraries_that_are_preloaded_already_stay_behind_ours(
     ],
 )
 def test_what_the_user_said_stays(
-    command: str,
-    names: dict[str, str],
-    variables: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, names: dict[str, str], variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", names)
     assert llama_variables(command.split()) == variables

@@ -12,21 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moepack.running.streaming.usage import ExpertUsage
 
 import moepack
 from moepack.common.errors import MoepackError
 from moepack.pack.opening.open_model import open_model
 from moepack.running.programs.learned import VARIABLE, Learner, make_learner
 from moepack.running.programs.runner import open_supervisor, serving, write_selections
+from moepack.running.streaming.control import ExpertUsage
 from moepack.running.streaming.supervisor import StreamingOptions
 from moepack.traces.hotness.learned import Learned, LearnedStore
 from tests.support.children import wait_until
 from tests.support.models import first_shard
 from tests.support.needs import needs_llama
 from tests.support.supervised import Command, chooser
-
-pytestmark = pytest.mark.long
 
 MODEL = first_shard("qwen3moe")
 LAYERS, EXPERTS = 2, 16
@@ -64,10 +62,7 @@ def count(learner: Learner, routed: list[Any], *, is_last: bool = True) -> None:
 
 
 def run_once(
-    ggml: Path,
-    *calls: list[Any],
-    learn: bool = True,
-    memory: int = MEMORY,
+    ggml: Path, *calls: list[Any], learn: bool = True, memory: int = MEMORY
 ) -> ExpertUsage:
     """Run a program with a learner; return its usage."""
     failures: list[MoepackError] = []

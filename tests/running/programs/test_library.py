@@ -28,8 +28,12 @@ MACHINE = platform.machine()
 
 
 @pytest.fixture
-def native(tmp_path: Path) -> Path:
-    return write_native(tmp_path / "sources")
+def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write the C files; of each library two are compiled."""
+    folder = write_native(tmp_path / "sources")
+    for name, names in (("seam", ("program", "order")), ("cache", ("library", "order"))):
+        monkeypatch.setitem(SOURCES, name, names)
+    return folder
 
 
 def write_script(path: Path, text: str) -> Path:

@@ -79,20 +79,8 @@ def test_a_model_with_layers_that_draft_needs_no_other(tmp_path: Path) -> None:
 
 @needs_llama
 def test_run_counts_drafts_and_those_that_its_text_has(cli: Run) -> None:
-    words = (
-        "run",
-        MODEL,
-        "-p",
-        "Hello",
-        "-n",
-        "20",
-        "--memory",
-        "floor",
-        "--temp",
-        "0",
-        "-c",
-        "256",
-    )
+    small = ("--memory", "floor", "-c", "256", "--temp", "0")
+    words = ("run", MODEL, "-p", "Hello", "-n", "20", *small)
     drafting = ("--", "-md", DRAFT, "--spec-type", "draft-simple", "--spec-draft-n-max", "2")
     plain, drafted = (json.loads(cli(*words, "--json", *more).stdout) for more in ((), drafting))
     assert drafted["text"] == plain["text"]

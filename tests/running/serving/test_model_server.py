@@ -1,4 +1,4 @@
-"""A model behind the server: real clients, figures of texts, and conversations that outlive it."""
+"""A model behind the server: real clients, several texts at once, and figures of texts."""
 
 import json
 import re
@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,7 @@ import httpx
 import pytest
 
 from moepack.pack.opening.open_model import open_model
-from moepack.pack.reading.pack import Pack
 from moepack.running.programs.command import single_text_options
-from moepack.running.serving.client import AnswerFacts, ServerClient
 from moepack.running.serving.model_server import ModelServer
 from moepack.running.serving.run_facts import MeasuredAnswer, measure
 from moepack.running.serving.sampling import Sampling
@@ -57,21 +54,19 @@ def url(chat_path: Path) -> Iterator[str]:
         assert server.usage.miss_count > 0
 
 
-def ask_twelve(server: ModelServer, tokens: int) -> tuple[list[str], float]:
-    """Ask twelve texts at once; return the answers, and the texts of an average call."""
+def ask_twelve(server: ModelServer, tokens: int) -> float:
+    """Ask twelve texts at once; return the texts of an average call."""
     address = f"{server.url}/completion"
     fields: Any = {"n_predict": tokens, "temperature": 0, "ignore_eos": True}
 
-    def ask(number: int) -> str:
+    def ask(number: int) -> int:
         body = {**fields, "prompt": f"{number} and"}
-        text = httpx.post(address, json=body, timeout=PATIENCE).json()["content"]
-        assert isinstance(text, str)
-        return text
+        return len(httpx.post(address, json=body, timeout=PATIENCE).json()["content"])
 
     with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(ask, range(12)))
+        assert all(pool.map(ask, range(12)))
     (counts,) = server.supervisor._control.statistics()
-    return answers, counts.decoded_count / counts.decoding_count
+    return counts.decoded_count / counts.decoding_count
 
 
 def test_twelve_texts_at_once_run_together_where_their_experts_fit_and_else_in_turn(
@@ -81,19 +76,14 @@ def test_twelve_texts_at_once_run_together_where_their_experts_fit_and_else_in_t
     options = (*OPTIONS, "-ub", "2")
     with open_model(chat_path) as pack:
         with ModelServer(pack, StreamingOptions("floor"), options=options) as server:
-            answers, count = ask_twelve(server, 60)
-            assert count < 1.1
+            assert ask_twelve(server, 60) < 1.1
             memory = StreamingOptions(server.supervisor.whole_length * 15 // 16)
         for _ in range(4):  # together only while that is faster, which other work may hide
             with ModelServer(pack, memory, options=options) as server:
-                _, count = ask_twelve(server, 300)
+                count = ask_twelve(server, 300)
             if count > 1.2:
                 break
         assert 1.2 < count <= 4
-        with ModelServer(pack, memory, options=(*options, "-np", "1")) as server:
-            again, count = ask_twelve(server, 60)
-            assert count < 1.1
-    assert again == answers
 
 
 OPTIONS_OF_CLIENTS: Any = {"api_key": KEY, "max_retries": 0, "timeout": 60}
@@ -190,56 +180,6 @@ def test_anthropics_client_gets_an_answer_whole_and_piece_by_piece(url: str) -> 
     assert anthropics.messages.count_tokens(model="tiny", messages=MESSAGES).input_tokens > 3
 
 
-STATE = "conversation.bin"
-SAVE = "/slots/0?action=save"
-PROMPT = Path("fixtures/prompt.txt").read_text()[:500]
-NEXT = " And then?"
-MOST_AGAIN = 64
-"""Tokens before the end of a saved state that are computed again with sliding windows: back to
-the last checkpoint."""
-
-
-@contextmanager
-def resuming(pack: Path, *options: str) -> Iterator[ServerClient]:
-    """Serve a pack with the least memory for its experts, to one text at a time."""
-    words = ["-c", "1024", "-np", "1", "-t", "1", *options]
-    with (
-        Pack(pack) as opened,
-        ModelServer(opened, StreamingOptions("floor"), options=words) as server,
-    ):
-        yield server.client
-
-
-def go_on(client: ServerClient, prompt: str) -> AnswerFacts:
-    with client.complete(prompt, count=12, sampling=Sampling(temperature=0)) as answer:
-        for _ in answer:
-            pass
-        return answer.facts
-
-
-def test_a_conversation_goes_on_after_a_restart_and_is_not_computed_again(
-    packs: dict[str, Path], tmp_path: Path
-) -> None:
-    """By a client that saves it; here layers look back on a window."""
-    options = ("--slot-save-path", str(tmp_path))
-    with resuming(packs["granite"], *options) as client:
-        begun = go_on(client, PROMPT)
-        count = client.request(SAVE, {"filename": STATE})["n_saved"]
-        prompt = PROMPT + begun.text + NEXT
-        expected = go_on(client, prompt)
-    assert count >= begun.prompt_count > 100
-    with resuming(packs["granite"], *options) as client:
-        restored = client.request("/slots/0?action=restore", {"filename": STATE})
-        assert restored["n_restored"] == count
-        resumed = go_on(client, prompt)
-    assert resumed.text == expected.text
-    assert resumed.kept_count >= begun.prompt_count - MOST_AGAIN
-    assert resumed.prompt.step_count == resumed.prompt_count - resumed.kept_count
-    with resuming(packs["granite"]) as client:
-        assert go_on(client, prompt).kept_count == 0  # nothing else had kept it
-
-
-@pytest.mark.long
 def test_a_prompt_moves_on_layer_by_layer_within_a_batch() -> None:
     """Of the server alone it would be nothing, and then all: its batch holds the whole prompt."""
     steps: list[tuple[int, int]] = []

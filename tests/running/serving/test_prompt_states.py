@@ -23,7 +23,7 @@ from tests.support.file_systems import mounted
 from tests.support.needs import needs_llama
 from tests.support.servers import served
 
-pytestmark = [needs_llama, pytest.mark.long]
+pytestmark = needs_llama
 
 PROMPT = Path("fixtures/prompt.txt").read_text()[:900]
 NEXT = " And then?"
@@ -64,16 +64,19 @@ def go_on(client: ServerClient, prompt: str | list[int]) -> AnswerFacts:
         return answer.facts
 
 
-def begin(path: Path, *options: str) -> tuple[AnswerFacts, str, AnswerFacts]:
-    """Serve a text; return its facts, the next prompt, and the answer to it without a restart."""
+def begin(path: Path, *options: str) -> tuple[AnswerFacts, str]:
+    """Serve a text, and keep its state; return its facts and the next prompt."""
     with keeping(path, *options) as server:
         begun = go_on(server.client, PROMPT)
-    prompt = PROMPT + begun.text + NEXT
+    assert begun.prompt_count > 200
+    return begun, PROMPT + begun.text + NEXT
+
+
+def without_restart(path: Path, prompt: str, *options: str) -> str:
+    """Return the answer to the next prompt by a server that has begun the text."""
     with keeping(path, *options, limit=0) as server:
         assert go_on(server.client, PROMPT).kept_count == 0
-        expected = go_on(server.client, prompt)
-    assert begun.prompt_count > 200
-    return begun, prompt, expected
+        return go_on(server.client, prompt).text
 
 
 @pytest.mark.parametrize(
@@ -87,14 +90,14 @@ def test_a_text_goes_on_after_a_restart_as_without_one(
     name: str, options: tuple[str, ...], packs: dict[str, Path], cache: Path
 ) -> None:
     """Also with windows, and with compressed keys and values."""
-    begun, prompt, expected = begin(packs[name], *options)
+    begun, prompt = begin(packs[name], *options)
     with keeping(packs[name], *options) as server:
         resumed = go_on(server.client, prompt)
     assert resumed.kept_count >= begun.prompt_count - MOST_AGAIN
-    assert resumed.text == expected.text
+    assert resumed.text == without_restart(packs[name], prompt, *options)
 
 
-@pytest.mark.parametrize("name", ["qwen3next", "lfm2moe", "kimi-linear"])
+@pytest.mark.parametrize("name", ["qwen3next", "lfm2moe"])
 def test_a_text_with_states_goes_on_from_a_checkpoint(name: str, tmp_path: Path) -> None:
     """Even if it has changed before its end: what was computed for the end cannot be removed."""
     model = architectures.write(name, tmp_path / "model.gguf", context_length=1024)
@@ -148,7 +151,7 @@ def test_chats_of_each_interface_go_on(packs: dict[str, Path], cache: Path) -> N
 def test_nothing_but_the_state_of_the_same_model_and_settings_is_used(
     packs: dict[str, Path], cache: Path
 ) -> None:
-    _, prompt, _ = begin(packs["qwen3moe"])
+    _, prompt = begin(packs["qwen3moe"])
     for options in (("-np", "1"), ("-ctk", "q8_0"), ("--override-kv", "a.b=int:1")):
         with keeping(packs["qwen3moe"], *options) as server:
             assert go_on(server.client, prompt).kept_count == 0
@@ -161,16 +164,16 @@ def test_nothing_but_the_state_of_the_same_model_and_settings_is_used(
         assert go_on(server.client, prompt).kept_count == 0
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_damaged_state_is_removed_and_the_text_computed(
-    share: float, packs: dict[str, Path], cache: Path
+    packs: dict[str, Path], cache: Path
 ) -> None:
-    _, prompt, _ = begin(packs["qwen3moe"])
+    """Each byte of a file is damaged in the tests of files."""
+    _, prompt = begin(packs["qwen3moe"])
     with keeping(packs["qwen3moe"], limit=0) as server:
         anew = go_on(server.client, prompt)
     (path,) = states(cache)
     data = bytearray(path.read_bytes())
-    data[int(share * (len(data) - 1))] ^= 1
+    data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with keeping(packs["qwen3moe"]) as server:
         resumed = go_on(server.client, prompt)
@@ -181,15 +184,16 @@ def test_a_damaged_state_is_removed_and_the_text_computed(
 def test_two_servers_of_a_model_share_states_and_do_not_disturb_each_other(
     packs: dict[str, Path], cache: Path
 ) -> None:
-    begun, prompt, expected = begin(packs["qwen3moe"])
+    begun, prompt = begin(packs["qwen3moe"])
+    expected = without_restart(packs["qwen3moe"], prompt)
     with keeping(packs["qwen3moe"]) as one, keeping(packs["qwen3moe"]) as other:
         for server in (one, other, one, other):
             resumed = go_on(server.client, prompt)
             assert resumed.kept_count >= begun.prompt_count
-            assert resumed.text == expected.text
+            assert resumed.text == expected
         for path in states(cache):
             path.unlink()
-        assert go_on(one.client, prompt + expected.text + NEXT).text
+        assert go_on(one.client, prompt + expected + NEXT).text
 
 
 def test_after_a_kill_what_was_idle_is_kept(packs: dict[str, Path], cache: Path) -> None:
@@ -237,6 +241,21 @@ def test_clients_may_not_read_and_write_what_is_kept(packs: dict[str, Path], cac
                     server.client.request(f"{path}?action={action}", {"filename": "x"})
     (folder,) = cache.iterdir()
     assert [path.suffix for path in folder.iterdir()] == [".state"]
+
+
+def test_a_client_that_saves_texts_itself_may_and_nothing_else_is_kept(
+    packs: dict[str, Path], cache: Path, tmp_path: Path
+) -> None:
+    options = ("-np", "1", "--slot-save-path", str(tmp_path))
+    with keeping(packs["qwen3moe"], *options) as server:
+        count = go_on(server.client, PROMPT).prompt_count
+        saved = server.client.request("/slots/0?action=save", {"filename": "x"})["n_saved"]
+        assert saved >= count
+        server.client.request("/slots/0?action=erase", {})
+        restored = server.client.request("/slots/0?action=restore", {"filename": "x"})
+        assert restored["n_restored"] == saved
+        assert go_on(server.client, PROMPT).kept_count == count - 1
+    assert not states(cache)
 
 
 def test_what_is_kept_is_private(packs: dict[str, Path], cache: Path) -> None:

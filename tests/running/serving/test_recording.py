@@ -32,7 +32,7 @@ from tests.support.recordings import PROMPTS, read_recording, record_to
 from tests.support.supervised import PROMPTS as ASKED
 from tests.support.supervised import supervised
 
-pytestmark = [pytest.mark.long, needs_llama]
+pytestmark = needs_llama
 
 IMATRICES = {
     "qwen3moe": "qwen3moe-Q4_K_M-imatrix-prompt.gguf",
@@ -41,6 +41,9 @@ IMATRICES = {
     "granite": "granite-swa-Q4_K_M-imatrix-prompt.gguf",
     "mixtral": "mixtral-Q4_K_M-imatrix-prompt.gguf",
 }
+MODEL = first_shard("qwen3moe")
+COUNT = 8
+GREEDY = Sampling(temperature=0)
 CHUNK_COUNT, CHUNK_TOKENS = 4, 64
 TEXT = (FIXTURES / "prompt.txt").read_text()
 
@@ -92,9 +95,8 @@ def test_each_prompt_is_a_request_of_prefill_and_decode(tmp_path: Path) -> None:
     assert sum(count for count, _ in calls) == summary.token_count == calls[-1][1]
 
 
-@pytest.mark.parametrize("model", ["qwen3moe", "gpt-oss", "deepseek2"])
 def test_every_form_of_a_model_and_any_memory_record_the_same(
-    model: str, packs: dict[str, Path], tmp_path: Path
+    packs: dict[str, Path], tmp_path: Path
 ) -> None:
     def recorded(named: Path, memory: str) -> bytes:
         target = tmp_path / "trace"
@@ -102,17 +104,13 @@ def test_every_form_of_a_model_and_any_memory_record_the_same(
         record_trace(named, PROMPTS, target, memory=memory, **options)
         return target.read_bytes()
 
-    expected = recorded(first_shard(model), "1GiB")
-    assert recorded(packs[model], "floor") == expected
-    if model == "qwen3moe":
-        index_model(first_shard(model), tmp_path / "index")
-        assert recorded(tmp_path / "index", "floor") == expected
-        assert recorded(Path(shards_of(model)[-1]), "floor") == expected
+    expected = recorded(MODEL, "1GiB")
+    index_model(MODEL, tmp_path / "index")
+    for path in (packs["qwen3moe"], tmp_path / "index", Path(shards_of("qwen3moe")[-1])):
+        assert recorded(path, "floor") == expected
 
 
-def test_the_same_seed_records_the_same_and_no_tokens_are_asked_for_in_vain(
-    tmp_path: Path,
-) -> None:
+def test_the_same_seed_records_the_same_and_no_tokens_are_asked_for_in_vain(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         record_to(tmp_path / name, seed=seed, tokens=200, context=40)
     traces = {name: read_recording(tmp_path / name)[1] for name in "abc"}
@@ -207,11 +205,6 @@ def test_the_process_that_runs_the_model_ends_with_the_one_that_records(tmp_path
     # It may have been killed between a request and the end of the file behind it.
     cut = moepack.ReadOptions(lenient=True)
     assert moepack.import_trace([str(partial)], tmp_path / "copy", options=cut).request_count > 1
-
-
-MODEL = first_shard("qwen3moe")
-COUNT = 8
-GREEDY = Sampling(temperature=0)
 
 
 def chosen_in(tokens: Tokens, layer: int) -> list[list[int]]:

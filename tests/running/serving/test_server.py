@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,7 +21,7 @@ from moepack.common.errors import MachineError, MoepackError, RequestError, Sour
 from moepack.running.serving.model_server import ServerProcess
 from tests.support.children import PATIENCE, Piped, run_command
 from tests.support.needs import needs_llama
-from tests.support.servers import OPTIONS, exchange, serving
+from tests.support.servers import OPTIONS, serving
 
 pytestmark = needs_llama
 
@@ -33,6 +34,18 @@ def server(chat_path: Path) -> Iterator[ServerProcess]:
     """Serve a model for all tests that leave the server as it was."""
     with serving(chat_path) as one:
         yield one
+
+
+def exchange(url: str, request: bytes) -> bytes:
+    """Send bytes to a server, and return all that comes back until it closes the connection."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    with socket.create_connection((parts.hostname, parts.port or 80), 20) as connection:
+        connection.sendall(request)
+        answer = b""
+        while data := connection.recv(1 << 16):
+            answer += data
+        return answer
 
 
 def ask(url: str, *fields: str, body: bytes = BODY, path: str = "/completion") -> tuple[int, Any]:
@@ -94,9 +107,7 @@ def test_slow_clients_leave_others_their_answers(server: ServerProcess) -> None:
         assert time.monotonic() - began < PATIENCE / 2
 
 
-def test_few_descriptors_are_neither_used_up_nor_asked_for_again_and_again(
-    chat_path: Path,
-) -> None:
+def test_few_descriptors_are_neither_used_up_nor_asked_for_again_and_again(chat_path: Path) -> None:
     """The gate waits until a client is gone, without a word, and with the processor at rest."""
     limited = ("sh", "-c", 'ulimit -n 40; exec "$@"', "sh")
     with ServerProcess(str(chat_path), options=OPTIONS, prefix=limited) as server:
@@ -190,7 +201,6 @@ def test_help_is_llama_servers_own_with_our_defaults() -> None:
         (("-m", "x", "--jinja", "--chat-template", "llama2"), 2, "llama2 is not Jinja, and has no"),
         (("-m", "x", "--no-such-option"), 2, "invalid argument: --no-such-option"),
         (("-m", sys.executable, "--host", "192.0.2.1"), 6, "cannot listen at 192.0.2.1 port 8080"),
-        (("-m", sys.executable, "--host", "a" * 99), 6, "cannot listen at"),
         (("-m", sys.executable, "--port", "0"), 3, "llama.cpp does not load the model"),
         (("-m", sys.executable, "--ssl-cert-file", "/x", "--ssl-key-file", "/y"), 2, "/x"),
     ],
@@ -200,12 +210,6 @@ def test_what_is_wrong_is_said(arguments: tuple[str, ...], code: int, words: str
     assert ended.returncode == code, ended.stderr
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_variables_are_llama_servers_own() -> None:
-    ended = run("-m", "x", LLAMA_ARG_CTX_SIZE="many")
-    assert ended.returncode == 2
-    assert "LLAMA_ARG_CTX_SIZE" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
-"""A program answers the same with its experts brought as alone: each token, to the last digit."""
+"""A program answers the same with its experts brought as alone: each token, to the last digit.
 
+Also one that is not watched: the experts that it reads are brought.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from moepack.running.streaming.usage import ExpertUsage
 
 import moepack
+from moepack.running.streaming.control import ExpertUsage
 from tests.support.models import I_QUANTS, REAL_MODELS, keys_of
 from tests.support.reads import unmappable
 from tests.support.supervised import SLOTS, Alone, Answers, Form, answers, supervised
@@ -61,3 +65,29 @@ def test_policies_and_pins_change_no_answer(alone: Alone, form: Form, policy: st
     options = {"memory": 1_200_000, "policy": policy, "pinned": 200_000, "micro_batch": 2}
     usage = usage_after(form("mixtral", "pack"), alone("mixtral"), **options)
     assert usage.miss_count > 16
+
+
+@pytest.mark.parametrize(
+    ("model", "memory"), [("deepseek2", "floor"), ("mixtral", "floor"), ("qwen3moe", 1 << 30)]
+)
+def test_an_unwatched_program_reads_experts_of_a_pack_by_faults(
+    alone: Alone, form: Form, preloaded: Callable[[str], Path], model: str, memory: int | str
+) -> None:
+    with supervised(form(model, "pack"), memory=memory, micro_batch=1) as run:
+        with run.program(*SLOTS, before=preloaded("unwatched")) as program:
+            assert answers(program) == alone(model)
+        usage = run.supervisor.usage
+    assert usage.fault_count > 0
+    assert usage.resident_length <= usage.budget
+    assert not run.failures
+
+
+@pytest.mark.parametrize("memory", ["floor", 1 << 30])
+def test_an_unwatched_program_reads_experts_of_a_gguf_in_its_file(
+    alone: Alone, form: Form, preloaded: Callable[[str], Path], memory: int | str
+) -> None:
+    with supervised(form("qwen3moe", "gguf"), memory=memory, micro_batch=1) as run:
+        with run.program(*SLOTS, before=preloaded("unwatched")) as program:
+            assert answers(program) == alone("qwen3moe")
+        usage = run.supervisor.usage
+    assert (usage.miss_count, usage.read_length, usage.fault_count) == (0, 0, 0)

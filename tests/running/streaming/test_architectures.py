@@ -2,22 +2,23 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from moepack.running.streaming.usage import ExpertUsage
 
-import moepack
 from moepack.common.shape import ROUTED_FAMILY
+from moepack.pack.opening.open_model import open_model
 from moepack.packing.pack_model import pack_model
 from moepack.running.programs.runner import preloaded_library
+from moepack.running.streaming.control import ExpertUsage
 from tests.support import architectures
 from tests.support.llama_cpp import Floats
 from tests.support.logits_program import BATCH_COUNT, compute
 from tests.support.needs import needs_llama, require_llama
 from tests.support.supervised import Program, supervised
 
-pytestmark = [pytest.mark.long, needs_llama]
+pytestmark = needs_llama
 
 NO_TEXT = {"llada-moe", "rnd1"}
 """They fill gaps in a text: there is nothing behind a batch."""
@@ -48,26 +49,38 @@ def run(program: Program, path: Path, folder: Path) -> tuple[Floats, ExpertUsage
         return np.load(target), supervisor.usage
 
 
-@pytest.mark.parametrize("model", sorted(architectures.MODELS.keys() - NO_TEXT))
-def test_logits_are_those_of_the_model_alone(program: Program, model: str, tmp_path: Path) -> None:
+def models() -> Iterator[Any]:
+    """Yield each model with its form, of which one in turn is left to the longest run of tests."""
+    for number, model in enumerate(sorted(architectures.MODELS.keys() - NO_TEXT)):
+        forms = ["gguf", "pack"] if number % 2 else ["pack", "gguf"]
+        yield pytest.param(model, forms[0])
+        yield pytest.param(model, forms[1], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("model", "kind"), [*models()])
+def test_logits_are_those_of_the_model_alone(
+    program: Program, model: str, kind: str, tmp_path: Path
+) -> None:
     path = architectures.write(model, tmp_path / "m.gguf")
     expected = compute(path)
+    if kind == "pack":
+        pack_model(path, tmp_path / "pack")
+        path = tmp_path / "pack"
     logits, usage = run(program, path, tmp_path)
     assert np.array_equal(logits, expected)
-    pack_model(path, tmp_path / "pack")
-    with moepack.open(tmp_path / "pack") as pack:
+    with open_model([path]) as pack:
         layers = pack.shape.without_mtp().routed
         expert_count = sum(pack.expert_count(layer, family=ROUTED_FAMILY) for layer in layers)
         has_others = {name for layer in layers for name in pack.families(layer)} != {ROUTED_FAMILY}
+    if kind == "pack":
+        # Experts that no router of ffn_moe_topk-N chooses come when they are read.
+        assert bool(usage.fault_count) == has_others
+        return
     if model not in NONE_TWICE:
         assert usage.miss_count > expert_count, "none came twice"
     if model not in NO_ROUTERS:
         assert usage.prefetches.control_right_count > 0, "its routers are not understood"
     assert usage.prefetches.is_off == (model in OTHER_ROUTERS)
-    logits, usage = run(program, tmp_path / "pack", tmp_path)
-    assert np.array_equal(logits, expected)
-    # Experts that no router of ffn_moe_topk-N chooses come when they are read.
-    assert bool(usage.fault_count) == has_others
 
 
 def test_a_router_that_chooses_twice_in_a_call_has_chosen_once(

@@ -2,10 +2,10 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,16 +13,7 @@ from moepack.common.shape import ExpertKey
 from moepack.pack.opening.open_model import open_model
 from tests.support.models import first_shard
 from tests.support.needs import require_llama
-from tests.support.supervised import (
-    Answers,
-    Form,
-    Program,
-    answers,
-    slot_lengths,
-    supervised,
-)
-
-pytestmark = pytest.mark.long
+from tests.support.supervised import Answers, Form, Program, answers, slot_lengths, supervised
 
 MODEL = "qwen3moe"
 LAYER = 16
@@ -48,20 +39,23 @@ def alone() -> Callable[[int], list[Answers]]:
     return answer
 
 
-@pytest.mark.parametrize("kind", ["pack", "gguf"])
-@pytest.mark.parametrize(
-    ("more", "choice"),
+def budgets() -> Iterator[Any]:
+    """Yield what a budget has beyond the least, options, and a form: half of them are `slow`."""
     # A step of a prompt has one expert more than there are slots, as many, one less.
-    list(zip([*range(7), *range(LAYER - 2, LAYER + 3)], islice(cycle(CHOICES), 12), strict=True)),
-    ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else f"+{value}",
-)
+    for number, more in enumerate([*range(7), *range(LAYER - 2, LAYER + 3)]):
+        for kind in ("pack", "gguf"):
+            marks = () if (kind == "pack") == (number % 2 == 0) else pytest.mark.slow
+            yield pytest.param(more, CHOICES[number], kind, id=f"+{more}-{kind}", marks=marks)
+
+
+@pytest.mark.parametrize(("more", "choice", "kind"), [*budgets()])
 def test_answers_stay_from_expert_to_expert(
     form: Form,
     alone: Callable[[int], list[Answers]],
     comparing: Path,
-    kind: str,
     more: int,
     choice: tuple[int, str, str],
+    kind: str,
 ) -> None:
     micro_batch, policy, check = choice
     model = form(MODEL, kind)

@@ -107,7 +107,7 @@ def test_a_drive_that_takes_seconds_delays_a_text_and_nothing_else(start: Start)
     require_llama()
     with start(first_shard("qwen3moe"), 1) as one:
         expected = one.ask(FIRST)
-        one.pace(2000)
+        one.pace(1000)
         with one.asking(NEXT), one.asking(FIRST) as client:
             one.wait_for_a_layer()
             began = time.monotonic()
@@ -122,7 +122,7 @@ def test_a_client_is_told_how_far_its_prompt_is_within_a_batch(start: Start, mod
     """The server itself tells it once a batch, of which this is one."""
     with start(model, 1) as one:
         one.ask(FIRST[:100])
-        one.pace(SLOW // 5)
+        one.pace(SLOW // 8)
         with one.asking(FIRST[:250], 1, stream=True, return_progress=True) as client:
             lines = client.getresponse().read().decode().splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if "progress" in line]

@@ -14,14 +14,7 @@ from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from tests.support.children import wait_until
 from tests.support.gguf_builder import F32, add_experts, moe
 from tests.support.needs import needs_llama
-from tests.support.supervised import (
-    PROMPTS,
-    Form,
-    length_of,
-    slot_lengths,
-    slots_of,
-    supervised,
-)
+from tests.support.supervised import PROMPTS, Form, length_of, slot_lengths, slots_of, supervised
 
 MIB = 1 << 20
 

@@ -6,15 +6,15 @@ Token ids, and with them the digests of all logits, are those of the same progra
 import random
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from moepack.running.streaming.usage import ExpertUsage
 
+from moepack.running.streaming.control import ExpertUsage
 from tests.support.models import I_QUANTS, REAL_MODELS, first_shard
-from tests.support.native import compile_with
 from tests.support.npm_builds import require_build, require_software_gpu
-from tests.support.supervised import ROOT, Form, Program, supervised
+from tests.support.supervised import Form, Program, supervised
 
 _NUMBERS = random.Random(1)
 PROMPTS = [[_NUMBERS.randrange(3, 500) for _ in range(count)] for count in (100, 9, 1)]
@@ -27,12 +27,9 @@ EXPERTS = r"\.ffn_(up|down|gate|gate_up)_exps"
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def plain(preloaded: Callable[[str], Path]) -> dict[str, str]:
     """Return the variable by which a program alone computes with the same kernels."""
-    library = tmp_path_factory.mktemp("plain") / "plain.so"
-    source = ROOT / "tests" / "support" / "plain_callback.c"
-    compile_with("cc", "-shared", "-fPIC", "-o", library, source, "-ldl")
-    return {"LD_PRELOAD": str(library)}
+    return {"LD_PRELOAD": str(preloaded("plain_callback"))}
 
 
 @pytest.fixture(scope="session")

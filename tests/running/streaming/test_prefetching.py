@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from moepack.running.streaming.usage import ExpertUsage, Prefetches
 
 from moepack.packing.pack_model import pack_model
 from moepack.report.measure_text import expert_usage, prefetches_text
+from moepack.running.streaming.control import ExpertUsage, Prefetches
 from tests.support import architectures
 from tests.support.needs import needs_llama
 from tests.support.supervised import Answers, Form, supervised

@@ -4,7 +4,6 @@ Containers are no reason to refuse: programs are served where they forbid what D
 """
 
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from moepack.common.errors import PackError, RequestError, SourceError
 from moepack.pack.opening.open_model import open_model
 from moepack.running.streaming.supervisor import StreamingOptions, Supervisor
 from tests.support import seccomp
-from tests.support.children import MOEPACK, PATIENCE
+from tests.support.children import MOEPACK, run_command
 from tests.support.models import FIXTURES, first_shard, pack_model
 from tests.support.needs import needs_library, needs_llama
 from tests.support.odd_models import legacy
@@ -71,10 +70,7 @@ def test_a_program_in_a_container_reads_all_of_a_pack_right(form: Form, tmp_path
     lines += ["runpy.run_module('tests.support.mapped_reader', run_name='__main__')"]
     program = (sys.executable, "-c", "\n".join(lines))
     command = (*MOEPACK, "run", form("qwen3moe", "pack"), "--memory", "floor", "--", *program)
-    run = subprocess.run(
-        command, input='["compare", 2, 1]\n', text=True, capture_output=True, cwd=ROOT,
-        timeout=PATIENCE,
-    )  # fmt: skip
+    run = run_command(*command, input='["compare", 2, 1]\n', cwd=ROOT)
     assert (run.returncode, run.stdout) == (0, "ready\n0\n"), run.stderr
 
 

@@ -13,7 +13,7 @@ from tests.support import architectures
 from tests.support.needs import needs_llama
 from tests.support.supervised import Supervised, supervised
 
-pytestmark = [pytest.mark.long, needs_llama]
+pytestmark = needs_llama
 LAYERS, EXPERTS = 6, 8
 PROMPTS = [[(31 * n * n + 5 * text) % 250 for n in range(6 * text + 1)] for text in range(2)]
 

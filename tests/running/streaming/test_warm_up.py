@@ -26,8 +26,6 @@ from tests.support.supervised import (
     supervised,
 )
 
-pytestmark = pytest.mark.long
-
 MODEL = first_shard("qwen3moe")
 MOST_USED = [ExpertKey(number % 2, number) for number in range(15, -1, -1)]
 """Eight of each of two layers."""
@@ -57,19 +55,12 @@ def budget_of(run: Supervised) -> int:
 
 @contextmanager
 def warm(
-    ggml: Path,
-    *,
-    keys: Sequence[ExpertKey] = MOST_USED,
-    count: int | None = None,
-    **options: Any,
+    ggml: Path, *, keys: Sequence[ExpertKey] = MOST_USED, count: int | None = None, **options: Any
 ) -> Iterator[tuple[Supervised, Program]]:
     """Yield a program that has read the most used experts, `count` if not all that fit."""
     fixed = {"memory": MEMORY, "micro_batch": 1, "prefetch": False}
     options = {**fixed, "most_used": shares_of(keys), **options}
-    with (
-        supervised(MODEL, **options) as run,
-        run.chooser(ggml, MODEL) as program,
-    ):
+    with supervised(MODEL, **options) as run, run.chooser(ggml, MODEL) as program:
         there = first_within(keys, budget_of(run)) if count is None else keys[:count]
         wait_until(lambda: run.supervisor.usage.expert_length == length_of(there))
         yield run, program
@@ -158,10 +149,7 @@ def test_experts_of_many_tokens_outlast_those_used_now_and_then(
 @pytest.mark.parametrize("kind", ["gguf", "pack"])
 def test_answers_are_those_of_the_program_alone(form: Form, alone: Alone, kind: str) -> None:
     options: Any = {"memory": "floor", "micro_batch": 32, "most_used": shares_of(MOST_USED)}
-    with (
-        supervised(form("qwen3moe", kind), **options) as run,
-        run.program(*SLOTS) as program,
-    ):
+    with supervised(form("qwen3moe", kind), **options) as run, run.program(*SLOTS) as program:
         assert answers(program) == alone("qwen3moe")
     assert not run.failures
 
