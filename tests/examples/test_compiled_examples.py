@@ -15,6 +15,7 @@ from conformance import make_packs, variants
 from moepack.common import digest
 from moepack.running.programs.compiling import SOURCES
 from moepack.running.programs.library import native_folder
+from tests.support.built import built
 from tests.support.c_compiler import SANITIZERS, compiled, compiled_once
 from tests.support.children import run_command
 from tests.support.packs import ranked_meanwhile
@@ -179,17 +180,20 @@ def test_a_cache_reads_experts_without_blobs_and_of_every_alignment(expert_cache
 
 
 @pytest.fixture(scope="module")
-def read_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def read_pack() -> Path:
     """Compile the example once; arithmetic that overflows is an error."""
     if shutil.which("rustc") is None:
         pytest.skip("there is no rustc here")
-    target = tmp_path_factory.mktemp("rust") / "read_pack"
     flags = ("--edition", "2021", "-O", "-D", "warnings", "-C", "overflow-checks=on")
-    run = run_command("rustc", *flags, ROOT / "examples" / "read_pack.rs", "-o", target)
-    if "is_none_or" in run.stderr:
-        pytest.skip("rustc is older than 1.82")
-    assert run.returncode == 0, run.stderr
-    return target
+    command = ("rustc", *flags, ROOT / "examples" / "read_pack.rs")
+
+    def make(target: Path) -> None:
+        run = run_command(*command, "-o", target)
+        if "is_none_or" in run.stderr:
+            pytest.skip("rustc is older than 1.82")
+        assert run.returncode == 0, run.stderr
+
+    return built("read_pack", make, *command)
 
 
 @pytest.mark.long

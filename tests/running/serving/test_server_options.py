@@ -1,8 +1,8 @@
 """Options of llama.cpp's server by memory: micro-batches, and what is kept of earlier texts."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from tests.support import large_models
 from tests.support.needs import needs_llama
 
 MIB = 1 << 20
+Large = Callable[[str], Pack]
 FREE = 16 << 30
 
 
@@ -33,16 +34,20 @@ def free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_memory, "available_memory", lambda: FREE)
 
 
-@contextmanager
-def large(model: str, folder: Path) -> Iterator[Pack]:
-    """Open a model of real dimensions, of which only the header is there."""
-    with open_model([large_models.write(model, folder / "m.gguf")]) as pack:
-        yield pack
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Large:
+    """Return a function that opens a model of real dimensions, of which only a header is there."""
+
+    @cache
+    def write(model: str) -> Path:
+        return large_models.write(model, tmp_path_factory.mktemp("large") / "m.gguf")
+
+    return lambda model: open_model([write(model)])
 
 
-def limits_and_length(model: str, folder: Path, *words: str) -> tuple[list[str], int]:
+def limits_and_length(large: Large, model: str, *words: str) -> tuple[list[str], int]:
     """Return the options that limit earlier texts, and the length of these."""
-    with large(model, folder) as pack:
+    with large(model) as pack:
         return ServerMemory(pack, MemoryLimits()).earlier_texts(words)
 
 
@@ -62,18 +67,18 @@ def limits_and_length(model: str, folder: Path, *words: str) -> tuple[list[str],
     ],
 )
 def test_earlier_texts_take_a_small_part_of_the_free_memory(
-    model: str, words: list[str], limits: list[str], length: float, tmp_path: Path
+    model: str, words: list[str], limits: list[str], length: float, large: Large
 ) -> None:
     """As long as the user says nothing else, and that is counted too."""
-    stated, stated_length = limits_and_length(model, tmp_path, *words)
+    stated, stated_length = limits_and_length(large, model, *words)
     assert stated == limits
     assert stated_length == pytest.approx(length * MIB, rel=0.01)
 
 
 @needs_llama
-def test_limits_of_variables_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_variables_are_counted(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_ARG_CACHE_RAM", "5")
-    assert limits_and_length("Qwen3-30B-A3B", tmp_path) == ([], 5 * MIB)
+    assert limits_and_length(large, "Qwen3-30B-A3B") == ([], 5 * MIB)
 
 
 def micro_batch(pack: Pack, memory: Size, pinned: Size = 0, words: Sequence[str] = ()) -> int:
@@ -172,19 +177,19 @@ def test_a_context_takes_an_eighth_of_the_memory_unless_more_is_wanted(
     limits: dict[str, Size],
     wanted: int,
     count: int,
-    tmp_path: Path,
+    large: Large,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_memory, "available_memory", lambda: free)
-    with large(QWEN, tmp_path) as pack:
+    with large(QWEN) as pack:
         memory = ServerMemory(pack, MemoryLimits(**limits))
         assert memory.context([], wanted) == count
 
 
 @needs_llama
-def test_several_texts_share_a_context_or_divide_it(tmp_path: Path) -> None:
+def test_several_texts_share_a_context_or_divide_it(large: Large) -> None:
     """Each of those that divide it may be as long as the model was trained for."""
-    with large(QWEN, tmp_path) as pack:
+    with large(QWEN) as pack:
         memory = ServerMemory(pack, MemoryLimits(total=200 * GIB))
         assert memory.context([]) == memory.context(["-np", "1"]) == 40960
         assert memory.context(["-np", "4"]) == 4 * 40960
