@@ -78,7 +78,8 @@ TEMPLATES = (
     Option("--chat-template", "LLAMA_ARG_CHAT_TEMPLATE"),
     Option("--chat-template-file", "LLAMA_ARG_CHAT_TEMPLATE_FILE"),
 )
-SLOTS = Option("-np --parallel", "LLAMA_ARG_N_PARALLEL")
+SLOTS, USUAL_SLOTS = Option("-np --parallel", "LLAMA_ARG_N_PARALLEL"), 4
+"""And llama.cpp's number of them, if no option sets it."""
 _BATCHES = {
     Option("-b --batch-size", "LLAMA_ARG_BATCH"): 2048,
     Option("-ub --ubatch-size", "LLAMA_ARG_UBATCH"): 512,

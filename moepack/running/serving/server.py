@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from moepack.common.errors import MachineError, MoepackError, RequestError, SourceError
+from moepack.running.programs.command import USUAL_SLOTS
 from moepack.running.programs.executable import find_executable
 from moepack.running.serving.access import THIS_MACHINE, Access
 from moepack.running.serving.admission import Turns
@@ -54,8 +55,6 @@ _MEDIA_LENGTH = 64 << 20
 """Of pictures and sounds, which are no text."""
 _TRAINED_CONTEXT = 1 << 18
 """Tokens of a context by the model, whose own is not known here."""
-_USUAL_SLOTS = 4
-"""llama.cpp's, if no option sets them."""
 _SECONDS_BETWEEN = 1.0
 """Between figures for `moepack ps`."""
 _SECONDS_OF_END = 1.0
@@ -183,7 +182,7 @@ def _gate(
 ) -> Gate:
     access = Access(options.origins, options.hosts, options.has_key)
     count = options.slot_count
-    most, read = (count, lambda: None) if count > 0 else (_USUAL_SLOTS, watch.cache)
+    most, read = (count, lambda: None) if count > 0 else (USUAL_SLOTS, watch.cache)
     turns = Turns(most, read, log.note)
 
     @contextlib.asynccontextmanager

@@ -28,6 +28,7 @@ from moepack.planning.footprint.model import Footprint, footprint_of
 from moepack.running.programs.command import (
     CONTEXT,
     SLOTS,
+    USUAL_SLOTS,
     Option,
     experts_used,
     micro_batch,
@@ -57,8 +58,8 @@ _TYPE_V = Option("-ctv --cache-type-v", "LLAMA_ARG_CACHE_TYPE_V")
 _WINDOWS_IN_FULL = Option("--swa-full", "LLAMA_ARG_SWA_FULL")
 _FLASH = Option("-fa --flash-attn", "LLAMA_ARG_FLASH_ATTN")
 _OFF = {"off", "0", "false", "disabled"}
-_MOST_CHECKPOINTS, _DEFAULT_SLOTS = 32, 4
-"""llama.cpp's defaults."""
+_MOST_CHECKPOINTS = 32
+"""llama.cpp's default."""
 _LEAST_CHECKPOINTS = 2
 """With these the last prompt can be changed or answered again."""
 _MIB = 1 << 20
@@ -256,11 +257,11 @@ def context_options(command: Sequence[str]) -> ContextOptions:
     slots = SLOTS.number(command)
     per_slot = None if CONTEXT.is_set(command) else _PER_SLOT.number(command)
     return ContextOptions(
-        CONTEXT.number(command) or (per_slot and per_slot * (slots or _DEFAULT_SLOTS)),
+        CONTEXT.number(command) or (per_slot and per_slot * (slots or USUAL_SLOTS)),
         type_k=_TYPE_K.text(command) or "f16",
         type_v=_TYPE_V.text(command) or "f16",
         batch_count=micro_batch(command),
-        sequence_count=slots or _DEFAULT_SLOTS,
+        sequence_count=slots or USUAL_SLOTS,
         is_unified=slots is None or _SHARED.is_set(command),
         has_flash_attention=_FLASH.text(command) not in _OFF,
         swa_full=_WINDOWS_IN_FULL.is_set(command),
@@ -269,7 +270,7 @@ def context_options(command: Sequence[str]) -> ContextOptions:
 
 def text_count(command: Sequence[str]) -> int:
     """Return the most texts that a command of llama-server computes at once."""
-    return SLOTS.number(command) or _DEFAULT_SLOTS
+    return SLOTS.number(command) or USUAL_SLOTS
 
 
 def sets_context(command: Sequence[str]) -> bool:
