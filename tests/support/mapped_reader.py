@@ -95,6 +95,22 @@ def _cut(address: int, expected: bytes) -> int:
     return differing + (not _is_covered(address + quarter, quarter - page + 1))
 
 
+def _crowd(address: int, expected: bytes) -> int:
+    """Take nearly all maps that the system allows, then read; return differences."""
+    limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+    kinds = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    place = _LIBC.mmap(None, 2 * limit * mmap.PAGESIZE, mmap.PROT_READ, kinds, -1, 0)
+    for number in range(limit):
+        page = ctypes.c_void_p(place + 2 * number * mmap.PAGESIZE)
+        if _LIBC.mprotect(page, ctypes.c_size_t(mmap.PAGESIZE), 0) != 0:
+            break
+    _LIBC.munmap(place, 64 * mmap.PAGESIZE)  # for Python itself
+    return sum(
+        ctypes.string_at(address + start, end - start) != expected[start:end]
+        for start, end in _pieces(len(expected), random.Random(1))
+    )
+
+
 def _signal() -> int:
     """Handle and unblock a signal, as any program does; then end this one by another."""
     signal.signal(signal.SIGUSR1, lambda *_: None)
@@ -133,6 +149,8 @@ def main() -> None:
             result = _renew(model, address, expected, is_unmapped=what == "renew")
         elif what == "cut":
             result = _cut(address, expected)
+        elif what == "crowd":
+            result = _crowd(address, expected)
         elif what == "blocked":
             with ThreadPoolExecutor(1) as pool:  # all inherit what this one blocks
                 result = pool.submit(_compare_blocked, address, expected).result()

@@ -66,6 +66,20 @@ def test_threads_that_block_all_signals_read_right_and_mistakes_end_a_program(
 
 
 @needs_library
+def test_a_program_that_has_all_maps_ends_and_reads_no_zeros(form: Form, tmp_path: Path) -> None:
+    if int(Path("/proc/sys/vm/max_map_count").read_text()) > 1 << 20:
+        pytest.skip("so many maps take too long")
+    expected = image_of(form("qwen3moe", "pack"), tmp_path / "expected")
+    with (
+        supervised(form("qwen3moe", "pack"), memory=1 << 30, micro_batch=1) as run,
+        run.program(expected, module=READER) as program,
+    ):
+        assert program.call("crowd") is None
+        assert program.process.wait(60) == 70
+        assert "the system maps no more memory" in program.complaint
+
+
+@needs_library
 @pytest.mark.parametrize("what", ["fork", "fork anew"])
 def test_a_forked_child_of_a_program_with_an_image_dies_and_reads_no_zeros(
     form: Form, tmp_path: Path, what: str
