@@ -49,6 +49,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["MOEPACK_LEARN"] = "0"
 os.environ["MOEPACK_PROMPT_CACHE"] = "0"
 
+# Not each test compiles `native/` that has a cache of its own; and other conftests, which are read
+# before any hook is called, ask whether its libraries are there.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    with suppress(CompileError, OSError):
+        compile_in_place(native_folder())
+
 measurements.shorten()
 
 LONG_FOLDERS = {
@@ -61,13 +67,6 @@ LONG_FOLDERS = {
 def pytest_xdist_auto_num_workers() -> int:
     """Start more workers than there are processors: tests wait for disks, signals and children."""
     return -(-3 * (os.cpu_count() or 1) // 2)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Compile `native/` where it has changed: not each test does that has a cache of its own."""
-    if not hasattr(config, "workerinput"):
-        with suppress(CompileError, OSError):
-            compile_in_place(native_folder())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
