@@ -75,6 +75,7 @@ static int works(moepack_cache *cache) {
     uint32_t context;
     if (moepack_cache_add_context(cache, &context, NULL)) return 0;
     if (moepack_cache_use(cache, context, family->layer, (int32_t[]){1}, 1, 1, addresses, NULL)) return 0;
+    if (moepack_cache_use(cache, context + 1, family->layer, (int32_t[]){1}, 1, 1, addresses, NULL) != MOEPACK_ERR_NO_SUCH) return 0;
     for (uint32_t p = 0; p < family->parts_per_blob; p++) {
         moepack_part part;
         if (moepack_locate_part(pack, family, 1, p, &part, NULL)) return 0;

@@ -15,10 +15,12 @@ import pytest
 import moepack
 from conformance import make_packs
 from moepack import ExpertCache, MachineError, MoepackError, PackError, RequestError
+from moepack.packing.pack_model import pack_model
 from moepack.packing.shard_index import index_model
 from moepack.running.programs.library import native_folder
 from tests.support.c_compiler import HEADER, compiled
 from tests.support.children import in_threads, run_child, wait_until
+from tests.support.gguf_builder import F32, add_experts, moe
 from tests.support.models import REAL_MODELS, first_shard, flip, keys_of, on_disk
 from tests.support.needs import needs_library
 from tests.support.reads import in_child
@@ -149,13 +151,24 @@ def test_impossible_arguments_are_refused(
 
 
 def test_what_is_not_there_is_refused_and_the_cache_goes_on(cache: ExpertCache) -> None:
-    for layer, expert, message in ((99, 0, "layer 99"), (0, 9999, "no expert 9999"), (0, -1, "-1")):
+    count = cache.pack.expert_count(0)
+    cases = (99, 0, "layer 99"), (0, count, f"no expert {count}"), (0, -1, "no expert -1")
+    for layer, expert, message in cases:
         for call in (cache.use, cache.prefetch):
             with pytest.raises(RequestError, match=message):
                 call(layer, [0, expert])
     with pytest.raises(RequestError, match="too little memory"):
         cache.resize(1)
     is_right(cache, 0, [1])
+
+
+def test_experts_of_too_many_lengths_are_refused(tmp_path: Path) -> None:
+    builder = moe((0,), 2, ne=(64, 16), type_id=F32, block=(1, 4), block_count=65)
+    for layer in range(1, 65):
+        add_experts(builder, layer, 2, (64, 16 * (layer + 1)), F32, (1, 4))
+    pack_model(builder.write(tmp_path / "m.gguf"), tmp_path / "pack")
+    with pytest.raises(MoepackError, match="layer 64: experts of more than 64 lengths"):
+        ExpertCache(tmp_path / "pack", "1GiB")
 
 
 def test_a_gguf_and_what_is_no_pack_are_refused(tmp_path: Path) -> None:
