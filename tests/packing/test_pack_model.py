@@ -11,6 +11,7 @@ import pytest
 
 import moepack
 from moepack.common.errors import RequestError, TraceError
+from moepack.pack.format import records
 from moepack.pack.verifying.verifier import verify
 from moepack.packing.pack_model import pack_in_place, pack_model
 from moepack.packing.plan import layout
@@ -174,6 +175,22 @@ def test_progress_ends_at_its_total_in_one_phase_or_several(
     report = verify(path, progress=note)
     assert sum(done for done, _ in steps) == steps[-1][1]
     assert sha256 or report.read_length == steps[-1][1]
+
+
+def test_what_no_index_holds_is_refused_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = moe((0, 1), 2).write(tmp_path / "m.gguf")
+    monkeypatch.setattr(records, "MAX_LAYERS", 2)
+    monkeypatch.setitem(records.COUNTS, "blobs", (1, 4))
+    pack_model(path, tmp_path / "pack", dry_run=True)
+    monkeypatch.setitem(records.COUNTS, "blobs", (1, 3))
+    with pytest.raises(RequestError, match="too many blobs"):
+        pack_model(path, tmp_path / "pack")
+    monkeypatch.setattr(records, "MAX_LAYERS", 1)
+    with pytest.raises(RequestError, match="too many layers"):
+        pack_model(path, tmp_path / "pack")
+    assert not (tmp_path / "pack").exists()
 
 
 def test_what_appears_while_the_source_is_read_stays(tmp_path: Path) -> None:

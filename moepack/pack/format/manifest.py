@@ -143,7 +143,6 @@ def decode(data: bytes, path: str) -> Manifest:
     layers = fields.nullable("layers", list)
     if layers is not None and not source_entry.are_counts(layers):
         fields.fail("layers", "wrong kind of value", "null or a list of numbers", layers)
-    fields.typed("manifest_digest", str)
     signed, end = data[:-_END_LENGTH], data[-_END_LENGTH:]
     return Manifest(
         tool=fields.typed("tool", str),

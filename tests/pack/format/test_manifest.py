@@ -40,6 +40,11 @@ def test_what_the_limits_allow_fits_into_a_manifest() -> None:
     data = manifest.encode(described)
     assert len(data) <= manifest.MAX_LENGTH
     assert manifest.decode(data, "manifest.json") == described
+    plain = described._replace(index_entry=IndexEntry(1, 5, None, sha256="a" * 64), files=files[:1])
+    data = manifest.encode(plain)
+    assert manifest.decode(data, "manifest.json") == plain
+    longest = data + b" " * (manifest.MAX_LENGTH - len(data))
+    assert not manifest.decode(longest, "manifest.json").digest_matches
     shards = (*shards, shards[0]._replace(name="one more"))
     more = described._replace(source=described.source._replace(shards=shards))
     with pytest.raises(PackError, match=r"source\.shards: out of bounds, expected 1 to 4,096"):
