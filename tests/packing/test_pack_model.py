@@ -51,6 +51,24 @@ def test_the_summary_is_that_of_what_lies_on_disk(tmp_path: Path) -> None:
     assert (summary.order, summary.resumed_file_count) == ("source", 0)
 
 
+@pytest.mark.parametrize(
+    ("layout_name", "hotness", "order"),
+    [
+        ("hot-first", HOTNESS, "hotness"),
+        ("hot-first", None, "source"),
+        ("natural", HOTNESS, "source"),
+    ],
+)
+def test_a_pack_that_is_there_has_the_order_in_which_it_was_made(
+    layout_name: str, hotness: Path | None, order: str, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        shard = first_shard("qwen3moe")
+        done = pack_model(shard, tmp_path / "pack", layout=layout_name, hotness=hotness)
+        assert done.order == order
+    assert done.is_finished
+
+
 def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
     dry = pack_model(first_shard("qwen3moe"), tmp_path / "pack", dry_run=True)
     assert not (tmp_path / "pack").exists()
