@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import moepack
+from moepack.pack.verifying.report import Finding, Findings
 from moepack.pack.verifying.verifier import verify
 from moepack.report import verification_text
 from moepack.report.facts import json_text
@@ -189,3 +190,18 @@ def test_the_command_says_what_the_library_does(pack_copy: Path, cli: Run) -> No
     body = json.loads(run.stdout)
     assert (body["passed"], body["checked_layers"]) == (None, [])
     assert body["checked_blob_count"] < 16
+
+
+def test_findings_come_by_layer_expert_part_and_offset_those_of_the_pack_first() -> None:
+    ordered = (
+        Finding("b", ""),
+        Finding("b", "", layer=0),
+        Finding("a", "", layer=0, expert=0),
+        Finding("a", "", layer=0, expert=0, part="a", offset=0),
+        Finding("b", "", layer=0, expert=0, part="a"),
+        Finding("c", "", layer=0, expert=0, part="a", offset=0),
+        Finding("a", "", layer=0, expert=0, part="b"),
+    )
+    findings = Findings()
+    findings.all = [*reversed(ordered)]
+    assert findings.in_order() == ordered
