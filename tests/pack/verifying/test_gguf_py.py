@@ -127,6 +127,14 @@ def test_a_shard_that_gguf_py_refuses_is_found(tmp_path: Path) -> None:
     assert "cannot read this shard: Duplicate GGUF.version" in finding.message
 
 
+def test_a_type_of_one_dense_tensor_is_enough_to_leave_a_shard_out(tmp_path: Path) -> None:
+    path = moe((0,)).tensor("strange.weight", (64, 128), 199, 7).write(tmp_path / "model.gguf")
+    pack_model([path], tmp_path / "pack")
+    report = asked(tmp_path / "pack", path)
+    assert (report.passed, report.findings) == (None, ())
+    assert report.not_looked_at[0].endswith("GGML's types 199")
+
+
 def test_gguf_py_needs_a_source_and_another_model_is_said_once(
     model: Path, packs: dict[str, Path]
 ) -> None:
