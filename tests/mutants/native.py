@@ -7,7 +7,8 @@ none. Programs of tests/native are tried first, then the tests of TESTS, one aft
 Some survive by right, as nobody can see them:
 
 - bounds in `order.c` that are too low, advice to the system, timeouts and looking again cost time;
-- sizes are of whole pages, so that a byte more or less rounds alike; buffers are larger than names;
+- sizes are of whole pages, so that a byte more or less rounds alike; buffers are larger than names,
+  and no memory is of 2^61 bytes;
 - times of uses are never equal, and glibc's `qsort` keeps the order of equals;
 - loops over classes, and over parts for advice, may look at one more, which is empty;
 - values that are set before they are read, and words of a system call that its flags leave unused;

@@ -105,8 +105,9 @@ static int warm_up_pinned(void) {
 static int read_ahead(void) {
     open_cache(9 * SMALL);
     REQUIRE(!use(0, 0));
-    REQUIRE(!cache_start(&cache));
     cache_read_ahead(&cache, (uint32_t[]){9, 10, 11}, 3);
+    REQUIRE(cache.ahead_in_flight == 3 * SMALL); /* at once */
+    REQUIRE(!cache_start(&cache));
     COMES(is_resident(9) && is_resident(10) && is_resident(11));
     cache_read_ahead(&cache, NULL, 0);
     REQUIRE(!is_resident(9) && !is_resident(10) && !is_resident(11));
