@@ -30,7 +30,8 @@ SWAPS: dict[type[ast.AST], tuple[Any, ...]] = {
 TESTS = {
     "moepack/pack/format": "pack/verifying/test_rules.py pack/format test_conformance_packs.py"
     " test_format_document.py c_header/test_rules.py hostile/test_pack.py packing/test_restore.py",
-    "moepack/pack/verifying": "pack/verifying packing/test_restore.py packing/test_shared_pack.py",
+    "moepack/pack/verifying": "pack/verifying packing/test_restore.py packing/test_shared_pack.py"
+    " pack/engines/test_exports.py",
     "moepack/packing": "packing/test_restore.py packing/in_place/test_in_place.py"
     " packing/test_shard_index.py packing/test_shared_pack.py",
     "moepack/packing/writing": "packing/writing packing/test_pack_model.py hostile/test_records.py"
