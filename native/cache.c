@@ -171,15 +171,17 @@ static bool has_tags(const struct cache *cache) {
 /* Where memory is small, huge pages around slots would be too much of it. */
 static bool has_huge_pages(const struct cache *cache) { return cache->options.memory >= LEAST_FOR_HUGE_PAGES; }
 
+/* The bytes of all slots of a class that were ever taken. */
+static uint64_t ever_taken(const struct slot_class *one) { return (one->next - one->first) / one->stride * one->length; }
+
 /* Give back pages that were made ready for slots of other classes than those that now take the memory; the lock is
  * held. */
 static void give_back_prepared(struct cache *cache) {
     const struct slots *slots = &cache->residents.slots;
     uint64_t total = slots->length, *lengths = cache->prepared_lengths, unused[MAX_CLASSES];
     for (uint32_t i = 0; i < slots->class_count; i++) {
-        const struct slot_class *one = &slots->classes[i];
-        uint64_t ever_taken = (one->next - one->first) / one->stride * one->length;
-        unused[i] = lengths[i] > ever_taken ? lengths[i] - ever_taken : 0;
+        uint64_t taken = ever_taken(&slots->classes[i]);
+        unused[i] = lengths[i] > taken ? lengths[i] - taken : 0;
         total += unused[i];
     }
     for (uint32_t i = 0; i < slots->class_count; i++) {
@@ -434,10 +436,12 @@ static bool prepare_slot(struct cache *cache) {
     const struct slot_class *of = &cache->residents.slots.classes[least];
     uint64_t length = of->length, offset = of->first + lengths[least] / length * of->stride;
     if (total + length > cache->residents.memory) return false;
-    lengths[least] += length;
+    uint64_t end = lengths[least] += length;
     pthread_mutex_unlock(&cache->lock);
     pool_prepare(&cache->pool, offset, length);
     pthread_mutex_lock(&cache->lock);
+    /* Who needed the memory may have given it back before it had all its pages. */
+    if (lengths[least] < end && ever_taken(of) < end) pool_give_back(&cache->pool, offset, length);
     return true;
 }
 
