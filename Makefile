@@ -17,8 +17,6 @@ endef
 
 # Tests start hundreds of interpreters: without bytecode each of them compiles moepack again.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests also wait, for processes, timers and disks: two a processor.
-export PYTEST_XDIST_AUTO_NUM_WORKERS := $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 
 .PHONY: chat demo quick test engines bench conformance docs wheels release-check fuzz everything soak mutants mutants-python format clean
 

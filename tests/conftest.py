@@ -65,8 +65,8 @@ LONG_FOLDERS = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Start more workers than there are processors: tests wait for disks, signals and children."""
-    return -(-3 * (os.cpu_count() or 1) // 2)
+    """Start two workers a processor: tests wait for disks, signals and children."""
+    return 2 * (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
