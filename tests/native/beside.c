@@ -200,6 +200,30 @@ static int prepare(void) {
     return 0;
 }
 
+int __real_madvise(void *start, size_t length, int advice);
+int __wrap_madvise(void *start, size_t length, int advice);
+
+/* Whether the memory shrinks as soon as a slot of the second class gets pages. */
+static atomic_bool shrinks;
+
+int __wrap_madvise(void *start, size_t length, int advice) {
+    if (cache.prepared_lengths[1] && atomic_exchange(&shrinks, false)) cache_resize(&cache, 4 * SMALL);
+    return __real_madvise(start, length, advice);
+}
+
+/* Pages that come after their slot was given back are given back as well. */
+static int give_back_meanwhile(void) {
+    experts.is_aligned = options.is_prepared = true;
+    open_cache(MEMORY);
+    atomic_store(&shrinks, true);
+    REQUIRE(!cache_start(&cache));
+    COMES(!atomic_load(&shrinks));
+    usleep(100000);
+    REQUIRE(memory_of_pool() <= 4 * SMALL + HUGE_PAGE);
+    options.is_prepared = experts.is_aligned = false;
+    return 0;
+}
+
 int main(int argument_count, char **arguments) {
     char path[PATH_LENGTH];
     if (argument_count < 2) return 2;
@@ -213,7 +237,7 @@ int main(int argument_count, char **arguments) {
         offset += LENGTHS[layers[layers_of[e]].slot_class];
     }
     if (ftruncate(file.places[0].cached, (off_t)offset)) return 2;
-    int (*const stories[])(void) = {warm_up, warm_up_pinned, read_ahead, read_the_next_layer, guess, prepare};
+    int (*const stories[])(void) = {warm_up, warm_up_pinned, read_ahead, read_the_next_layer, guess, prepare, give_back_meanwhile};
     for (unsigned i = 0; i < sizeof stories / sizeof *stories; i++) {
         if (stories[i]()) return 1;
         close_cache();

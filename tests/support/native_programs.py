@@ -31,7 +31,7 @@ def _seeds(count: int) -> list[str]:
 
 
 PROGRAMS = {
-    "beside": Program(CORE, ["{folder}"]),
+    "beside": Program(CORE, ["{folder}"], ["madvise"]),
     "cache": Program(CORE, ["{folder}"], ["pread", "posix_fadvise"]),
     "drive": Program(["drive"], ["{folder}"], ["pread", "syscall"]),
     "failing_allocations": Program(
