@@ -18,20 +18,19 @@ def _why_no_library() -> str | None:
     return None if is_there else "no library of native/: a C compiler is missing"
 
 
-def _why_no_llama() -> str | None:
-    """Return why no program of llama.cpp can be run with its experts brought by moepack."""
-    reason = llama_cpp.why_not()
-    return _why_no_library() if reason is None else f"no llama.cpp: {reason}"
+_NO_LIBRARY = _why_no_library()
+_NO_LLAMA = _NO_LIBRARY
+if (_reason := llama_cpp.why_not()) is not None:
+    _NO_LLAMA = f"no llama.cpp: {_reason}"
 
-
-needs_library = pytest.mark.skipif(_why_no_library() is not None, reason=str(_why_no_library()))
-needs_llama = pytest.mark.skipif(_why_no_llama() is not None, reason=str(_why_no_llama()))
+needs_library = pytest.mark.skipif(_NO_LIBRARY is not None, reason=str(_NO_LIBRARY))
+needs_llama = pytest.mark.skipif(_NO_LLAMA is not None, reason=str(_NO_LLAMA))
 
 
 def require_llama() -> None:
-    """Skip the running test without llama.cpp."""
-    if (reason := _why_no_llama()) is not None:
-        pytest.skip(reason)
+    """Skip the running test where no program of llama.cpp can be run with moepack's experts."""
+    if _NO_LLAMA is not None:
+        pytest.skip(_NO_LLAMA)
 
 
 def require_disk(path: Path) -> None:
