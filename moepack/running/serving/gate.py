@@ -266,16 +266,16 @@ class Gate:
             await asyncio.gather(answering, watching, return_exceptions=True)
 
     async def _answer_in_turn(self, request: _Request) -> None:
-        head = request.head
+        head, body = request.head, bytes(request.body)
         async with contextlib.AsyncExitStack() as stack:
             if request.is_for_text:
                 request.exchange.wait()
-                await self._wait_for_turn(stack, request)
+                await self._wait_for_turn(stack, request, body)
             request.exchange.ask(self._watch.cache())
             self._count_forwarded(1)
             stack.callback(self._count_forwarded, -1)
             fields = [field for field in head.headers if field[0] not in _REQUEST_FIELDS]
-            connection, body = await self._connect(), bytes(request.body)
+            connection = await self._connect()
             server = send_request(connection, head.method, head.target, fields, body)
             stack.callback(server.writer.close)
             while not isinstance(answer := await server.next_event(), h11.Response):
@@ -286,9 +286,11 @@ class Gate:
             else:
                 await self._pass_answer(request, answer, server)
 
-    async def _wait_for_turn(self, stack: contextlib.AsyncExitStack, request: _Request) -> None:
+    async def _wait_for_turn(
+        self, stack: contextlib.AsyncExitStack, request: _Request, body: bytes
+    ) -> None:
         """Enter a turn; a client that waits for a stream gets its head, and comments."""
-        client, turn = request.client, self._turn(request.path, bytes(request.body))
+        client, turn = request.client, self._turn(request.path, body)
         entering = asyncio.create_task(stack.enter_async_context(turn))
         try:
             while not (await asyncio.wait([entering], timeout=self._limits.ping_seconds))[0]:
